@@ -143,7 +143,7 @@ async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
         return sorted((member.peer_id for member in swarm), key=lambda peer: place_of(peer) ^ place)[:num]
 
     for member in rng.choices(swarm, k=num_walks):
-        protocol = member.directory.protocol
+        protocol = member.rpc
         await walks.both(
             lambda place, protocol=protocol: functools.partial(protocol.call_find, place=place),  # type: ignore[misc]
             protocol.neighbours.all(), member.peer_id, rng.getrandbits(PLACE_BITS), truly,

@@ -4,9 +4,8 @@
     /dns4/peer.example.org/tcp/4001/p2p/12D3Koo.../p2p-circuit/p2p/12D3Koo...
     /near/4Vq9.../p2p/12D3Koo...
 
-Every other form is rejected before it reaches p2pd, because the text comes from untrusted peers. Only TCP is accepted: the QUIC stack of
-the bundled p2pd is old and has known vulnerabilities. This module is not a general multiaddr library. It also encodes the binary form
-itself: hivemind's library wraps a relay's peer id in a CID, and its own p2pd then rejects the whole address list.
+Untrusted peers write this text, so every other form is rejected, QUIC included: the bundled p2pd's stack has known vulnerabilities. The
+binary form is encoded here because hivemind's library wraps a relay's peer id in a CID, which p2pd rejects.
 """
 
 from __future__ import annotations
@@ -42,17 +41,13 @@ _PEER_CODE: Final = b"\xa5\x03"
 _CIRCUIT_CODE: Final = b"\xa2\x02"
 _MULTIHASHES: Final = {b"\x00\x24": 38, b"\x12\x20": 34}  # multihash prefix of a libp2p peer id -> its length: Ed25519 keys, all other keys
 _ENDS_IN_PEER: Final = re.compile(r"/p2p/[^/]+\Z")
-_REMEMBERED: Final = 1024
-"""Cache size: the address book queries the same addresses several times a second."""
+_REMEMBERED: Final = 1024  # cache size: the address book queries the same addresses several times a second
 _LABEL: Final = r"[a-z0-9_](?:[a-z0-9_-]{0,61}[a-z0-9_])?"
 _HOST_NAME: Final = re.compile(rf"{_LABEL}(?:\.{_LABEL})*", re.IGNORECASE | re.ASCII)  # without ASCII, [a-z] matches U+017F
 
 
 def read_address(text: str) -> PeerId | None:
-    """Validate a multiaddr and return the peer id of its final destination, None if it has none.
-
-    Raises ValueError with a message for the operator.
-    """
+    """Return the peer id of a multiaddr's final destination, None if it has none. Raises ValueError with a message for the operator."""
     if sealed := _SEALED.fullmatch(text):
         target = sealed["peer"]
     else:
@@ -85,10 +80,8 @@ def route(address: str) -> Route:
 @lru_cache(_REMEMBERED)
 def is_loopback(address: str) -> bool:
     """Return whether an address is a loopback address."""
-    try:
-        return ipaddress.ip_address(host_of(address)).is_loopback
-    except ValueError:
-        return False
+    ip = _ip(address)
+    return ip is not None and ip.is_loopback
 
 
 def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
@@ -123,23 +116,22 @@ def by_peer(addresses: Iterable[str]) -> dict[PeerId, tuple[str, ...]]:
 @lru_cache(_REMEMBERED)
 def is_public(address: str) -> bool:
     """Return whether an address, or the relay in it, is globally routable. A DNS name counts as public."""
-    if address.startswith(NEAR):
-        return False
-    try:
-        return ipaddress.ip_address(host_of(address)).is_global
-    except ValueError:
-        return True
+    ip = _ip(address)
+    return not address.startswith(NEAR) and (ip is None or ip.is_global)
 
 
 @lru_cache(_REMEMBERED)
-def network_of(address: str) -> str:
-    """Return the network of an address, or of the relay in it: the /16 for IPv4, the /32 for IPv6, the name itself for a DNS name."""
-    host = host_of(address)
+def network_of(address: str, ip4_bits: int = NETWORK_BITS[4], ip6_bits: int = NETWORK_BITS[6]) -> str:
+    """Return the network of an address, or of the relay in it, as a block of this prefix length; the name itself for a DNS name."""
+    ip = _ip(address)
+    return host_of(address) if ip is None else str(ipaddress.ip_network((ip, ip4_bits if ip.version == 4 else ip6_bits), strict=False))
+
+
+def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
-        ip = ipaddress.ip_address(host)
+        return ipaddress.ip_address(host_of(address))
     except ValueError:
-        return host
-    return str(ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False))
+        return None
 
 
 def with_peer(text: str, peer_id: PeerId) -> str:

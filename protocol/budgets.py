@@ -35,11 +35,12 @@ class Budgets:
         self._allowances = (in_all, *each)
         self._buckets: dict[tuple[int, Hashable], _TokenBucket] = {}  # by index of the allowance, and key
 
-    def take(self, amount: float, *keys: Hashable) -> bool:
-        """Take `amount` from the shared bucket and from the bucket of each key, one key per allowance in `each`.
+    def __len__(self) -> int:
+        """Return the number of token buckets, at most MAX_BUCKETS."""
+        return len(self._buckets)
 
-        Returns False, and takes nothing, if any of these buckets holds less.
-        """
+    def take(self, amount: float, *keys: Hashable) -> bool:
+        """Take `amount` from the shared bucket and, per allowance in `each`, its key's. Return False and take nothing if one lacks it."""
         buckets = [self._refill(name, allowance) for name, allowance in zip(enumerate(("", *keys)), self._allowances, strict=True)]
         if any(bucket.available < amount for bucket in buckets):
             return False

@@ -1,12 +1,12 @@
 """Every error that crosses a package border, classified by its cause: the network, the partner, the operator, or a refusal.
 
-Any other exception that escapes is a bug in Gossamer: exit code 1. The code of a refusal tells the other side whether to retry. The enum
-repeats `RefusalCode` of peer.proto without its zero value; a test compares the two.
+Any other exception that escapes is a bug in Gossamer: exit code 1. The code of a refusal tells the other side whether to retry.
 """
 
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Self
 
 
 class ExitCode(IntEnum):
@@ -104,61 +104,45 @@ class SwarmUnreachable(OperatorError):
     exit_code = ExitCode.SWARM_UNREACHABLE
 
 
+_ASK_ANOTHER = "nothing to do: this peer tries another partner"
+
+
 class RefusalCode(IntEnum):
-    """Why a peer refuses a request; the numbers are those of peer.proto."""
+    """Why a peer refuses a request: the number of peer.proto, a message from the viewpoint of the refused peer, and a hint."""
 
-    BUSY = 1
-    WRONG_RUN = 2
-    WRONG_VERSION = 3
-    NOT_INVITED = 4
-    WRONG_TERMS = 5
-    CLOCK_TOO_FAR = 6
-    NOT_READY = 7
-    LEAVING = 9
-    BAD_MESSAGE = 10
-    GATE = 11
-    TOO_SLOW = 12
-    WRONG_PHASE = 13
-    NOT_FOUND = 14
-    OTHER = 15
+    message: str
+    hint: str
 
+    def __new__(cls, number: int, message: str, hint: str) -> Self:
+        """Create a member. `RefusalCode(number)` looks one up, and raises ValueError if there is none."""
+        code = int.__new__(cls, number)
+        code._value_, code.message, code.hint = number, message, hint
+        return code
 
-MEANING: dict[RefusalCode, tuple[str, str]] = {
-    # code: (message, from the viewpoint of the refused peer; hint)
-    RefusalCode.BUSY: ("the partner is in another meeting", "nothing to do: this peer tries another partner"),
-    RefusalCode.WRONG_RUN: ("the partner trains another run", "check that all peers joined with invites of the same run"),
-    RefusalCode.WRONG_VERSION: ("the partner uses another protocol version", "install the same release of Gossamer as the other peers"),
-    RefusalCode.NOT_INVITED: (
-        "the partner does not accept this peer as a member",
-        "ask the host for a new invite, then `peer join` with it",
-    ),
-    RefusalCode.WRONG_TERMS: ("the partner derives other sizes from the manifest", "check that both peers run the same release"),
-    RefusalCode.CLOCK_TOO_FAR: (
-        "the global steps of the two peers are too far apart",
-        "nothing to do: this peer tries another partner, and a late joiner catches up",
-    ),
-    RefusalCode.NOT_READY: ("the partner's trainer is not ready yet", "nothing to do: this peer tries another partner"),
-    RefusalCode.LEAVING: ("the partner is leaving", "nothing to do: this peer tries another partner"),
-    RefusalCode.BAD_MESSAGE: ("the partner could not parse or verify our message", "if every partner refuses so, update Gossamer"),
-    RefusalCode.GATE: ("the partner's merge gate rejected our weights", "if every partner refuses so, check this peer's loss"),
-    RefusalCode.TOO_SLOW: ("the partner's deadline passed", "if every partner refuses so, this peer's connection is too slow for the run"),
-    RefusalCode.WRONG_PHASE: (
-        "one of the two peers has finished the run, the other has not",
-        "nothing to do: this peer tries another partner",
-    ),
-    RefusalCode.OTHER: (
+    BUSY = 1, "the partner is in another meeting", _ASK_ANOTHER
+    WRONG_RUN = 2, "the partner trains another run", "check that all peers joined with invites of the same run"
+    WRONG_VERSION = 3, "the partner uses another protocol version", "install the same release of Gossamer as the other peers"
+    NOT_INVITED = 4, "the partner does not accept this peer as a member", "ask the host for a new invite, then `peer join` with it"
+    WRONG_TERMS = 5, "the partner derives other sizes from the manifest", "check that both peers run the same release"
+    CLOCK_TOO_FAR = 6, "the global steps of the two peers are too far apart", f"{_ASK_ANOTHER}, and a late joiner catches up"
+    NOT_READY = 7, "the partner's trainer is not ready yet", _ASK_ANOTHER
+    LEAVING = 9, "the partner is leaving", _ASK_ANOTHER
+    BAD_MESSAGE = 10, "the partner could not parse or verify our message", "if every partner refuses so, update Gossamer"
+    GATE = 11, "the partner's merge gate rejected our weights", "if every partner refuses so, check this peer's loss"
+    TOO_SLOW = 12, "the partner's deadline passed", "if every partner refuses so, this peer's connection is too slow for the run"
+    WRONG_PHASE = 13, "one of the two peers has finished the run, the other has not", _ASK_ANOTHER
+    NOT_FOUND = 14, "the partner does not have the requested data", _ASK_ANOTHER
+    OTHER = (
+        15,
         "the partner refuses for a reason that this release does not know, or does not know our request",
         "this peer tries another partner; if every partner refuses so, update Gossamer",
-    ),
-    RefusalCode.NOT_FOUND: ("the partner does not have the requested data", "nothing to do: this peer tries another partner"),
-}
+    )
 
 
 class Refused(GossamerError):
     """One side declined, with a code. A refusal is neither side's fault."""
 
     def __init__(self, code: RefusalCode, detail: str = "") -> None:
-        message, hint = MEANING[code]
-        super().__init__(f"{message} ({detail})" if detail else message, hint=hint)
+        super().__init__(f"{code.message} ({detail})" if detail else code.message, hint=code.hint)
         self.code = code
         self.detail = detail

@@ -1,7 +1,6 @@
 """Peer identity: one Ed25519 key pair. The public key is the peer's id in libp2p, in the directory and in every signature.
 
-The key file and the PeerId have libp2p's formats (libp2p specs, peer-ids), so p2pd loads the same file. An Ed25519 PeerId contains the
-public key, so a signature check needs no key look-up. The private key is never sent and never printed.
+Key file and PeerId have libp2p's formats, so p2pd loads the same file, and a signature check needs no key look-up.
 """
 
 from __future__ import annotations
@@ -169,11 +168,7 @@ class Identity:
 
     @classmethod
     def load_or_create(cls, path: Path) -> Identity:
-        """Read the key file, or create one with a new key.
-
-        A new file is written atomically, with mode 0600. Raises BadSettings if the file cannot be read or written, is not a key file, or
-        can be read by other users.
-        """
+        """Read the key file, or create one atomically with mode 0600. Raises BadSettings if it is unusable or other users can read it."""
         try:
             if not path.exists():
                 _write_private(path, cls(os.urandom(SEED_BYTES)).to_bytes())

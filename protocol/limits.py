@@ -1,43 +1,28 @@
-"""Every limit on what a peer accepts, with its reason.
-
-A limit that protects memory is checked before anything is parsed or allocated. The message types check the other limits. Sizes that the
-manifest implies (payloads, state) are checked in `protocol/messages/terms.py`.
-"""
+"""Every limit on what a peer accepts, with its reason; the sizes that a manifest implies are in `protocol/messages/terms.py`."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Final
 
 from gossamer.protocol.errors import BadMessage
 
-PROTOCOL_VERSION: Final = 1
-"""Protocol version of new runs. It is raised by every change that an older peer cannot read."""
-SPOKEN: Final = tuple(version for version in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1) if version)
-"""Versions that this build supports, the newest first. The previous version is kept, so that an existing run survives one upgrade."""
+PROTOCOL_VERSION: Final = 1  # of new runs; every change that an older peer cannot read raises it
+SPOKEN: Final = tuple(version for version in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1) if version)  # an existing run survives one upgrade
 
 KIB: Final = 1024
 
 # ---- frames ----
-CHUNK_BYTES: Final = 256 * KIB
-"""Most data in one chunk: large enough for a framing overhead below 0.1 %, small enough for stream buffers of a few megabytes."""
-FRAME_BYTES: Final = 512 * KIB
-"""Largest frame; checked before parsing, and gRPC's receive limit. A parsed protobuf message takes up to 36 times its size: 18 MiB."""
-SMALL_FRAME_BYTES: Final = 8 * KIB
-"""Largest frame without data or bitmap: the largest Hello, with three records of the largest size, takes 3.2 KiB."""
-REFUSAL_DETAIL_CHARS: Final = 200
-"""Longest detail text of a refusal: one line in a log."""
-PASSED_RECORDS: Final = 3
-"""Most records in a Hello or a request, including the sender's own: enough to refill an address book, too few to flood it."""
-INTRODUCED: Final = 16
-"""Most records in a peer-exchange reply: after three replies a newcomer no longer depends on any bootstrap node."""
+CHUNK_BYTES: Final = 256 * KIB  # most data in one chunk: framing overhead below 0.1 %, and stream buffers of a few megabytes
+FRAME_BYTES: Final = 512 * KIB  # largest frame, checked before parsing: a parsed message takes up to 36 times its size, 18 MiB
+SMALL_FRAME_BYTES: Final = 8 * KIB  # largest frame without data or bitmap: the largest Hello, with three records, takes 3.2 KiB
+REFUSAL_DETAIL_CHARS: Final = 200  # longest detail text of a refusal: one line in a log
+PASSED_RECORDS: Final = 3  # most records in a Hello or a request: enough to refill an address book, too few to flood it
+INTRODUCED: Final = 16  # most records in a peer-exchange reply: after three replies a newcomer no longer depends on any bootstrap node
 
 # ---- rates ----
-SLOWEST_BYTES_PER_S: Final = 32 * KIB
-"""Slowest rate for which a meeting's timeout allows, whatever was measured: a quarter of a megabit per second."""
-LEAST_BYTES_PER_S: Final = 40_000
-"""Lowest rate limit that a peer may set for itself: one meeting at the slowest rate, and a fifth more for all other traffic."""
+SLOWEST_BYTES_PER_S: Final = 32 * KIB  # slowest rate for which a meeting's timeout allows: a quarter of a megabit per second
+LEAST_BYTES_PER_S: Final = 40_000  # lowest rate limit that a peer may set itself: one meeting at the slowest rate, and a fifth more
 
 # ---- fixed sizes ----
 NONCE_BYTES: Final = 16
@@ -48,54 +33,32 @@ SEED_BYTES: Final = 32
 MEETING_ID_BYTES: Final = 16
 
 # ---- counts ----
-VERSIONS: Final = 1 << 16
-"""Largest protocol version number, far below the range of its u32 field."""
-RELEASES: Final = 10**9
-"""Largest release number: three numbers of at most three digits each."""
-CODECS: Final = 1 << 16
-"""Largest wire id of a codec, far below the range of its u32 field."""
-FRAGMENTS: Final = 1 << 16
-"""Most fragments: more than any model has blocks."""
-STEPS: Final = 1 << 48
-"""Largest credible global step. A float still represents it exactly."""
-TOKENS: Final = 1 << 53
-"""Largest token count that a float represents exactly: weights by tokens are computed in floats."""
-TRANSFER_BYTES: Final = 1 << 40
-"""Largest transfer, a tebibyte: above any model's state. The sizes that the manifest implies are checked separately."""
-UNIX_SECONDS: Final = 253_402_300_799
-"""Latest timestamp: the end of the year 9999, the last that Python's datetime represents."""
-UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS
-"""The same in milliseconds."""
+VERSIONS: Final = 1 << 16  # largest protocol version number, far below the range of its u32 field
+RELEASES: Final = 10**9  # largest release number: three numbers of at most three digits each
+CODECS: Final = 1 << 16  # largest wire id of a codec, far below the range of its u32 field
+FRAGMENTS: Final = 1 << 16  # most fragments: more than any model has blocks
+STEPS: Final = 1 << 48  # largest credible global step, which a float still represents exactly
+TOKENS: Final = 1 << 53  # largest token count that a float represents exactly: weights by tokens are computed in floats
+TRANSFER_BYTES: Final = 1 << 40  # largest transfer, above any model's state; the sizes that the manifest implies are checked separately
+UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9999, the last that Python's datetime represents
+UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS  # the same in milliseconds
 
 # ---- records ----
-RECORD_BYTES: Final = KIB
-"""Largest record. A record whose addresses pass `announceable` takes at most 934 bytes."""
-RECORD_ADDRESSES: Final = 4
-"""Most addresses in a record: public IPv4 and IPv6, and two relays."""
-RECORD_ADDRESS_CHARS: Final = 4 * 128
-"""Most characters in all addresses of a record. A circuit through an IPv6 relay takes 123, without the peer's own id."""
-ADDRESS_CHARS: Final = 184
-"""Longest address. A circuit through an IPv6 relay with both peer ids takes 180 characters."""
-RECORD_LIFETIME_S: Final = 300
-"""Longest validity of a record. A dead peer disappears within this time; a live one renews its record well before."""
-CLOCK_SKEW_S: Final = 30
-"""Tolerated lead of another machine's clock: a record may expire this much later than RECORD_LIFETIME_S allows."""
+RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
+RECORD_ADDRESSES: Final = 4  # most addresses in a record: public IPv4 and IPv6, and two relays
+RECORD_ADDRESS_CHARS: Final = 4 * 128  # in all addresses of a record; a circuit through an IPv6 relay takes 123, without the peer's own id
+ADDRESS_CHARS: Final = 184  # longest address; a circuit through an IPv6 relay with both peer ids takes 180 characters
+RECORD_LIFETIME_S: Final = 300  # longest validity of a record: a dead peer disappears within it, a live one renews its record before
+CLOCK_SKEW_S: Final = 30  # tolerated lead of another machine's clock: a record may expire this much later than RECORD_LIFETIME_S allows
 
 # ---- invites and manifests ----
-INVITE_BOOTSTRAPS: Final = 8
-"""Most bootstrap addresses in an invite: enough for redundancy, few enough to keep the text short."""
-INVITE_CHARS: Final = 4 * KIB
-"""Longest invite, without white space. Eight addresses of the largest size and a credential take 2633 characters."""
-MANIFEST_BYTES: Final = 64 * KIB
-"""Largest signed manifest: an allow list of 512 members fits."""
-ISSUERS: Final = 16
-"""Most peers that may issue invites in one run."""
-REVOCATIONS: Final = 1024
-"""Most revocations in one run: all of them fit into one chunk."""
-MEMBERS: Final = 512
-"""Most peers on an allow list. A larger swarm uses invites."""
-SOURCES: Final = 64
-"""Most data sources in a mixture."""
+INVITE_BOOTSTRAPS: Final = 8  # most bootstrap addresses in an invite: enough for redundancy, few enough to keep the text short
+INVITE_CHARS: Final = 4 * KIB  # longest invite, without white space; eight addresses of the largest size and a credential take 2633
+MANIFEST_BYTES: Final = 64 * KIB  # largest signed manifest: an allow list of 512 members fits
+ISSUERS: Final = 16  # most peers that may issue invites in one run
+REVOCATIONS: Final = 1024  # most revocations in one run: all of them fit into one chunk
+MEMBERS: Final = 512  # most peers on an allow list; a larger swarm uses invites
+SOURCES: Final = 64  # most data sources in a mixture
 
 
 # ---- limits by field name: a name means the same in every message, record and credential ----
@@ -137,6 +100,7 @@ _SIZES: Final = {
     "addresses": RECORD_ADDRESSES,
     "failed_blocks": CHUNK_BYTES,
 }
+_RECORDS: Final = ("records", "members")  # encoded member records
 
 
 class Bounded:
@@ -153,6 +117,9 @@ class Bounded:
                 need_count(name, value, _COUNTS[name])
             elif name in _SIZES:
                 need_count(f"size of {name}", len(value), _SIZES[name])
+            if name in _RECORDS:
+                for record in value:
+                    need_count("size of a record", len(record), RECORD_BYTES)
 
 
 _NAMES: Final[dict[type[Any], tuple[str, ...]]] = {}
@@ -175,9 +142,3 @@ def need_count(name: str, value: int, most: int) -> None:
     """Raise BadMessage unless 0 <= value <= most."""
     if not 0 <= value <= most:
         raise BadMessage(f"{name} is {value}, outside 0 to {most}")
-
-
-def need_record_sizes(records: Iterable[bytes]) -> None:
-    """Raise BadMessage if any of these encoded member records exceeds RECORD_BYTES."""
-    for record in records:
-        need_count("size of a record", len(record), RECORD_BYTES)

@@ -1,8 +1,7 @@
 """Sealed local addresses: local-network addresses that only peers behind the same router can read.
 
-Every peer can read a member record. A peer behind a router therefore encrypts its local addresses. The key derives from the router's public
-address, which other peers report to every peer behind that router. This spares strangers from dialling addresses that they cannot reach,
-and hides the addresses from casual readers. It is not secrecy: trying all public addresses recovers the plain text.
+Every peer can read a member record. A peer behind a router therefore encrypts its local addresses with a key from the router's public
+address. Trying all public addresses recovers them: this spares strangers useless dials, and is not secrecy.
 
     /near/4Vq9...        base 58 of AES-SIV ciphertext, with the peer id as associated data; 7 or 19 bytes per IPv4 or IPv6 address
 """
@@ -11,7 +10,8 @@ from __future__ import annotations
 
 import hashlib
 import ipaddress
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 import base58
 from cryptography.exceptions import InvalidTag
@@ -38,23 +38,17 @@ def unseal(address: str, peer: PeerId, public_host: str) -> list[str]:
     try:
         sealed = base58.b58decode(address.removeprefix(NEAR).partition("/")[0])
         plain = _cipher(public_host).decrypt(sealed, [peer.raw])
-        return [_read(part) for part in _parts(plain)]
+        return list(islice(_addresses(plain), MAX_SEALED))
     except (InvalidTag, ValueError, KeyError, IndexError):
         return []
 
 
-def _parts(plain: bytes) -> list[bytes]:
-    parts: list[bytes] = []
-    while plain and len(parts) < MAX_SEALED:
-        length = 1 + _BYTES[plain[0]] + 2
-        parts.append(plain[:length])
-        plain = plain[length:]
-    return parts
-
-
-def _read(part: bytes) -> str:
-    ip = ipaddress.ip_address(part[1:-2])
-    return f"/ip{ip.version}/{ip}/tcp/{int.from_bytes(part[-2:], 'big')}"
+def _addresses(plain: bytes) -> Iterator[str]:
+    while plain:
+        end = 1 + _BYTES[plain[0]]
+        ip = ipaddress.ip_address(plain[1:end])
+        yield f"/ip{ip.version}/{ip}/tcp/{plain[end] << 8 | plain[end + 1]}"
+        plain = plain[end + 2 :]
 
 
 def _cipher(public_host: str) -> AESSIV:

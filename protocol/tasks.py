@@ -16,11 +16,16 @@ async def cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def work_until(work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object]) -> T | None:
-    """Return the result of `work`, or cancel `work` and return None if `stop` ends first.
+def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name: str) -> asyncio.Task[None]:
+    """Start a task and keep it in `tasks` until it ends."""
+    task = asyncio.create_task(work, name=name)
+    tasks.add(task)
+    task.add_done_callback(tasks.discard)
+    return task
 
-    Raises what `work` raises. The result and the exception of `stop` are discarded.
-    """
+
+async def work_until(work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object]) -> T | None:
+    """Return the result of `work`, or cancel it and return None if `stop` ends first. Raises what `work` raises, not what `stop` raises."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(stop)
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)

@@ -135,14 +135,14 @@ async def _call_all(
     async with asyncio.timeout_at(ends_s), AsyncExitStack() as stack:
         from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind: seconds to import, which count
         from gossamer.protocol.libp2p.splice import CarriedBytes
-        from gossamer.protocol.libp2p.tunnel import TunnelTransport
+        from gossamer.protocol.libp2p.tunnel import tunnel_transport
         from gossamer.protocol.streams.admission import Admission
 
         key = folder / "key"
         write_whole(key, identity.to_bytes(), private=True)
         settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
         daemon = await stack.enter_async_context(Daemon(settings))
-        tunnel = TunnelTransport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
+        tunnel = tunnel_transport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, OwnCredential(credential), await stack.enter_async_context(tunnel))
         port = place.tried(daemon.port)
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))

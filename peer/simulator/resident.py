@@ -25,6 +25,7 @@ from gossamer.protocol.addresses import by_peer, read_address, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
@@ -126,7 +127,7 @@ class Resident:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
         life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
         p2p: Any = MemoryP2P(network, life)
-        directory = DhtDirectory(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses))
+        directory = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses)))
         self._run_task(self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p))
 
     def stop(self) -> None:

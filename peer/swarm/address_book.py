@@ -109,10 +109,14 @@ class AddressBook:
 
     # ------------------------------------------------------------------ updates
 
+    def __len__(self) -> int:
+        """Return the number of entries, at most MAX_ENTRIES."""
+        return len(self._entries)
+
     @property
     def is_full(self) -> bool:
         """Whether a new entry replaces an old one; the swarm may then be larger than the book."""
-        return len(self._entries) >= MAX_ENTRIES
+        return len(self) >= MAX_ENTRIES
 
     def is_news(self, record: MemberRecord) -> bool:
         """Tell whether a record is worth verifying: of another peer, and newer than ours."""

@@ -16,8 +16,8 @@ from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import INTRODUCED, PASSED_RECORDS, RECORD_BYTES
-from gossamer.protocol.messages.introduction import Introduction
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.replies import Introduction
 from gossamer.protocol.messages.terms import RunTerms, check_record
 
 LAST_WORD_S = 5.0  # a record that expires so soon is a farewell (see Presence.leave) or is not renewed; it is not passed on

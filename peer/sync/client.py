@@ -30,9 +30,8 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
-from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
-from gossamer.protocol.messages.sighting import SIGHTING_BYTES, Sighting
+from gossamer.protocol.messages.replies import INTRODUCTION_BYTES, SIGHTING_BYTES, Introduction, Sighting
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 
 T = TypeVar("T")

@@ -14,7 +14,7 @@ from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import ADDRESS_CHARS
-from gossamer.protocol.messages.sighting import Sighting
+from gossamer.protocol.messages.replies import Sighting
 
 ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
 ECHOES_TO_ONE = Allowance(2 << 20, 600.0)

@@ -19,8 +19,8 @@ from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.state_source import OF_RESULT, ServedPart, StateSource
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.frames import write_alone
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
-from gossamer.protocol.messages.revocations import credential_bytes
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
 
@@ -100,7 +100,7 @@ class FetchServer:
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "I have signed no invite of yours that is in force")
-        return credential_bytes(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
+        return write_alone(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()

@@ -10,33 +10,31 @@ which the request came, and only if that host has a public address. Identities a
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 from collections import deque
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 
-from gossamer.protocol.addresses import host_of, read_address, route
+from gossamer.protocol.addresses import network_of, read_address, route
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
+from gossamer.protocol.libp2p.p2pd import Control, receiving, stream_opener
 from gossamer.protocol.libp2p.splice import Pair, drop
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, spawn
 
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # timeout of a test; a lost SYN packet is retransmitted after 1 s
 ASK_S = 5.0  # timeout of a request
 AGAIN_S = 3.0  # least time between two tests in one network
-NETWORK_BITS = {4: 24, 6: 48}
+NETWORK_BITS = 24, 48  # prefix lengths of a network: IPv4, IPv6
 NETWORKS = 1024  # networks whose last test is remembered
 TRIES_AT_ONCE = 4
 TRIES, TRIES_S = 30, 30.0  # at most TRIES tests in TRIES_S, in total
 GREETING = b"\x13/multistream/1.0.0\n"  # first bytes of a libp2p peer; some routers accept any TCP connection
 LOWEST_PORT = 1024  # lower ports belong to other services
-
-Network = ipaddress.IPv4Network | ipaddress.IPv6Network
 
 
 class Reached(IntEnum):
@@ -79,34 +77,29 @@ async def ask(control: Control, partner: PeerId, port: int) -> Answer:
 
 
 class DialBack:
-    """Serves dial-back requests from `open` to `close`. `relay` returns our relay address, empty if we are no relay."""
+    """Serves dial-back requests. Use as `async with serving(control)`. `relay` returns our relay address, empty if we are no relay."""
 
     def __init__(self, listener: Path, relay: Callable[[], str]) -> None:
         self._listener = listener
         self._relay = relay
         self._tries: set[asyncio.Task[None]] = set()
-        self._last_s: dict[Network, float] = {}  # loop time of the last test in each network
+        self._last_s: dict[str, float] = {}  # loop time of the last test in each network
         self._all_s: deque[float] = deque(maxlen=TRIES)  # loop times of the last tests
 
-    async def open(self, control: Control) -> None:
-        """Start serving. Raises Unreachable if p2pd has ended."""
-        self._listener.unlink(missing_ok=True)
-        self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
-        await control.receive_streams(PROTOCOL, self._listener)
-
-    async def close(self) -> None:
-        """Stop serving and cancel running tests."""
-        self._listening.close()
-        self._listener.unlink(missing_ok=True)
-        await cancel(*self._tries)
+    @asynccontextmanager
+    async def serving(self, control: Control) -> AsyncIterator[None]:
+        """Serve, and cancel running tests at the end. Raises Unreachable if p2pd has ended."""
+        try:
+            async with receiving(control, PROTOCOL, self._listener, self._accept):
+                yield
+        finally:
+            await cancel(*self._tries)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if len(self._tries) >= TRIES_AT_ONCE:
             drop(writer)
-            return
-        task = asyncio.create_task(self._serve((reader, writer)), name="dial back")
-        self._tries.add(task)
-        task.add_done_callback(self._tries.discard)
+        else:
+            spawn(self._serve((reader, writer)), self._tries, "dial back")
 
     async def _serve(self, remote: Pair) -> None:
         reader, writer = remote
@@ -125,18 +118,13 @@ class DialBack:
             drop(writer)
 
     def _may_try(self, seen_at: str, port: int) -> bool:
-        now_s, network = asyncio.get_running_loop().time(), _network(seen_at)
+        now_s, network = asyncio.get_running_loop().time(), network_of(seen_at, *NETWORK_BITS)
         is_spent = len(self._all_s) == TRIES and now_s - self._all_s[0] < TRIES_S
         if route(seen_at) != "direct" or port < LOWEST_PORT or is_spent or now_s - self._last_s.get(network, -AGAIN_S) < AGAIN_S:
             return False
         self._all_s.append(now_s)
         keep_newest(self._last_s, network, now_s, NETWORKS)
         return True
-
-
-def _network(address: str) -> Network:
-    ip = ipaddress.ip_address(host_of(address))
-    return ipaddress.ip_network((ip, NETWORK_BITS[ip.version]), strict=False)
 
 
 async def try_to_reach(address: str) -> Reached:

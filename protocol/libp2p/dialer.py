@@ -1,18 +1,20 @@
-"""Dial the addresses in member records, which are untrusted: filter implausible addresses and limit failed dials per host.
+"""Dial the addresses in member records, which are untrusted, and upgrade relayed connections to direct ones.
 
-A record may name any address. A hundred records of malicious peers that name one host would make the whole swarm dial this host. A host at
-which eight peers in a row could not be reached is therefore not dialled for ten minutes.
+Implausible addresses are filtered, and failed dials limited per host: otherwise a hundred records of malicious peers that name one host
+would make the whole swarm dial this host.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ipaddress
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 
 from gossamer.protocol.addresses import NEAR, host_of, is_loopback, route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.nearby import unseal
 from gossamer.protocol.newest import keep_newest
@@ -20,6 +22,9 @@ from gossamer.protocol.newest import keep_newest
 MAX_FAILURES = 8  # peers that could not be reached at one host
 BACK_OFF_S = 600.0  # a host is not dialled while MAX_FAILURES failures are younger than this
 HOSTS = 1024  # hosts whose failures are remembered
+AGAIN_S = (30.0, 3600.0)  # time between two attempts with one partner: the first, and the largest after repeated doubling
+OBSERVERS = 4  # hosts that must have observed us before p2pd tries hole punching
+REMEMBERED = 256  # partners whose next attempt is remembered
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")))
 
 
@@ -34,6 +39,11 @@ class Dialer:
         self._own = own
         self._public_host = public_host
         self._failures: dict[str, dict[PeerId, float]] = {}  # host -> unreachable peer -> loop time
+
+    @property
+    def num_failing_hosts(self) -> int:
+        """Number of hosts whose failures are remembered, at most HOSTS."""
+        return len(self._failures)
 
     async def connected(self) -> dict[PeerId, str]:
         """Return the connected peers, each with its remote multiaddr. Raises Unreachable."""
@@ -85,3 +95,48 @@ def _block(host: str) -> str:
     """Return the private address block of a host. A peer without an address in the same block cannot reach the host."""
     ip = ipaddress.ip_address(host)
     return next((str(block) for block in _PRIVATE if ip.version == 4 and ip in block), f"IPv{ip.version}")
+
+
+class DirectRoute:
+    """Upgrades relayed connections of one p2pd, which ends them first: p2pd never opens a second connection to a connected peer.
+
+    Either an address of the partner has become reachable, or p2pd tries hole punching, which it does only at the start of a relayed
+    connection and once four hosts have observed each side. `is_busy` returns whether a call between us and a partner is open.
+    """
+
+    def __init__(self, control: Control, dialer: Dialer, is_busy: Callable[[PeerId], bool]) -> None:
+        self._control = control
+        self._dialer = dialer
+        self._is_busy = is_busy
+        self._next_s: dict[PeerId, tuple[float, float]] = {}  # loop time of the next attempt, and the delay after it
+
+    async def prepare(self, partner: PeerId, addresses: Sequence[str]) -> bool:
+        """Return whether a new connection to a partner may be direct. Raises Unreachable.
+
+        A relayed connection is closed only if an attempt is due, the partner is not busy, and a direct connection seems possible.
+        """
+        ends = await self._control.connected()
+        if route(ends.get(partner, "")) != "relayed":
+            return True
+        now_s = asyncio.get_running_loop().time()
+        next_s, pause_s = self._next_s.get(partner, (now_s + AGAIN_S[0], AGAIN_S[0]))
+        is_due = now_s >= next_s and not self._is_busy(partner)
+        later_s = (now_s + pause_s, min(2 * pause_s, AGAIN_S[1])) if is_due else (next_s, pause_s)
+        keep_newest(self._next_s, partner, later_s, REMEMBERED)
+        if not is_due or not (await self._answers(partner, addresses) or _is_seen_by_enough(ends)) or self._is_busy(partner):
+            return False
+        await self._control.disconnect(partner)
+        return True
+
+    async def _answers(self, partner: PeerId, addresses: Sequence[str]) -> bool:
+        """Return whether a libp2p peer answers at one of these addresses without a relay."""
+        direct = [address for address in self._dialer.plausible(partner, addresses) if route(address) != "relayed"]
+        for address in direct:
+            with suppress(ValueError):
+                if await try_to_reach(address) is Reached.YES:
+                    return True
+        return False
+
+
+def _is_seen_by_enough(ends: Mapping[PeerId, str]) -> bool:
+    return len({host_of(end) for end in ends.values() if route(end) == "direct"}) >= OBSERVERS

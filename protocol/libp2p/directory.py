@@ -7,15 +7,13 @@ other records spread by gossip in meetings.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from gossamer.protocol.errors import BadMessage, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.attached import AttachedP2P
-from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.kademlia import KEY_BYTES, RecordProtocol, can_be_called
 from gossamer.protocol.libp2p.neighbours import Held, nearest, place_of
-from gossamer.protocol.libp2p.record_store import RECORDS_IN_VIEW, RecordStore
+from gossamer.protocol.libp2p.record_store import RECORDS_IN_VIEW
 from gossamer.protocol.libp2p.walk import Walk
 from gossamer.protocol.messages.records import MemberRecord
 
@@ -27,47 +25,34 @@ MIX_S = 30.0  # time between two searches for members among the connected peers
 MIXED = 3  # connected peers that one search asks
 LEAVE_S = 60.0  # a record without news is stored again at its holders after this long
 QUIET_S = (60.0, 600.0)  # a neighbour that was silent for this long is pinged; the second value is for peers that cannot be called
-CARD_LEFT_S = 10.0  # a record that expires sooner is replaced before it is presented
 
 
 class DhtDirectory:
-    """The directory over one p2pd.
+    """The directory over one p2pd. Every call has its own timeout and is cancel-safe."""
 
-    `bare` returns a signed record that identifies us before the first announcement, None while we have no membership. Every call has its
-    own timeout and is cancel-safe.
-    """
-
-    def __init__(self, p2p: AttachedP2P, shelf: RecordStore, lines: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
-        self._p2p = p2p
-        self._shelf = shelf
-        self._lines = lines
-        self._bare = bare
-        self._own: MemberRecord | None = None
+    def __init__(self, rpc: RecordProtocol) -> None:
+        self._rpc = rpc
+        self._shelf = rpc.shelf
         self._home_at_s = 0.0  # loop time of the next look-up of our own place
         self._home_every_s = HOME_S[0]
         self._left: dict[PeerId, tuple[MemberRecord, float]] = {}  # holder -> our record that it has, and the loop time of storing
         self._mix_at_s = 0.0
 
-    protocol: RecordProtocol
-    """The RPCs, with the routing table and the stored records; set by `open`."""
-
     async def open(self) -> None:
         """Start serving the directory's RPCs."""
-        self.protocol = await RecordProtocol.open(self._p2p, self._shelf, self._lines, self._card)
-        self._me = PeerId(self._p2p.peer_id.to_bytes())
-        self._loop = asyncio.get_running_loop()
+        await self._rpc.open()
 
     @property
     def num_neighbours(self) -> int:
         """Number of members in the routing table."""
-        return len(self.protocol.neighbours)
+        return len(self._rpc.neighbours)
 
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Ping connected `peers` and return how many of them are members; 0 while we have no record to present."""
-        if self._card() is None:
+        if self._rpc.card() is None:
             return 0
         known = {record.peer_id for record in self._shelf.records()}
-        answers = await asyncio.gather(*(self.protocol.call_ping(peer) for peer in peers))
+        answers = await asyncio.gather(*(self._rpc.call_ping(peer) for peer in peers))
         members = [held for held in answers if held is not None]
         if len(known) < RECORDS_IN_VIEW and any(held.peer not in known for held in members):
             self._leave_home()  # a new member may know further unknown members near our place
@@ -78,16 +63,16 @@ class DhtDirectory:
 
         After a network partition, the peers with a connection to the other part thereby reunite the directory. Raises Unreachable.
         """
-        if self._loop.time() >= self._mix_at_s:
-            self._mix_at_s = self._loop.time() + MIX_S
-            ends = await self._lines.connected()
+        if self._rpc.clock() >= self._mix_at_s:
+            self._mix_at_s = self._rpc.clock() + MIX_S
+            ends = await self._rpc.lines.connected()
             hidden = {record.peer_id for record in self._shelf.records() if not can_be_called(record, ends.get(record.peer_id, ""))}
-            others = [peer for peer in ends if peer not in hidden | {held.peer for held in self.protocol.neighbours.all()}]
+            others = [peer for peer in ends if peer not in hidden | {held.peer for held in self._rpc.neighbours.all()}]
             await self.join(self._shelf.rng.sample(others, min(len(others), MIXED)))
-        card = self._card()
-        quiet = self.protocol.neighbours.quietest(QUIET_S[card is not None and not can_be_called(card.record)])
-        if quiet is not None and await self.protocol.call_ping(quiet.peer, quiet.record.addresses) is None:
-            self.protocol.neighbours.lost(quiet.peer)
+        card = self._rpc.card()
+        quiet = self._rpc.neighbours.quietest(QUIET_S[card is not None and not can_be_called(card.record)])
+        if quiet is not None and await self._rpc.call_ping(quiet.peer, quiet.record.addresses) is None:
+            self._rpc.neighbours.lost(quiet.peer)
 
     async def announce(self, record: MemberRecord) -> None:
         """Store this peer's own record at the members nearest to its place. A record with a larger sequence number replaces it.
@@ -97,13 +82,13 @@ class DhtDirectory:
         """
         if self._shelf.read(record.to_bytes()) is None:
             raise BadMessage("the record has expired, is not of a member, or is not signed", hint="check this machine's clock")
-        self._own = record
+        self._rpc.own = record
         await self._need_company()
         known = self.num_neighbours
         near = await self._near_home()
         behind = [member for member in near if not self._has(member.peer, record)]
-        held = await asyncio.gather(*(self.protocol.call_store(member, record.to_bytes()) for member in behind))
-        now = record, self._loop.time()
+        held = await asyncio.gather(*(self._rpc.call_store(member, record.to_bytes()) for member in behind))
+        now = record, self._rpc.clock()
         self._left = {member.peer: self._left[member.peer] for member in near if member not in behind}
         self._left |= {member.peer: now for member, is_held in zip(behind, held, strict=True) if is_held}
         if not all(held):
@@ -125,33 +110,27 @@ class DhtDirectory:
         if peer not in self._left:
             return False
         left, at_s = self._left[peer]
-        return self._loop.time() < at_s + LEAVE_S and left.gist == record.gist and left.expires_s <= record.expires_s
+        return self._rpc.clock() < at_s + LEAVE_S and left.gist == record.gist and left.expires_s <= record.expires_s
 
     async def _near_home(self) -> list[Held]:
         """Return the members nearest to our place, after a look-up of our place if one is due."""
-        place = place_of(self._me)
-        if self._loop.time() >= self._home_at_s:
+        place = place_of(self._rpc.me)
+        if self._rpc.clock() >= self._home_at_s:
             await self._walk(place, NUM_HOLDERS)
-            self._home_at_s = self._loop.time() + self._home_every_s
+            self._home_at_s = self._rpc.clock() + self._home_every_s
             self._home_every_s = min(2 * self._home_every_s, HOME_S[1])
-        return nearest(self.protocol.neighbours.all(), place, NUM_HOLDERS)
+        return nearest(self._rpc.neighbours.all(), place, NUM_HOLDERS)
 
     def _leave_home(self) -> None:
         self._home_at_s, self._home_every_s = 0.0, HOME_S[0]
 
     async def _walk(self, place: int, num_nearest: int) -> list[Held]:
-        walk = Walk(place, lambda held: self.protocol.call_find(held, place))
-        return await walk.run(self.protocol.neighbours.all(), num_nearest, MOST_CALLS)
+        walk = Walk(place, lambda held: self._rpc.call_find(held, place))
+        return await walk.run(self._rpc.neighbours.all(), num_nearest, MOST_CALLS)
 
     async def _need_company(self) -> None:
-        if self._p2p.is_broken:
+        if self._rpc.p2p.is_broken:
             raise Unreachable("the connection to p2pd has ended")
         if not self.num_neighbours:
-            connected = list(await self._lines.connected())
+            connected = list(await self._rpc.lines.connected())
             await self.join(self._shelf.rng.sample(connected, min(len(connected), MOST_CALLS)))
-
-    def _card(self) -> Held | None:
-        """Return the record that our calls present: the last announced one, or a bare one before the first announcement."""
-        if self._own is None or self._own.expires_s < self._shelf.now() + CARD_LEFT_S:
-            self._own = self._bare()
-        return Held(self._own, self._own.to_bytes()) if self._own is not None else None

@@ -1,10 +1,7 @@
-"""The gRPC service `gossamer.v1.Peer` as streams of messages.
+"""The gRPC service `gossamer.v1.Peer` as streams of messages, with the limits of HTTP/2 (sizes, metadata, keep-alive, no compression).
 
-gRPC only delimits the frames: generic handlers pass them as bytes, and `protocol/messages/frames.py` encodes and decodes them. This module
-sets the limits of HTTP/2 (sizes, metadata, keep-alive, no compression). The carrier of the connection authenticates the partner.
-
-In grpc.aio, using an RPC's context after its coroutine has ended may crash the process. One task therefore reads for the lifetime of the
-RPC, and nothing is written after the stream has been marked as ended.
+gRPC only delimits the frames, as bytes. In grpc.aio, using an RPC's context after its coroutine has ended may crash the process. One task
+therefore reads for the lifetime of the RPC, and nothing is written after the stream has been marked as ended.
 """
 
 from __future__ import annotations
@@ -99,10 +96,7 @@ class GrpcStream(Stream):
         self._inbox.end(why)
 
     async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
-        """Read frames into the inbox until `read` returns no more.
-
-        After `close` the frames are discarded, UNWANTED_BYTES at most: a correct partner has stopped by then.
-        """
+        """Read frames into the inbox until `read` returns no more; after `close`, discard at most UNWANTED_BYTES."""
         why = "the partner closed the stream"
         unwanted_bytes = 0
         try:

@@ -1,41 +1,24 @@
-"""The only import of hivemind: its bindings to p2pd and its Kademlia protocol, without the rest of the package.
+"""The only import of hivemind: its bindings to p2pd and the messages of its directory, without the rest of the package.
 
-Importing any part of hivemind normally imports all of it, including torch. In a process that only needs the network, this costs two seconds
-and 200 MB, compiles deprecated torch functions and changes torch's sharing strategy. Three packages are therefore created here without
-running their __init__. The imported modules still install a coloured log handler and rename the level WARNING; both are undone. Afterwards,
-no code in the same process can use hivemind's top-level package.
+Importing hivemind normally imports torch too: two seconds and 200 MB. Two packages are therefore created here without running their
+__init__, after which no code in the process can use the real ones. Changes to logging are undone.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import logging
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 
-BARE_PACKAGES = ("hivemind", "hivemind.utils", "hivemind.dht")
-TAKEN_FROM_UTILS = {
-    "logging": "get_logger",
-    "serializer": "MSGPackSerializer",
-    "timed_storage": "get_dht_time",
-}  # names that its Kademlia imports
-
-
-def _bring_in_bare(name: str) -> ModuleType:
-    """Register a package without running its __init__, so that its submodules can be imported."""
-    spec = importlib.util.find_spec(name)
-    assert spec is not None, f"{name} is not installed"
-    sys.modules[name] = package = importlib.util.module_from_spec(spec)
-    return package
+BARE_PACKAGES = ("hivemind", "hivemind.utils")
 
 
 @contextmanager
 def contained_import() -> Iterator[None]:
-    """Undo on exit the changes that importing hivemind makes to warnings and logging."""
+    """Undo on exit the changes that importing hivemind makes to warnings and logging: it logs only errors, through the root logger."""
     warning_name = logging.getLevelName(logging.WARNING)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -43,26 +26,19 @@ def contained_import() -> Iterator[None]:
             yield
         finally:
             logging.addLevelName(logging.WARNING, warning_name)
-            _route_log()
-
-
-def _route_log() -> None:
-    """Remove hivemind's own log handlers and log only its errors, through the root logger."""
-    log = logging.getLogger("hivemind")
-    for handler in list(log.handlers):
-        log.removeHandler(handler)
-    log.propagate = True
-    log.setLevel(logging.ERROR)
+            log = logging.getLogger("hivemind")
+            log.handlers.clear()
+            log.propagate = True
+            log.setLevel(logging.ERROR)
 
 
 with contained_import():  # "import x as x" marks a re-export
     for _name in BARE_PACKAGES:
-        _bring_in_bare(_name)
-    for _module, _name in TAKEN_FROM_UTILS.items():
-        setattr(sys.modules["hivemind.utils"], _name, getattr(importlib.import_module(f"hivemind.utils.{_module}"), _name))
+        _spec = importlib.util.find_spec(_name)
+        assert _spec is not None, f"{_name} is not installed"
+        sys.modules[_name] = importlib.util.module_from_spec(_spec)  # without running its __init__
 
     from hivemind import hivemind_cli as hivemind_cli
-    from hivemind.dht.protocol import DHTProtocol as DHTProtocol
     from hivemind.p2p import P2P as P2P
     from hivemind.p2p import P2PContext as P2PContext
     from hivemind.p2p import PeerID as PeerID

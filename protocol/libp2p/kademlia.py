@@ -1,11 +1,7 @@
 """The directory's RPCs: members return each other signed records of members near a place in Kademlia's key space.
 
 The framing is hivemind's. Sizes are checked before parsing, and each reply is charged to a rate limit. Each call presents its caller's own
-record; a caller without a member's record gets only a pong and is not added to the routing table. A node's place is the hash of its peer
-id, so no node can choose it. Look-ups are not for a certain key: they return the members near any place.
-
-Records have absolute expiry times. `RecordStore.now` is the time; it follows the swarm if this machine's clock is wrong
-(peer/swarm/swarm_time.py). hivemind instead refuses to start if clocks differ by 3 s; that check is not used here.
+record; a caller without a member's record gets only a pong. `RecordStore.now` follows the swarm's time if this machine's clock is wrong.
 """
 
 from __future__ import annotations
@@ -13,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Sequence
+from contextlib import suppress
 from itertools import islice
-from typing import Any, Self
+from typing import Any
 
 from google.protobuf.message import DecodeError
 
@@ -22,14 +19,16 @@ from gossamer.protocol.addresses import network_of, route
 from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, GossamerError, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.dialer import Dialer
-from gossamer.protocol.libp2p.hivemind_imports import DHTProtocol, P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
+from gossamer.protocol.libp2p.hivemind_imports import P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
 from gossamer.protocol.libp2p.record_store import RecordStore, join_records, shorten, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
 
+SERVICE = "RecordProtocol"  # prefix of the RPCs' names on the wire
 KEY_BYTES = 20
 NAMED = 8  # neighbours in a reply
 NAMED_TOO = 4  # stored records in a reply
@@ -39,6 +38,7 @@ CALL_BYTES = 400  # cost of a reply without its records
 IN_ALL = Allowance(1e6, 7.8125)  # bytes of replies: 128 kB/s
 PER_PEER = Allowance(64e3, 8.0)  # a look-up takes one reply of 8 kB from each of three peers, at most every 20 s
 PER_NETWORK = Allowance(256e3, 8.0)
+CARD_LEFT_S = 10.0  # a record that expires sooner is replaced before it is presented
 CONNECTIONS_S = 1.0  # maximum age of the cached list of connections
 
 
@@ -46,32 +46,39 @@ class Overload(GossamerError):
     """The rate limit of a caller, of its network or of all callers together is exceeded."""
 
 
-class RecordProtocol(DHTProtocol):  # type: ignore[misc]
-    """A node's RPCs, as server and client. `card` returns this peer's own record, None while it has none."""
+class RecordProtocol:
+    """A node's RPCs, as server and client, and its state. Construct it on the event loop.
 
-    _rpc_handlers = None  # overrides the parent's, which are shared by all subclasses
-    _stub_type = None
-    shelf: RecordStore
-    _ends: dict[PeerId, str]  # remote multiaddrs of the connected peers
-    _ends_at_s: float  # loop time of that list
+    `bare` returns a signed record that identifies us before the first announcement, None while we have no membership.
+    """
 
-    @classmethod
-    async def open(cls, p2p: Any, shelf: RecordStore, lines: Dialer, card: Callable[[], Held | None]) -> Self:
-        """Register the RPCs and start serving."""
-        self: Self = cls(_initialized_with_create=True)
-        me, clock = PeerId(p2p.peer_id.to_bytes()), asyncio.get_running_loop().time
-        self.p2p, self.shelf, self.client_mode, self.authorizer = p2p, shelf, False, None
-        self.neighbours = Neighbours(me, clock, shelf.rng)
-        self.holdings = Holdings(me)
-        self._lines = lines
-        self._card = card
-        self._budgets = Budgets(clock, IN_ALL, PER_PEER, PER_NETWORK)
-        self._clock = clock
-        self._ends, self._ends_at_s = {}, -CONNECTIONS_S
-        await self.add_p2p_handlers(p2p)
-        return self
+    def __init__(self, p2p: AttachedP2P, shelf: RecordStore, lines: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
+        self.p2p = p2p
+        self.shelf = shelf
+        self.lines = lines
+        self.me = PeerId(p2p.peer_id.to_bytes())
+        self.clock = asyncio.get_running_loop().time
+        self.neighbours = Neighbours(self.me, self.clock, shelf.rng)
+        self.holdings = Holdings(self.me)
+        self.own: MemberRecord | None = None  # the last announced record
+        self._bare = bare
+        self._budgets = Budgets(self.clock, IN_ALL, PER_PEER, PER_NETWORK)
+        self._ends: dict[PeerId, str] = {}  # remote multiaddrs of the connected peers
+        self._ends_at_s = -CONNECTIONS_S  # loop time of that list
+
+    def card(self) -> Held | None:
+        """Return the record that our calls present: the last announced one, or a bare one before the first announcement."""
+        if self.own is None or self.own.expires_s < self.shelf.now() + CARD_LEFT_S:
+            self.own = self._bare()
+        return Held(self.own, self.own.to_bytes()) if self.own is not None else None
 
     # ---- server ----
+
+    async def open(self) -> None:
+        """Start serving the RPCs."""
+        await self.p2p.add_protobuf_handler(f"{SERVICE}.rpc_ping", self.rpc_ping, dht_pb2.PingRequest)
+        await self.p2p.add_protobuf_handler(f"{SERVICE}.rpc_store", self.rpc_store, dht_pb2.StoreRequest)
+        await self.p2p.add_protobuf_handler(f"{SERVICE}.rpc_find", self.rpc_find, dht_pb2.FindRequest)
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """Reply to a ping. A member's ping also gets our own record."""
@@ -91,16 +98,18 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
         place, *known = request.keys or [b""]
         if len(place) != KEY_BYTES or len(known) > KNOWN:
             raise BadMessage(f"a look-up takes one place of {KEY_BYTES} bytes and at most {KNOWN} gists")
-        value = join_records(self.near(int.from_bytes(place, "big"), caller.peer), known)
+        value = join_records(self._near(int.from_bytes(place, "big"), caller.peer), known)
         self._charge(caller.peer, end, len(value))
         return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info(known))
 
-    def near(self, place: int, caller: PeerId) -> list[Held]:
+    def _near(self, place: int, caller: PeerId) -> list[Held]:
         """Return the valid records nearest to a place, without the caller's: NAMED neighbours, then NAMED_TOO stored records."""
-        known = [held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held)]
+        known, stored = (
+            [held for held in source if held.peer != caller and self.shelf.is_in_force(held)]
+            for source in (self.neighbours.all(), self.holdings.all())
+        )
         named = {held.peer: held for held in nearest(known, place, NAMED)}
-        stored = [held for held in self.holdings.all() if held.peer not in named and held.peer != caller and self.shelf.is_in_force(held)]
-        return [*named.values(), *nearest(stored, place, NAMED_TOO)]
+        return [*named.values(), *nearest((held for held in stored if held.peer not in named), place, NAMED_TOO)]
 
     async def _hear(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
         """Charge a reply to the caller; return its record, None if it is no member's, and the caller's remote multiaddr."""
@@ -117,31 +126,29 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
     async def _end_of(self, peer: PeerId) -> str:
         """Return the remote multiaddr of the connection to a peer; empty if unknown."""
-        if peer not in self._ends and self._clock() - self._ends_at_s >= CONNECTIONS_S:
-            self._ends_at_s = self._clock()
-            try:
-                self._ends = await self._lines.connected()
-            except Unreachable:
-                self._ends = {}
+        if peer not in self._ends and self.clock() - self._ends_at_s >= CONNECTIONS_S:
+            self._ends_at_s, self._ends = self.clock(), {}
+            with suppress(Unreachable):
+                self._ends = await self.lines.connected()
         return self._ends.get(peer, "")
 
     def _node_info(self, known: Collection[bytes] = ()) -> Any:
         """Return our own record in hivemind's form, shortened to its gist if that is in `known`."""
-        card = self._card()
+        card = self.card()
         return dht_pb2.NodeInfo(node_id=shorten(card, known) if card is not None else b"")
 
     # ---- client ----
 
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Ping a peer and return its record; None if it does not reply, or presents no member's record."""
-        response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info()))
+        response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info()), dht_pb2.PingResponse)
         return None if response is None else self._shown(peer, self.shelf.read(response.peer.node_id), await self._end_of(peer))
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Return the records near a place that a member knows; None if it does not reply."""
         known = {one.record.gist: one for one in (held, *self.shelf.lasting(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
         request = dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big"), *known], peer=self._node_info())
-        response = await self._call(held.peer, held.record.addresses, "rpc_find", request)
+        response = await self._call(held.peer, held.record.addresses, "rpc_find", request, dht_pb2.FindResponse)
         if response is None or len(response.results) != 1:
             return None
         shown = response.peer.node_id
@@ -156,7 +163,7 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
     async def call_store(self, held: Held, own: bytes) -> bool:
         """Store our own record at a member; return whether the member confirms it."""
         request = dht_pb2.StoreRequest(peer=dht_pb2.NodeInfo(node_id=own))
-        response = await self._call(held.peer, held.record.addresses, "rpc_store", request)
+        response = await self._call(held.peer, held.record.addresses, "rpc_store", request, dht_pb2.StoreResponse)
         return response is not None and list(response.store_ok) == [True]
 
     def _shown(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
@@ -167,13 +174,13 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
             self.neighbours.heard(held, network_of(end))
         return held
 
-    async def _call(self, peer: PeerId, addresses: Sequence[str], method: str, request: Any) -> Any:
+    async def _call(self, peer: PeerId, addresses: Sequence[str], method: str, request: Any, reply: type[Any]) -> Any:
         """Call a peer and return its reply, None on error or timeout. A peer that does not reply is removed from the routing table."""
         try:
             async with asyncio.timeout(CALL_S):
                 if addresses:
-                    await self._lines.connect(peer, addresses)
-                return await getattr(self.get_stub(PeerID(peer.raw)), method)(request)
+                    await self.lines.connect(peer, addresses)
+                return await self.p2p.call_protobuf_handler(PeerID(peer.raw), f"{SERVICE}.{method}", request, reply)
         except P2PHandlerError as error:  # the peer replied with an error
             log.debug("%s at %s: %r", method, peer, error)
         except (TransportError, P2PDaemonError, OSError, DecodeError) as error:  # TimeoutError is an OSError
@@ -183,9 +190,6 @@ class RecordProtocol(DHTProtocol):  # type: ignore[misc]
 
 
 def can_be_called(record: MemberRecord, end: str = "") -> bool:
-    """Return whether a member seems reachable without a relay.
-
-    It must have a public address, or a local one if its connection, with remote multiaddr `end`, is local or unknown.
-    """
+    """Return whether a member has a public address, or a local one if `end`, its connection's remote multiaddr, is local or unknown."""
     direct = [address for address in record.addresses if route(address) != "relayed"]
     return any(route(address) == "direct" for address in direct) or (bool(direct) and (not end or route(end) == "local"))

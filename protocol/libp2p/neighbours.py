@@ -92,10 +92,7 @@ class Neighbours:
         return self._buckets.setdefault((place_of(peer) ^ self._place).bit_length(), {})
 
     def _make_room(self, bucket: dict[PeerId, _Neighbour], network: str) -> bool:
-        """Evict one neighbour of a full bucket for a newcomer from this network; return whether one was evicted.
-
-        A silent neighbour goes first, then one of the most frequent network. For a new network, sometimes any neighbour goes.
-        """
+        """Evict a silent neighbour, else one of the most frequent network (sometimes for a new network); return whether one was evicted."""
         evicted, known = next(iter(bucket.items()))
         if self._clock() - known.heard_s < SILENT_S:
             counts = Counter(other.network for other in bucket.values())

@@ -1,7 +1,6 @@
 """Transport and Directory of one peer over libp2p. It supervises p2pd and rebuilds it when it crashes, hangs or needs another role.
 
-p2pd, the directory and the tunnel are rebuilt together. Open streams then end with PeerGone, and calls raise Unreachable until the rebuild
-is complete. Afterwards the same handler serves, on the same port if it is still free, and the last record is announced again.
+On a rebuild, open streams end with PeerGone and calls raise Unreachable; then the last record is announced again, on the same port if free.
 """
 
 from __future__ import annotations
@@ -22,16 +21,17 @@ from gossamer.protocol.libp2p.dial_back import DialBack
 from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay
 from gossamer.protocol.libp2p.splice import CarriedBytes
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.nearby import seal
 from gossamer.protocol.streams.admission import Admission
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ class _Unit:
     daemon: Daemon
     directory: DhtDirectory
     p2p: AttachedP2P
-    tunnel: TunnelTransport
+    tunnel: Transport
     stack: AsyncExitStack
 
 
@@ -66,8 +66,7 @@ class Libp2pNode:
     TransportError. It does not wait for a bootstrap node.
     """
 
-    peer_id: PeerId
-    """This peer's id, as p2pd proves it to others; set on entering."""
+    peer_id: PeerId  # this peer's id, as p2pd proves it to others; set on entering
 
     def __init__(
         self,
@@ -84,8 +83,7 @@ class Libp2pNode:
         self._bootstraps = bootstraps
         self._is_banned = is_banned
         self._bare_record = bare_record
-        self.carried = CarriedBytes()
-        """Bytes that streams exchanged with p2pd, including HTTP/2 framing."""
+        self.carried = CarriedBytes()  # bytes that streams exchanged with p2pd, including HTTP/2 framing
         self._unit: _Unit | None = None
         self._addresses: tuple[str, ...] = ()
         self._port = settings.port
@@ -178,14 +176,13 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(p2p, self._shelf, dialer, lambda: self._bare_record(self.addresses))
+                directory = DhtDirectory(RecordProtocol(p2p, self._shelf, dialer, lambda: self._bare_record(self.addresses)))
                 await directory.open()
                 admission = Admission(is_banned=self._is_banned)
-                tunnel = TunnelTransport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
-                await stack.enter_async_context(tunnel)
+                opening = tunnel_transport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
+                tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
-                await dial_back.open(daemon.control)
-                stack.push_async_callback(dial_back.close)
+                await stack.enter_async_context(dial_back.serving(daemon.control))
                 return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # TimeoutError is an OSError
             raise TransportError(f"p2pd ended or hung during its start: {error!r}", hint="see the log") from error
@@ -307,10 +304,7 @@ class Libp2pNode:
 
 
 def without_sightings(named: Iterable[str], at_start: Iterable[str]) -> tuple[str, ...]:
-    """Return p2pd's addresses without the public ones that other peers observed: they may lead to a router that drops inbound connections.
-
-    The hosts that p2pd listed `at_start` are those of its interfaces, or announced by the operator. Relayed addresses are kept.
-    """
+    """Return p2pd's addresses without the public ones that only other peers observed: a router may drop what comes in at those."""
     hosts = {host_of(address) for address in at_start}
     return tuple(address for address in named if route(address) != "direct" or host_of(address) in hosts)
 

@@ -1,7 +1,6 @@
 """Outbound calls: each connection is a gRPC channel through one raw libp2p stream, for one call at a time.
 
-Opening a connection costs several round trips, and several times the CPU time of a small call on an existing connection. After a call with
-status OK, its connection is therefore kept for a minute for the next call to the same partner.
+Opening one costs several round trips, so after a call with status OK it is kept for a minute for the next call to the same partner.
 """
 
 from __future__ import annotations
@@ -16,8 +15,7 @@ from typing import Any
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialer import Dialer
-from gossamer.protocol.libp2p.direct_route import DirectRoute
+from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wait_while_active
@@ -42,8 +40,7 @@ class Connection:
     def __init__(self, partner: PeerId, observed: str, socket: Path, remote: Pair, carried: CarriedBytes) -> None:
         self.partner = partner
         self.observed = observed
-        self.carried = CarriedBytes()
-        """Bytes that this connection has carried."""
+        self.carried = CarriedBytes()  # bytes that this connection has carried
         self._socket = socket
         self._remote = remote
         self._carried = carried
@@ -166,8 +163,6 @@ class Outbound:
         self._open[stream] = connection, rpc, asyncio.create_task(stream.pump(rpc.read), name="outbound frames")
         return stream
 
-    # ---- ending ----
-
     def _finish(self, stream: Stream) -> None:
         connection, rpc, pump = self._open.pop(stream)
         lingering = [task for task in self._closing if not task.cancelling()]
@@ -197,8 +192,6 @@ class Outbound:
         self._closing[task] = partner
         task.add_done_callback(self._closing.pop)
         return task
-
-    # ---- kept connections ----
 
     def _keep(self, connection: Connection) -> None:
         own = [one for one in self._kept if one.partner == connection.partner]

@@ -1,8 +1,7 @@
 """The p2pd process: start it with our flags, query it over its control socket, and end it with this process.
 
-hivemind can start p2pd itself. But then an unreachable bootstrap node ends p2pd, it relays for any peer, and its control socket is in a
-shared folder. We therefore start hivemind's binary (verified by its hash) ourselves. hivemind's control client leaks connections on
-timeouts and blocks forever on a hung daemon, so `Control` opens one connection per request, with a timeout. `node.py` restarts p2pd.
+hivemind's own p2pd ends with an unreachable bootstrap node, relays for any peer and shares its control socket; hivemind's control client
+leaks connections and blocks on a hung daemon. So we start the binary, and `Control` opens one connection per request.
 """
 
 from __future__ import annotations
@@ -18,8 +17,8 @@ import signal
 import socket
 import sys
 from collections import deque
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -41,11 +40,11 @@ BUFFER_BYTES = 256 * 1024
 ERROR_CHARS = 300  # longest quoted error of p2pd, which lists every address that it tried
 
 
-class Control:
-    """Client of one p2pd's control socket. It is stateless, so several tasks may use it.
+Accept = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None] | None]
 
-    Every method raises Unreachable if p2pd has ended or does not respond.
-    """
+
+class Control:
+    """Client of one p2pd's control socket, for several tasks. Every method raises Unreachable if p2pd has ended or does not respond."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -57,10 +56,7 @@ class Control:
         return PeerId(response.identify.id), addresses
 
     async def connected(self) -> dict[PeerId, str]:
-        """Return the connected peers, each with its remote multiaddr, an empty string if p2pd does not report it.
-
-        Of several connections to one peer, a direct one is preferred.
-        """
+        """Return the connected peers with their remote multiaddrs, empty if unknown; of several connections to a peer, a direct one."""
         response = await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.LIST_PEERS), ASK_S)
         found: dict[PeerId, str] = {}
         for peer in response.peers:  # one entry per connection
@@ -71,10 +67,7 @@ class Control:
         return found
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
-        """Dial `partner` unless connected; through a relay only if no direct address responds. Raises Unreachable.
-
-        Invalid addresses are skipped.
-        """
+        """Dial `partner` unless connected, through a relay only if all else fails. Skips invalid addresses. Raises Unreachable."""
         raw = {address: parsed for address in addresses if (parsed := _transport_part(address, partner)) is not None}
         direct = [parsed for address, parsed in raw.items() if CIRCUIT not in address]
         if 0 < len(direct) < len(raw):
@@ -98,7 +91,7 @@ class Control:
         return (reader, writer), str(Multiaddr(response.streamInfo.addr))
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        """Make p2pd connect inbound streams of `protocol` to the Unix socket `listener`. Read their header with `stream_opener`."""
+        """Make p2pd connect inbound streams of `protocol` to the Unix socket `listener`. See `receiving`."""
         request = p2pd_pb2.StreamHandlerRequest(addr=Multiaddr(f"/unix{listener}").to_bytes(), proto=[protocol], balanced=False)
         await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.STREAM_HANDLER, streamHandler=request), ASK_S)
 
@@ -132,11 +125,21 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
     return response
 
 
-async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
-    """Read p2pd's header of an inbound stream: the peer that opened it, and its multiaddr, empty if unknown.
+@asynccontextmanager
+async def receiving(control: Control, protocol: str, listener: Path, accept: Accept) -> AsyncIterator[None]:
+    """Pass inbound streams of `protocol`, each with a header for `stream_opener`, to `accept` over the Unix socket `listener`."""
+    server = await asyncio.start_unix_server(accept, listener, limit=BUFFER_BYTES)
+    try:
+        await control.receive_streams(protocol, listener)
+        yield
+    finally:
+        server.close()
+        with suppress(FileNotFoundError):
+            os.unlink(listener)
 
-    Raises BadMessage for a key that is not Ed25519.
-    """
+
+async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
+    """Read p2pd's header of an inbound stream: the peer, and its multiaddr, empty if unknown. Raises BadMessage for another type of key."""
     info = p2pd_pb2.StreamInfo()
     await read_pbmsg_safe(reader, info)
     try:
@@ -215,14 +218,12 @@ class DaemonSettings:
 class Daemon:
     """One p2pd process. Use as `async with`.
 
-    Entering raises BadSettings if the operator can fix the cause (busy port, unusable folder or key), else TransportError. Leaving sends
-    SIGTERM, then SIGKILL after END_S.
+    Entering raises BadSettings if the operator can fix the cause (busy port, unusable folder or key), else TransportError.
     """
 
     def __init__(self, settings: DaemonSettings) -> None:
         self.settings = settings
-        self.socket_path = settings.folder / "p2pd.sock"
-        """p2pd's control socket."""
+        self.socket_path = settings.folder / "p2pd.sock"  # p2pd's control socket
         self._drain: asyncio.Task[None] | None = None
         self._last_lines: deque[str] = deque(maxlen=20)
         self.control = Control(self.socket_path)
@@ -347,12 +348,10 @@ class Daemon:
 def _role(settings: DaemonSettings) -> dict[str, str | int]:
     """Return the flags of p2pd's role: a relay, a peer behind relays, or neither.
 
-    p2pd installs two relay services, and the second one replaces the first. The default one cuts circuits after 128 KiB. With one
-    thread (GOMAXPROCS=1), ours is the second. `relay=0` would disable relaying, but also dialling through relays, so it is not set. Each
-    reachable p2pd therefore relays up to 128 KiB within two minutes for any peer.
-
-    libp2p's own DHT is off: addresses come from member records, and any caller could fill its memory with provider records. But p2pd
-    uses relays only with the DHT, so a peer behind relays runs it as a client, which serves no requests and finds no server.
+    p2pd installs two relay services, and the second one replaces the first. The default one cuts circuits after 128 KiB. With one thread
+    (GOMAXPROCS=1), ours is the second. `relay=0` would also disable dialling through relays, so each reachable p2pd relays up to 128 KiB
+    for any peer. libp2p's own DHT is off, because any caller could fill its memory; but p2pd uses relays only with the DHT, so a peer
+    behind relays runs it as a client.
     """
     if settings.relays:
         return {"relayService": 1, "forceReachabilityPublic": 1, **RELAY_CAPS}
@@ -374,10 +373,7 @@ def _prepare_folder(folder: Path) -> None:
 
 
 def _check_port(host: str, port: int) -> None:
-    """Raise BadSettings unless this host and port are free to listen on.
-
-    p2pd itself does not detect a busy port: it sets SO_REUSEPORT, so two daemons of one user would share the port and its connections.
-    """
+    """Raise BadSettings if the port is busy: p2pd sets SO_REUSEPORT, so two daemons of one user would share its connections."""
     family = socket.AF_INET6 if _ip(host).version == 6 else socket.AF_INET
     with socket.socket(family) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

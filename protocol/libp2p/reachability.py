@@ -1,10 +1,7 @@
 """Determine whether other peers can reach this one directly, and choose relays if they cannot.
 
-Partners are asked periodically to dial us (`dial_back.py`). The majority of the latest results decides, so a single malicious peer has no
-effect. Each reply also contains the partner's relay address. An unreachable peer has reservations at up to two relays, and chooses others
-when it has lost both. p2pd cannot change its role while it runs, so each change requires a restart.
-
-Known limit: a router that accepts inbound connections from any host that we have dialled looks open to the partners that we ask.
+Partners are asked periodically to dial us (`dial_back.py`); the majority of the latest results decides. An unreachable peer has
+reservations at up to two relays. Known limit: a router that accepts connections from any host that we have dialled looks open.
 """
 
 from __future__ import annotations
@@ -36,10 +33,8 @@ class Reachability:
     """The reachability of this peer, across restarts of p2pd. `through` holds the relays of the last run; empty if it was reachable."""
 
     def __init__(self, through: Collection[str] = ()) -> None:
-        self.is_open: bool | None = False if through else None
-        """Whether other peers can reach us directly; None while unknown."""
-        self.open_at = ""
-        """The address of the last successful dial-back, without our id; empty if there is none."""
+        self.is_open: bool | None = False if through else None  # whether other peers can reach us directly; None while unknown
+        self.open_at = ""  # the address of the last successful dial-back, without our id; empty if there is none
         self.through = tuple(through)
         """The relays, with their ids, at which p2pd shall have a reservation; empty if it needs none or none is known."""
         self._timeout_s = FIRST_S
@@ -57,10 +52,7 @@ class Reachability:
         return max(counts, key=lambda host: (counts[host], host), default="")
 
     async def until_role_changes(self, control: Control, port: int) -> str:
-        """Ask partners and watch our relay reservations until p2pd must restart in another role; return the reason.
-
-        `port` is our listening port. Raises Unreachable if p2pd has ended.
-        """
+        """Track our reachability at `port` and our relays until p2pd needs another role; return the reason. Raises Unreachable."""
         loop = asyncio.get_running_loop()
         reserved_s, had_reservation = loop.time(), False  # loop time at which we last had a reservation, or needed none
         while True:
@@ -87,8 +79,6 @@ class Reachability:
     @property
     def _is_settled(self) -> bool:
         return self.is_open is True or (self.is_open is False and bool(self.through))
-
-    # ---- dial-back requests ----
 
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
         now_s = asyncio.get_running_loop().time()
@@ -130,8 +120,6 @@ class Reachability:
             peer = read_address(relay)
             if peer is not None:
                 keep_newest(self._relays, peer, relay, KNOWN_RELAYS)
-
-    # ---- relays ----
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
         """Return relays that respond now. Those that we do not use yet come first, because we have lost the others."""

@@ -1,7 +1,6 @@
-"""The verified member records that this peer has seen: a bounded sample of the swarm.
+"""The verified member records that this peer has seen: a bounded sample of the swarm, with the latest valid record of each member.
 
-It keeps the latest valid record of each member of the run. If there is no room, a random record of the most frequent network is evicted. A
-record does not prove that its peer is alive: see `Directory`. This module does no network I/O.
+If there is no room, a random record of the most frequent network is evicted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """Test whether our p2pd relays with our limits: two temporary peers without a port connect through it and transfer TRIAL_BYTES.
 
-p2pd installs two relay services at its start, in varying order, and the second one replaces the first: ours, or the default one, which cuts
-every circuit after 128 KiB (`p2pd.py`). Only a transfer can tell them apart.
+Only a transfer tells whether p2pd uses our relay service or the default one, which cuts every circuit after 128 KiB (`p2pd.py`).
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from pathlib import Path
 from gossamer.protocol.addresses import CIRCUIT
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings, receiving
 from gossamer.protocol.libp2p.splice import Pair, drop
 from gossamer.protocol.limits import KIB, SEED_BYTES
 
@@ -25,19 +24,14 @@ PROTOCOL = "/gossamer/relay-trial/1"
 
 
 async def try_relay(relay: str, folder: Path) -> bool:
-    """Return whether the relay at this multiaddr, with its id, forwards TRIAL_BYTES. `folder` holds sockets and keys of the two peers.
-
-    Raises GossamerError if the two peers could not be started.
-    """
+    """Return whether the relay at this multiaddr forwards TRIAL_BYTES. Raises GossamerError if the two peers in `folder` cannot start."""
     with suppress(TimeoutError, OSError, EOFError):
         async with asyncio.timeout(TRIAL_S), AsyncExitStack() as stack:
             called = await stack.enter_async_context(Daemon(_settings(folder / "trial-a", (relay,))))
             caller = await stack.enter_async_context(Daemon(_settings(folder / "trial-b", ())))
             listener = folder / "trial-a" / "in.sock"
             got: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            listening = await asyncio.start_unix_server(lambda *pair: _count(pair, got), listener)
-            stack.callback(listening.close)
-            await called.control.receive_streams(PROTOCOL, listener)
+            await stack.enter_async_context(receiving(called.control, PROTOCOL, listener, lambda *pair: _count(pair, got)))
             reader, writer = await _call(caller.control, called.peer_id, relay + CIRCUIT)
             stack.callback(drop, writer)
             writer.write(bytes(TRIAL_BYTES))

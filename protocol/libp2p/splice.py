@@ -33,10 +33,9 @@ class CarriedBytes:
 
 
 async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
-    """Copy in both directions until one side ends or breaks, then flush and close both. Each of `counts` counts the bytes.
+    """Copy in both directions until one side ends or breaks, then flush and close both; count the bytes in each of `counts`.
 
-    A slow reader on one side stops the writer on the other side (back-pressure). Cancellation closes both sides at once. Connection errors
-    are not raised.
+    A slow reader stops the writer on the other side. Cancellation closes both sides at once. Connection errors are not raised.
     """
 
     async def out() -> None:
@@ -96,10 +95,7 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 
 
 async def wait_while_active(work: Awaitable[object], measure: Callable[[], int], quiet_s: float, most_s: float) -> None:
-    """Await `work` with two timeouts: it is cancelled if `measure` does not change for `quiet_s`, and after `most_s` in total.
-
-    Raises TimeoutError, or what `work` raises.
-    """
+    """Await `work`. Raises TimeoutError if `measure` does not change for `quiet_s`, and after `most_s` in total."""
     task = asyncio.ensure_future(work)
     until_s = asyncio.get_running_loop().time() + most_s
     try:

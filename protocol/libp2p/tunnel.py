@@ -2,12 +2,8 @@
 
     gRPC channel -> our Unix socket -> p2pd ~~ libp2p ~~ p2pd -> our Unix sockets -> gRPC server
 
-libp2p provides NAT traversal, encryption and peer authentication; gRPC provides framing, flow control and keep-alive. The caller may keep a
-connection for its next call (outbound.py). On the receiving side, each connection is a visit in the admission table.
-
-The gRPC server maps a call to an authenticated PeerId only by the name of the Unix socket from which the connection comes. The name is
-registered before the server can accept the connection, and it is never reused. All sockets are in a folder that no other user may enter.
-The server aborts calls from any other socket.
+The server maps a call to an authenticated PeerId only by the name of the Unix socket from which it comes. A name is registered before the
+server can accept the connection and never reused, and no other user may enter the folder. Calls from any other socket are aborted.
 """
 
 from __future__ import annotations
@@ -16,29 +12,20 @@ import asyncio
 import itertools
 import logging
 import socket
-from collections.abc import Sequence
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any, Self
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.dialer import Dialer
-from gossamer.protocol.libp2p.direct_route import DirectRoute
-from gossamer.protocol.libp2p.grpc_stream import (
-    ACCEPTED,
-    BROKEN,
-    Context,
-    GrpcStream,
-    refuse_another,
-    refuse_stranger,
-    start_server,
-)
+from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
+from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, GrpcStream, refuse_another, refuse_stranger, start_server
 from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
-from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, stream_opener
+from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, receiving, stream_opener
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from gossamer.protocol.streams.admission import Admission, Visit, handle
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.streams.transport import Purpose, StreamHandler, Transport
+from gossamer.protocol.tasks import cancel, spawn
 
 log = logging.getLogger(__name__)
 
@@ -47,7 +34,7 @@ HANDLERS_END_S = 2.0  # time that handlers get to end after their streams
 
 
 class Inbound:
-    """Serves inbound streams, which p2pd connects to the Unix socket `listener`, from `open` to `close`."""
+    """Serves inbound streams, which p2pd connects to the Unix socket `listener`. Use as `async with serving(control)`."""
 
     def __init__(self, listener: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes) -> None:
         self._listener = listener
@@ -55,39 +42,27 @@ class Inbound:
         self._handler = handler
         self._admission = admission
         self._carried = carried
-        self._listening: asyncio.Server | None = None
         self._by_name: dict[str, Visit] = {}
         self._names = itertools.count()
-        self._connections: dict[asyncio.Task[None], None] = {}
-        self._handlers: dict[asyncio.Task[None], None] = {}
+        self._connections: set[asyncio.Task[None]] = set()
+        self._handlers: set[asyncio.Task[None]] = set()
 
-    async def open(self, control: Control) -> None:
-        """Start the gRPC server and the listener, and register the listener at p2pd. Raises Unreachable if p2pd has ended."""
+    @asynccontextmanager
+    async def serving(self, control: Control) -> AsyncIterator[None]:
+        """Serve, then end every stream: handlers get PeerGone, and are cancelled after HANDLERS_END_S. Raises Unreachable without p2pd."""
         self._server_socket.unlink(missing_ok=True)
-        self._server = await start_server(self.serve, self._server_socket)
+        server = await start_server(self.serve, self._server_socket)
         try:
-            self._listener.unlink(missing_ok=True)
-            self._listening = await asyncio.start_unix_server(self._accept, self._listener, limit=BUFFER_BYTES)
-            await control.receive_streams(PROTOCOL, self._listener)
-        except BaseException:
-            await self.close()
-            raise
-
-    async def close(self) -> None:
-        """End every stream. Handlers get PeerGone, and are cancelled after HANDLERS_END_S."""
-        if self._listening is not None:
-            self._listening.close()
-        await self._server.stop(None)
-        if self._handlers:
-            await asyncio.wait(self._handlers, timeout=HANDLERS_END_S)
-        self._listener.unlink(missing_ok=True)
-        tasks = [*self._handlers, *self._connections]
-        await cancel(*tasks)
-
-    # ---- connections ----
+            async with receiving(control, PROTOCOL, self._listener, self._accept):
+                yield
+        finally:
+            await server.stop(None)
+            if self._handlers:
+                await asyncio.wait(self._handlers, timeout=HANDLERS_END_S)
+            await cancel(*self._handlers, *self._connections)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = _spawn(self._carry((reader, writer)), self._connections, "inbound connection")
+        task = spawn(self._carry((reader, writer)), self._connections, "inbound connection")
         task.add_done_callback(lambda _: drop(writer))
 
     async def _carry(self, remote: Pair) -> None:
@@ -109,21 +84,20 @@ class Inbound:
             log.debug("inbound connection: %s", error)
 
     async def _connect(self, visit: Visit, remote: Pair, carried: CarriedBytes) -> None:
-        name = str(self._listener.with_name(f"in-{next(self._names):x}"))
+        path = self._listener.with_name(f"in-{next(self._names):x}")
+        name = str(path)
         with socket.socket(socket.AF_UNIX) as caller:
             caller.setblocking(False)
             caller.bind(name)
             self._by_name[name] = visit
             try:
                 await asyncio.get_running_loop().sock_connect(caller, str(self._server_socket))
-                _unlink(name)  # a connected socket keeps its name
+                path.unlink()  # a connected socket keeps its name
                 local = await asyncio.open_unix_connection(sock=caller.dup(), limit=BUFFER_BYTES)
                 await splice(local, remote, carried, self._carried)
             finally:
-                _unlink(name)
+                path.unlink(missing_ok=True)
                 del self._by_name[name]
-
-    # ---- calls ----
 
     async def serve(self, purpose: Purpose, context: Context) -> None:
         """Serve one gRPC call, or abort it if it does not come from an admitted connection."""
@@ -148,60 +122,26 @@ class Inbound:
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
             if await stream.arrived() and self._admission.heard(visit):
-                _spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
+                spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
                 await closed.wait()
         finally:
             stream.end("the connection to the partner broke")
             await cancel(pump)
 
 
-def _spawn(coroutine: Any, tasks: dict[asyncio.Task[None], None], name: str) -> asyncio.Task[None]:
-    """Start a task and keep it in `tasks` until it ends."""
-    task: asyncio.Task[None] = asyncio.create_task(coroutine, name=name)
-    tasks[task] = None
-    task.add_done_callback(tasks.pop)
-    return task
+@asynccontextmanager
+async def tunnel_transport(
+    control: Control, folder: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes, dialer: Dialer | None = None
+) -> AsyncIterator[Transport]:
+    """Open the Transport over one p2pd. Leaving it ends every stream. Without `dialer`, every address may be dialled."""
 
+    def is_busy(partner: PeerId) -> bool:
+        return outbound.is_calling(partner) or admission.is_calling(partner)
 
-def _unlink(name: str) -> None:
-    Path(name).unlink(missing_ok=True)
-
-
-class TunnelTransport:
-    """The Transport over one running p2pd. Use as `async with`, on one event loop.
-
-    Leaving it ends every stream: handlers and callers get PeerGone. `dialer` filters the addresses of partners; without it, all addresses
-    are dialled.
-    """
-
-    def __init__(
-        self,
-        control: Control,
-        folder: Path,
-        handler: StreamHandler,
-        admission: Admission,
-        carried: CarriedBytes,
-        dialer: Dialer | None = None,
-    ) -> None:
-        self._control = control
-        direct_route = DirectRoute(control, dialer, self._is_busy) if dialer else None
-        self._outbound = Outbound(control, folder, carried, dialer or control, direct_route)
-        self._admission = admission
-        self._inbound = Inbound(folder / "in.sock", handler, admission, carried)
-
-    async def __aenter__(self) -> Self:
-        await self._inbound.open(self._control)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
+    direct_route = DirectRoute(control, dialer, is_busy) if dialer else None
+    outbound = Outbound(control, folder, carried, dialer or control, direct_route)
+    async with Inbound(folder / "in.sock", handler, admission, carried).serving(control):
         try:
-            await self._outbound.close()
+            yield outbound
         finally:
-            await self._inbound.close()
-
-    async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
-        """Open a stream to `partner`. `addresses` are multiaddrs to try and may be empty. Raises Unreachable."""
-        return await self._outbound.connect(partner, addresses, purpose)
-
-    def _is_busy(self, partner: PeerId) -> bool:
-        return self._outbound.is_calling(partner) or self._admission.is_calling(partner)
+            await outbound.close()

@@ -1,7 +1,6 @@
 """An iterative Kademlia look-up: query the nearest known members, who name nearer ones, until the nearest of all have replied.
 
-If two of the peers that a member named do not reply, the other peers that only this member named are not queried. One malicious peer
-therefore costs a few calls, not the look-up. A hanging call delays the look-up by a second.
+If two peers that a member named do not reply, its others are not queried: a malicious peer costs a few calls, not the look-up.
 """
 
 from __future__ import annotations
@@ -38,10 +37,7 @@ class Walk:
         self._asking: dict[asyncio.Task[list[Held] | None], tuple[Held, float]] = {}  # with the member, and the loop time of the call
 
     async def run(self, first: Iterable[Held], num_nearest: int, most_calls: int) -> list[Held]:
-        """Look up from `first`, with at most `most_calls` calls. Return up to `num_nearest` members that have replied, the nearest first.
-
-        It takes at most WALK_S. Cancel-safe.
-        """
+        """Look up from `first`, for at most WALK_S and `most_calls` calls; return the nearest members that replied. Cancel-safe."""
         self._learn(first, None)
         try:
             with suppress(TimeoutError):

@@ -33,7 +33,25 @@ class MemoryP2P:
 
     async def call_protobuf_handler(self, peer: PeerID, name: str, request: Any, output_type: Any) -> Any:
         """Call a peer and return its parsed reply. Raises P2PDaemonError and P2PHandlerError, as hivemind does."""
-        return output_type.FromString(await self._call(PeerId(peer.to_bytes()), name, request.SerializeToString()))
+        partner, data = PeerId(peer.to_bytes()), request.SerializeToString()
+        try:
+            relay = await self._network.dial(self._peer.peer_id, partner)
+        except Unreachable as error:
+            raise P2PDaemonError(str(error)) from None
+        host = self._network.peers[partner]
+        await self._cross(self._peer, host, len(data), relay)
+        if name not in host.calls:
+            raise P2PDaemonError("protocol not supported")
+        handler, input_type = host.calls[name]
+        failure = None
+        try:
+            reply = (await handler(input_type.FromString(data), SimpleNamespace(remote_id=self.peer_id))).SerializeToString()
+        except Exception as error:  # hivemind sends any exception of a handler to the caller
+            reply = failure = repr(error).encode()
+        await self._cross(host, self._peer, len(reply), relay)
+        if failure is not None:
+            raise P2PHandlerError(failure.decode())
+        return output_type.FromString(reply)
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer unless already connected. Raises Unreachable."""
@@ -42,26 +60,6 @@ class MemoryP2P:
     async def connected(self) -> dict[PeerId, str]:
         """Return the connected peers, each with its multiaddr."""
         return {peer: self._network.places.get(peer, "") for peer in self._network.connected(self._peer.peer_id)}
-
-    async def _call(self, partner: PeerId, name: str, request: bytes) -> bytes:
-        try:
-            relay = await self._network.dial(self._peer.peer_id, partner)
-        except Unreachable as error:
-            raise P2PDaemonError(str(error)) from None
-        host = self._network.peers[partner]
-        await self._cross(self._peer, host, len(request), relay)
-        if name not in host.calls:
-            raise P2PDaemonError("protocol not supported")
-        handler, input_type = host.calls[name]
-        has_failed = False
-        try:
-            reply = (await handler(input_type.FromString(request), SimpleNamespace(remote_id=self.peer_id))).SerializeToString()
-        except Exception as error:  # hivemind sends any exception of a handler to the caller
-            reply, has_failed = repr(error).encode(), True
-        await self._cross(host, self._peer, len(reply), relay)
-        if has_failed:
-            raise P2PHandlerError(reply.decode())
-        return bytes(reply)
 
     async def _cross(self, sender: MemoryPeer, receiver: MemoryPeer, num_bytes: int, relay: PeerId | None) -> None:
         """Wait for as long as a message takes. Raises P2PDaemonError if one of the two peers is down by then, or partitioned."""

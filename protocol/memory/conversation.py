@@ -1,7 +1,6 @@
 """In-memory streams between two peers: the arrival time of each frame, and the effect of a network partition or a crash.
 
-Time is the event loop's, which `virtual_time` makes virtual. All random numbers come from the network's generator, so a seed determines
-every arrival. Congestion is not modelled: each peer sends and receives at its own rate, one frame after the other.
+Each peer sends and receives at its own rate, one frame after the other; the network's seed determines every arrival.
 """
 
 from __future__ import annotations
@@ -118,10 +117,7 @@ class MemoryChannel:
 
 
 class Conversation:
-    """Both ends of a stream between two peers.
-
-    `peers` and `lines` hold the initiator's, then the responder's. `relay` is the relay that carries the stream, None if it is direct.
-    """
+    """Both ends of a stream, over `relay` if there is one. `peers` and `lines` hold the initiator's, then the responder's."""
 
     def __init__(
         self, peers: tuple[PeerId, PeerId], lines: tuple[MemoryLine, MemoryLine], draw: Callable[[], float], relay: PeerId | None = None
@@ -155,10 +151,7 @@ class Conversation:
             line.conversations[self] = None
 
     def die(self, peer_id: PeerId, *, is_delivered: bool) -> None:
-        """End the stream because `peer_id` crashed. The other side's stream ends one network delay later.
-
-        Frames from the crashed peer that are in flight are lost unless `is_delivered`.
-        """
+        """End the stream because `peer_id` crashed. Its frames in flight are lost unless `is_delivered`."""
         side = self.peers.index(peer_id)
         self._channels[1 - side].inbox.end("this peer crashed")
         self._channels[1 - side].lose()

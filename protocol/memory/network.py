@@ -1,7 +1,6 @@
 """In-memory transport for many peers in one process, with latency, rates, loss, NAT routers, relays, partitions and crashes.
 
-Messages pass through the real wire code and the real admission control, so frames are bytes and inbound streams are limited as over libp2p.
-On a VirtualTimeLoop everything is deterministic: one seed gives one schedule. Unary calls are in `calls.py`.
+Messages pass through the real wire code and the real admission control. On a VirtualTimeLoop one seed gives one schedule.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
 from gossamer.protocol.streams.admission import Admission, StreamCaps, Visit, handle
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, spawn
 
 DIAL_S = 5.0  # timeout of a dial that nobody answers
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0
@@ -64,10 +63,7 @@ class MemoryNetwork:
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
     ) -> MemoryPeer:
-        """Start a peer and return its transport. A peer that is up is killed first, as in a restart.
-
-        `is_banned` is called for each peer that opens a stream to this one.
-        """
+        """Start a peer and return its transport. A peer that is up is killed first. `is_banned` is asked about each caller."""
         self.kill(peer_id)
         self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
         return self.peers[peer_id]
@@ -79,8 +75,6 @@ class MemoryNetwork:
     async def close(self) -> None:
         """Cancel every running stream handler."""
         await cancel(*self._tasks)
-
-    # ---- faults ----
 
     def is_up(self, peer_id: PeerId) -> bool:
         """Return whether the peer is up."""
@@ -99,10 +93,7 @@ class MemoryNetwork:
             conversation.give_up()
 
     def partition(self, *groups: Collection[PeerId]) -> None:
-        """Partition the network into groups. All peers in no group form one more group.
-
-        It replaces the last partition. A call without groups heals the network.
-        """
+        """Partition the network into groups and the rest, in place of the last partition. A call without groups heals the network."""
         self._group = {peer_id: number for number, group in enumerate(groups, 1) for peer_id in group}
         for peer in self.up():
             for conversation in list(peer.line.conversations):
@@ -115,8 +106,6 @@ class MemoryNetwork:
     def up(self) -> list[MemoryPeer]:
         """Return the peers that are up."""
         return [peer for peer in self.peers.values() if peer.is_up]
-
-    # ---- connections ----
 
     def connected(self, peer_id: PeerId) -> list[PeerId]:
         """Return the peers to which a connection is open."""
@@ -163,9 +152,7 @@ class MemoryNetwork:
                 host.admission.end(visit)
             raise Unreachable(f"{partner.short()} rejected the stream")
         conversation.begin()
-        task = asyncio.create_task(_receive(host, visit, purpose, conversation.streams[1]), name=f"{partner.short()} {purpose.value}")
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        spawn(_receive(host, visit, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
         return conversation.streams[0]
 
 

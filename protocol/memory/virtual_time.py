@@ -1,8 +1,6 @@
 """An event loop under virtual time: its clock jumps to the next timer, so an hour of meetings runs in a second.
 
-It has no sockets and no signals, and it runs executor functions at once. A program on it takes its time from `loop.time()` and its network
-from `protocol.memory`. The order of execution is deterministic: tasks hash by creation number, so the sets of tasks inside asyncio
-(`TaskGroup`, `wait`) also have a fixed order. The idea is FoundationDB's simulator.
+It has no sockets and no signals, and it runs executor functions at once. Tasks hash by creation number, so their order is deterministic.
 """
 
 from __future__ import annotations
@@ -34,30 +32,15 @@ class _NumberedTask(asyncio.Task[T]):
         return self._number
 
 
-class _Clock:
-    """A selector with no file descriptors: select() advances the clock by its timeout."""
-
-    def __init__(self, advance: Callable[[float | None], None]) -> None:
-        self._advance = advance
-
-    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        if timeout != 0:
-            self._advance(timeout)
-        return []
-
-
 class VirtualTimeLoop(base_events.BaseEventLoop):
-    """An asyncio event loop whose virtual time starts at `start_s`.
-
-    `run_until_complete` raises Deadlock when no task can run and no timer is set.
-    """
+    """An event loop under virtual time from `start_s`. `run_until_complete` raises Deadlock if no task can run and no timer is set."""
 
     def __init__(self, start_s: float = 0.0) -> None:
         super().__init__()
         self._now_s = start_s
         self._num_tasks = 0
         self._clock_resolution = _RESOLUTION_S
-        self._selector = _Clock(self._advance)
+        self._selector = self  # see `select`
         self.set_task_factory(self._new_task)
 
     def time(self) -> float:
@@ -78,11 +61,13 @@ class VirtualTimeLoop(base_events.BaseEventLoop):
             self.call_soon(resolve, future.set_exception, error)
         return future
 
-    def _advance(self, seconds: float | None) -> None:
-        if seconds is None:
+    def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
+        """Advance the clock by the timeout, as the loop's own selector: there are no file descriptors to wait for."""
+        if timeout is None:
             waiting = "\n".join(sorted(repr(task) for task in asyncio.all_tasks(self)))
             raise Deadlock(f"no task can run and no timer is set; waiting tasks:\n{waiting}")
-        self._now_s += seconds
+        self._now_s += timeout
+        return []
 
     def _new_task(self, loop: asyncio.AbstractEventLoop, coro: Any, **options: Any) -> asyncio.Task[Any]:
         self._num_tasks += 1

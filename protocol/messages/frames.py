@@ -1,11 +1,7 @@
-"""Encode messages as protobuf frames and decode them.
+"""Encode messages as protobuf frames and decode them. `from_frame` is the first code that handles bytes of an untrusted peer.
 
-`from_frame` is the first code that handles bytes of an untrusted peer. It checks the size before parsing and returns a message whose fields
-are all validated (`messages.py`). The dataclasses and the protobuf messages have the same field names; a test compares them.
-
-Unknown fields are dropped, so a newer peer may add optional fields. An unknown message type or contents kind raises Refused, because a
-newer peer may send it legitimately. An unknown refusal code reads as OTHER. Any other encoding that protobuf tolerates (two bodies in one
-frame, non-minimal varints) raises BadMessage.
+The dataclasses and the protobuf messages have the same field names. A newer peer may add optional fields, which are dropped, and message
+types and contents kinds, which raise Refused. Any other encoding that protobuf tolerates raises BadMessage.
 """
 
 from __future__ import annotations
@@ -100,7 +96,7 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     "sender": PeerId,
     "receiver": PeerId,
     "phase": RunPhase,
-    "code": lambda number: RefusalCode(number) if number in _CODES or not number else RefusalCode.OTHER,
+    "code": lambda number: _refusal_code(number),
     "part": Part,
     "decision": Decision,
     "kind": lambda number: _contents_kind(number),
@@ -110,24 +106,27 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
 }
 
 
+def _refusal_code(number: int) -> RefusalCode:
+    return RefusalCode(number) if number in _CODES or not number else RefusalCode.OTHER  # type: ignore[call-arg]  # a look-up
+
+
 def _contents_kind(number: int) -> ContentsKind:
     if number > max(ContentsKind):
         raise Refused(RefusalCode.OTHER, "unknown contents kind")
     return ContentsKind(number)
 
 
-def write_alone(wire: Wire, value: DataclassInstance) -> bytes:
-    """Encode a value outside a frame. `wire` is an empty protobuf message of its type."""
+def write_alone(value: DataclassInstance) -> bytes:
+    """Encode a value outside a frame, as the protobuf message of the same name."""
+    wire: Wire = getattr(peer_pb2, type(value).__name__)()
     fill(wire, value)
     return wire.SerializeToString()
 
 
-def read_alone(kind: type[V], wire: Wire, data: bytes, name: str, most_bytes: int) -> V:
-    """Decode and validate what `write_alone` wrote, at most `most_bytes`. Raises BadMessage. Signatures are not checked.
-
-    `name` names the value in error messages.
-    """
+def read_alone(kind: type[V], data: bytes, name: str, most_bytes: int) -> V:
+    """Decode what `write_alone` wrote, called `name` in errors. Raises BadMessage if it is invalid or too large; checks no signature."""
     limits.need_count(f"size of {name}", len(data), most_bytes)
+    wire: Wire = getattr(peer_pb2, kind.__name__)()
     parse(wire, data)
     read: V = from_wire(kind, wire)
     return read

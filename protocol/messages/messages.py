@@ -1,11 +1,6 @@
-"""The messages of peer.proto as frozen dataclasses that validate lengths, counts and enums.
+"""The messages of peer.proto as frozen dataclasses. Each constructor raises BadMessage for invalid lengths, counts and enums.
 
-Each constructor raises BadMessage for invalid values, so every instance is well formed. `frames.py` encodes and decodes the messages, and
-`terms.py` validates them against a run. This module holds no state, clock or socket.
-
-A signature covers a context string with the message type and its version, then every field except the signature, each preceded by its
-length (`identity.signable`). Unknown protobuf fields are neither signed nor kept, so a change that an older peer must understand raises the
-protocol version.
+A signature covers a context string with the message type and its version, then every field except the signature (`identity.signable`).
 """
 
 from __future__ import annotations
@@ -67,10 +62,6 @@ class Hello(Signed):
     records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every field above
 
-    def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        limits.need_record_sizes(self.records)
-
 
 @dataclass(frozen=True, slots=True)
 class Refusal(Bounded):
@@ -107,10 +98,7 @@ class Chunk(Bounded):
 
 @dataclass(frozen=True, slots=True)
 class Commitment(Signed):
-    """Commits the sender to its payload before it sees the partner's payload, and to both sketches.
-
-    The meeting id identifies run, peers and nonces.
-    """
+    """Commits the sender to its payload before it sees the partner's, and to both sketches."""
 
     CONTEXT = b"gossamer/commitment/1"
 
@@ -120,10 +108,7 @@ class Commitment(Signed):
 
 
 def exchange_digest(own_sketch: bytes, partner_sketch: bytes, payload: bytes) -> bytes:
-    """Return the SHA-256 over three SHA-256 digests: of the own sketch, of the received sketch, and of the own payload.
-
-    It includes the sketches, because with a corrupted sketch the two peers would decode and merge different values.
-    """
+    """Return the SHA-256 over three digests. It covers both sketches: with a corrupted one, the peers would merge different values."""
     return hashlib.sha256(own_sketch + partner_sketch + payload).digest()
 
 
@@ -201,10 +186,6 @@ class FetchRequest(Signed):
     credential: Credential | None  # set in invite runs
     records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them, including the sender's own
     signature: bytes = b""  # the sender's, over every field above
-
-    def __post_init__(self) -> None:
-        Bounded.__post_init__(self)
-        limits.need_record_sizes(self.records)
 
     @property
     def asked(self) -> tuple[bytes, ...]:

@@ -1,7 +1,6 @@
-"""Member records: what a peer announces about itself.
+"""Member records: what a peer announces about itself, signed and valid for a few minutes.
 
-A record is signed, so other peers cannot forge or shorten it, and it is valid for a few minutes, so dead peers disappear. It is a hint:
-only a connection proves that the peer is alive.
+A record is a hint: only a connection proves that the peer is alive.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.limits import Bounded
 from gossamer.protocol.messages.frames import need_signed, read_alone, write_alone
 from gossamer.protocol.run.invite import Credential
-from gossamer.protocol.wire import peer_pb2
 
 GIST_BYTES = 8
 
@@ -54,22 +52,19 @@ class MemberRecord(Signed):
     def to_bytes(self) -> bytes:
         """Encode the record. Raises BadMessage if it is unsigned or larger than 1 KiB."""
         need_signed(self)
-        data = write_alone(peer_pb2.MemberRecord(), self)
+        data = write_alone(self)
         limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
         return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MemberRecord:
         """Parse an encoded record. Raises BadMessage. Signature and expiry are not checked: see `check`."""
-        record = read_alone(cls, peer_pb2.MemberRecord(), data, "a record", limits.RECORD_BYTES)
+        record = read_alone(cls, data, "a record", limits.RECORD_BYTES)
         need_signed(record)  # records are forwarded, and other peers reject an unsigned one
         return record
 
     def check(self, run_id: bytes, now_s: float) -> None:
-        """Raise BadSignature or BadMessage unless its peer signed the record for this run and it is valid at `now_s` (Unix time).
-
-        `terms.check_record` also checks the membership.
-        """
+        """Raise BadSignature or BadMessage unless its peer signed it for this run and it is valid at `now_s` (Unix time)."""
         if self.run_id != run_id:
             raise BadMessage("a record of another run")
         if self.expires_s <= now_s:
@@ -92,8 +87,7 @@ class MemberRecord(Signed):
 def announceable(addresses: Iterable[str], peer_id: PeerId) -> tuple[str, ...]:
     """Select the addresses for a peer's own record: the first valid ones that fit, without the peer's own id.
 
-    Every peer can read a record, so plain local-network addresses are included only if there are no wider ones, and loopback addresses only
-    if there are no others at all.
+    Every peer can read a record, so plain local addresses are included only if there are no wider ones, and loopback ones if no others.
     """
     short = dict.fromkeys(address.removesuffix(f"/p2p/{peer_id}") for address in addresses)
     legal = [address for address in short if _is_legal(address)]

@@ -1,7 +1,6 @@
-"""Revocations of credentials, signed by their issuers.
+"""Revocations of credentials, signed by their issuers: of one peer, or of one invite by its bearer key.
 
-An issuer revokes one peer, or one invite by its bearer key, which all peers that joined with this invite share. A revocation is permanent
-within the run, so a set of revocations only grows. Peers forward the whole set and check each signature.
+A revocation is permanent within the run, so a set of revocations only grows. Peers forward the whole set and check each signature.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId, Signed
-from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone, write_alone
+from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 
@@ -93,12 +92,7 @@ def read_revocations(data: bytes) -> list[Revocation]:
 
 def need_credential(data: bytes) -> Credential:
     """Parse a credential outside a frame. Raises BadMessage if it is malformed or lacks a signature."""
-    credential = read_alone(Credential, peer_pb2.Credential(), data, "a credential", limits.RECORD_BYTES)
+    credential = read_alone(Credential, data, "a credential", limits.RECORD_BYTES)
     if not credential.is_complete:
         raise BadMessage("a credential without a signature")
     return credential
-
-
-def credential_bytes(credential: Credential) -> bytes:
-    """Encode a credential outside a frame."""
-    return write_alone(peer_pb2.Credential(), credential)

@@ -1,8 +1,7 @@
 """Validate the first message of a stream against the terms of the run, which follow from the manifest.
 
-Each check raises an error for the first violation. `Refused` is neither side's fault: another run, another protocol version, no membership,
-global steps too far apart. `BadMessage` and `BadSignature` are protocol violations: another receiver, or a forged sender.
-`messages.refusal_of` gives the reply for both. All checks are pure functions; they take the time as an argument.
+`Refused` is neither side's fault; `BadMessage` and `BadSignature` are protocol violations. All checks are pure functions that take the
+time.
 """
 
 from __future__ import annotations
@@ -84,15 +83,7 @@ class RunTerms:
         return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes)
 
 
-def check_hello(
-    hello: Hello,
-    terms: RunTerms,
-    me: PeerId,
-    partner: PeerId,
-    now_s: float,
-    *,
-    own_hello: Hello | None = None,
-) -> None:
+def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, *, own_hello: Hello | None = None) -> None:
     """Raise unless this Hello validly opens, or answers, a meeting between `partner` and `me`.
 
     `partner` is the peer that the transport authenticated. The initiator passes `own_hello`, which this Hello must answer; then the global
@@ -110,10 +101,7 @@ def check_hello(
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
-    """Raise Refused, BadMessage or BadSignature unless `partner` may make this request to `me`.
-
-    A revoked peer may still request the revocations: only its issuer's signed revocation makes it leave the run.
-    """
+    """Raise Refused, BadMessage or BadSignature unless `partner` may ask `me`. A revoked peer may ask for the revocations."""
     _check_opening(request, terms, me, partner)
     asks_revocations = request.kind is ContentsKind.REVOCATIONS
     check_member(partner, request.credential, replace(terms, revocations=Revocations()) if asks_revocations else terms, now_s)
@@ -201,10 +189,7 @@ def _check_sizes(hello: Hello, terms: RunTerms) -> None:
     if hello.fragment >= len(terms.fragments):
         raise Refused(RefusalCode.WRONG_TERMS, f"fragment {hello.fragment} of {len(terms.fragments)}")
     fragment = terms.fragments[hello.fragment]
-    theirs, ours = (
-        (hello.codec, hello.sketch_bytes, hello.payload_bytes),
-        (terms.codec_id, fragment.sketch_bytes, fragment.payload_bytes),
-    )
+    theirs, ours = ((hello.codec, hello.sketch_bytes, hello.payload_bytes), (terms.codec_id, fragment.sketch_bytes, fragment.payload_bytes))
     if theirs != ours:
         raise Refused(RefusalCode.WRONG_TERMS, f"codec, sketch and payload bytes are {theirs}, ours {ours}")
 

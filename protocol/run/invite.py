@@ -105,18 +105,14 @@ class Invite:
             )
         for address in self.bootstraps:
             try:
-                target = read_address(address)
+                if read_address(address) is None:
+                    raise ValueError(f"{address} does not end in /p2p/<peer id>")
             except ValueError as error:
                 raise BadInvite(f"an invite with an invalid address: {error}", hint=_ASK_HOST) from None
-            if target is None:
-                raise BadInvite(f"an invite with an invalid address: {address} does not end in /p2p/<peer id>", hint=_ASK_HOST)
 
     @classmethod
     def issue(cls, identity: Identity, run_id: bytes, bootstraps: tuple[str, ...], subject: PeerId | None, not_after_s: int) -> Self:
-        """Create and sign an invite; with `subject` None, any holder may use it. Raises BadInvite for invalid addresses.
-
-        The bearer key derives from the issuer's signature over the invite's content, which only the issuer can create.
-        """
+        """Create and sign an invite, for any holder if `subject` is None. Only the issuer can derive the bearer key. Raises BadInvite."""
         digest = _digest(bootstraps)
         secret = identity.sign(signable(b"gossamer/bearer-seed/1", run_id, not_after_s, digest))
         seed = b"" if subject else hashlib.sha256(secret).digest()
@@ -143,10 +139,7 @@ class Invite:
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse an invite and verify its issuer's signature. Raises BadInvite or WrongVersion.
-
-        `check` verifies the expiry date and the subject. Whether the issuer may invite, only the manifest says.
-        """
+        """Parse an invite and verify its issuer's signature; see `check` for expiry and subject. Raises BadInvite or WrongVersion."""
         payload = _unchecked(_PASTED.sub("", text[: 2 * limits.INVITE_CHARS]).lower())
         wire = peer_pb2.Invite()
         try:

@@ -1,7 +1,6 @@
 """The sections of a manifest: every key with its default, its meaning and its legal values. The defaults form the demo job.
 
-Ranges of numbers are validated here. Names of codecs, methods, models and tokenizers are only checked for their form; the peer package
-looks them up. Local settings (device, folders, rate limits, ports) do not belong in a manifest.
+Names of codecs, methods, models and tokenizers are only checked for their form; the peer package looks them up.
 """
 
 from __future__ import annotations

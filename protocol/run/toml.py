@@ -13,10 +13,7 @@ _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def write_toml(title: str, model: BaseModel) -> str:
-    """Write a model whose fields are tables as TOML, with the fields' descriptions as comments.
-
-    A field that is None becomes a comment. A field that is itself a table comes last in its section, under its own heading.
-    """
+    """Write a model of tables as TOML with the fields' descriptions as comments; a field that is None becomes a comment."""
     return "\n".join([f"# {title}", *(line for name in type(model).model_fields for line in _table(name, getattr(model, name)))]) + "\n"
 
 

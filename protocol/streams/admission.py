@@ -91,10 +91,7 @@ class Admission:
         return visit
 
     def begin(self, visit: Visit, purpose: Purpose) -> bool:
-        """Start a call for `purpose`, whose first message must arrive within FIRST_FRAME_S.
-
-        Returns False if the visit has another call, the limit for this purpose is reached, the partner is banned, or the visit was dropped.
-        """
+        """Start a call, whose first message must arrive within FIRST_FRAME_S. Return False if it is not admitted."""
         own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
         if visit not in self._visits or visit.is_in_call or len(own) >= self._caps.per_purpose or self._is_banned(visit.partner):
             return False

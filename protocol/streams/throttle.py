@@ -1,8 +1,7 @@
 """Rate limits of a peer: one for all bytes that it sends, one for all bytes that it receives, over any transport.
 
-A frame passes when the time of all earlier frames, at the limited rate, is used up. Small frames never wait, so a Hello or a Verdict does
-not miss its deadline behind another stream's payload; later chunks wait longer. Fetches have a lower priority than meetings, because
-meetings have deadlines: a chunk of a fetch waits until no meeting uses the line.
+Small frames never wait, so a Hello or a Verdict does not miss its deadline behind a payload; later chunks wait longer. A chunk of a fetch
+waits until no meeting uses the line.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
+from functools import partial
 
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SMALL_FRAME_BYTES
@@ -24,8 +24,7 @@ class Bucket:
 
     def __init__(self) -> None:
         self.bytes_per_s = math.inf
-        self.num_bytes = 0
-        """Bytes that have passed so far."""
+        self.num_bytes = 0  # bytes that have passed so far
         self._paid_s = -math.inf  # loop time at which all bytes so far are paid for, at the limited rate
         self._low_priority = asyncio.Lock()
 
@@ -88,14 +87,7 @@ class Throttle:
     def attach(self, purpose: Purpose, stream: Stream) -> None:
         """Apply the limits to a stream."""
         is_low_priority = purpose is Purpose.FETCH
-
-        async def up(num_bytes: int) -> None:
-            await self.up.take(num_bytes, is_low_priority=is_low_priority)
-
-        async def down(num_bytes: int) -> None:
-            await self.down.take(num_bytes, is_low_priority=is_low_priority)
-
-        stream.pass_gates(up, down)
+        stream.pass_gates(*(partial(bucket.take, is_low_priority=is_low_priority) for bucket in (self.up, self.down)))
 
 
 class _Throttled:

@@ -1,7 +1,6 @@
 """The two network interfaces of a peer: `Transport` opens streams to partners, `Directory` publishes and finds member records.
 
-Each has two implementations: over libp2p (`protocol/libp2p/`), and in memory for swarms under virtual time (`protocol/memory/`). The peer
-package depends only on these interfaces.
+Each has two implementations: over libp2p (`protocol/libp2p/`), and in memory under virtual time (`protocol/memory/`).
 """
 
 from __future__ import annotations
@@ -30,15 +29,10 @@ class Inbox:
     def __init__(self, max_frames: int) -> None:
         self._max_frames = max_frames
         self._frames: deque[bytes] = deque()
-        self._end: str | None = None
+        self.ended: str | None = None  # the reason why no more frames can arrive, None while they can
         self._arrived = asyncio.Event()
         self._has_room = asyncio.Event()
         self._has_room.set()
-
-    @property
-    def ended(self) -> str | None:
-        """The reason why no more frames can arrive, None while they can."""
-        return self._end
 
     async def room(self) -> None:
         """Wait until the queue has room, or has ended."""
@@ -46,7 +40,7 @@ class Inbox:
 
     def put(self, frame: bytes) -> None:
         """Append a frame, even beyond the bound: the writer awaits `room` first. After the end, the frame is discarded."""
-        if self._end is not None:
+        if self.ended is not None:
             return
         self._frames.append(frame)
         self._arrived.set()
@@ -61,8 +55,8 @@ class Inbox:
     async def get(self) -> bytes:
         """Remove and return the next frame. Raises PeerGone if the queue is empty and has ended."""
         while not self._frames:
-            if self._end is not None:
-                raise PeerGone(self._end)
+            if self.ended is not None:
+                raise PeerGone(self.ended)
             self._arrived.clear()
             await self._arrived.wait()
         frame = self._frames.popleft()
@@ -72,8 +66,8 @@ class Inbox:
 
     def end(self, why: str) -> None:
         """Accept no more frames. Queued frames can still be read. Only the first call sets the reason."""
-        if self._end is None:
-            self._end = why
+        if self.ended is None:
+            self.ended = why
         self._arrived.set()
         self._has_room.set()
 
@@ -90,8 +84,7 @@ class Purpose(Enum):
     FETCH = "Fetch"
 
 
-Gate = Callable[[int], Awaitable[None]]
-"""Waits until a frame of this many bytes may pass."""
+Gate = Callable[[int], Awaitable[None]]  # waits until a frame of this many bytes may pass
 
 
 class Stream:
@@ -110,16 +103,11 @@ class Stream:
         on_close: Callable[[Stream], None],
         observed: str = "",
     ) -> None:
-        self.partner = partner
-        """The remote peer, as authenticated by the transport."""
-        self.observed = observed
-        """The remote multiaddr; empty if the transport does not know it."""
-        self.route = route
-        """How the partner is reached, for the status page; "memory" in simulated swarms."""
-        self.bytes_sent = 0
-        """Encoded bytes handed to the transport so far."""
-        self.bytes_received = 0
-        """Encoded bytes taken from the transport so far."""
+        self.partner = partner  # the remote peer, as authenticated by the transport
+        self.observed = observed  # the remote multiaddr; empty if the transport does not know it
+        self.route = route  # how the partner is reached, for the status page; "memory" in simulated swarms
+        self.bytes_sent = 0  # encoded bytes handed to the transport so far
+        self.bytes_received = 0  # encoded bytes taken from the transport so far
         self._inbox = inbox
         self._write = write
         self._gates: tuple[Gate, Gate] = (_open_gate, _open_gate)

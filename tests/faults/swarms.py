@@ -233,9 +233,9 @@ def soak(number: int) -> float:
                 peer.trainer.applied.clear()
             if count == SOAK // 20:
                 before = _resident_mib()
-                sizes = len(asyncio.all_tasks()), len(a.book._entries)
+                sizes = len(asyncio.all_tasks()), len(a.book)
         await asyncio.sleep(10.0)
-        assert len(asyncio.all_tasks()) <= sizes[0] and len(a.book._entries) == sizes[1]
+        assert len(asyncio.all_tasks()) <= sizes[0] and len(a.book) == sizes[1]
         assert not any(fragment.meeting is not None for peer in (a, b) for fragment in peer.trainer.replica.fragments)
         assert not [path for peer in (a, b) for path in peer.payloads.path("x").parent.iterdir()]
         grown.append(_resident_mib() - before)

@@ -59,3 +59,5 @@ def test_a_flood_of_keys_evicts_the_oldest_bucket(monkeypatch: pytest.MonkeyPatc
     assert one.take(PER_PEER.capacity, 0, "a") and not one.take(1, 0, "a")
     assert all(one.take(1, number, "b") for number in range(1, 10))
     assert one.take(PER_PEER.capacity, 0, "a"), "the bucket of peer 0 should be forgotten, and so full again"
+    assert all(one.take(1, number, "c") and len(one) <= 10 for number in range(100, 150))
+    assert len(one) == 10

@@ -16,7 +16,7 @@ import uvloop
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
@@ -85,7 +85,7 @@ class TunnelWorld:
         daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
         assert daemon.peer_id is not None
         self._daemons[daemon.peer_id] = daemon
-        transport = TunnelTransport(daemon.control, home / "run", handler, Admission(caps, is_banned), CarriedBytes())
+        transport = tunnel_transport(daemon.control, home / "run", handler, Admission(caps, is_banned), CarriedBytes())
         return Peer(daemon.peer_id, await self._stack.enter_async_context(transport), daemon.addresses)
 
     async def kill(self, peer: Peer) -> None:

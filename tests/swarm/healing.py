@@ -28,6 +28,7 @@ from gossamer.peer.simulator.stand_in import PLAN
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.conversation import Link
@@ -93,7 +94,7 @@ class Resident:
         self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, unheard)
         life = network.transport(self.peer_id, peer.answer, is_banned=peer.is_banned)
         p2p: Any = MemoryP2P(network, life)
-        listed = DhtDirectory(p2p, peer.shelf, p2p, lambda: peer.bare_record((self._address,))) if self._is_listed else None
+        listed = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record((self._address,)))) if self._is_listed else None
         seams = PeerNetwork(life, listed or EmptyDirectory(), lambda: (self._address,), self._connected)
         self._tasks = [asyncio.create_task(self._run(seams, listed, p2p))]
         return self

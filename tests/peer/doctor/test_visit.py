@@ -28,7 +28,7 @@ from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.streams.admission import Admission
 from gossamer.protocol.streams.transport import Purpose
@@ -62,7 +62,7 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server}.get)
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
-            TunnelTransport(daemon.control, folder, dispatcher.answer, Admission(), CarriedBytes()),
+            tunnel_transport(daemon.control, folder, dispatcher.answer, Admission(), CarriedBytes()),
         ):
             return await looked_around(home, [invite_text(at=daemon.addresses[0], lifetime_s=lifetime_s) for lifetime_s in lifetimes_s])
 

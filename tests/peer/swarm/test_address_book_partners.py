@@ -221,6 +221,7 @@ def test_strangers_do_not_replace_a_partner(monkeypatch: pytest.MonkeyPatch) -> 
     book.met(A.peer_id, 0.0, 1)
     for number in range(100, 300):
         book.saw(somebody(number).peer_id, float(number), 1)
+    assert len(book) == 20
     live = {entry.peer_id for entry in book.live(300.0)}
     assert len(live) == 20 and A.peer_id in live
 

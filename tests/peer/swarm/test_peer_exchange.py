@@ -15,8 +15,8 @@ from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CLOCK_SKEW_S, INTRODUCED, RECORD_LIFETIME_S
 from gossamer.protocol.memory.virtual_time import run
-from gossamer.protocol.messages.introduction import INTRODUCTION_BYTES, Introduction
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.replies import INTRODUCTION_BYTES, Introduction
 from gossamer.protocol.messages.terms import RunTerms
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 

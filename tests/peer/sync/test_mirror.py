@@ -13,7 +13,7 @@ from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.frames import to_frame
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, Part
-from gossamer.protocol.messages.sighting import Sighting
+from gossamer.protocol.messages.replies import Sighting
 from tests.protocol.samples import BOB, DIGEST, FETCH
 
 HERE = "/ip4/127.0.0.1/tcp/50000"

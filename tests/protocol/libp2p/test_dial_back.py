@@ -47,11 +47,8 @@ def play(test: Callable[[P2pd], Awaitable[None]], relay: str = "") -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             p2pd, helper = P2pd(), DialBack(Path(folder) / "reach.sock", lambda: relay)
-            await helper.open(p2pd)
-            try:
+            async with helper.serving(p2pd):
                 await test(p2pd)
-            finally:
-                await helper.close()
 
     asyncio.run(main())
 

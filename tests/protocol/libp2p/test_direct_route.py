@@ -9,10 +9,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p import direct_route
+from gossamer.protocol.libp2p import dialer as module
 from gossamer.protocol.libp2p.dial_back import Reached
-from gossamer.protocol.libp2p.dialer import Dialer
-from gossamer.protocol.libp2p.direct_route import AGAIN_S, OBSERVERS, DirectRoute
+from gossamer.protocol.libp2p.dialer import AGAIN_S, OBSERVERS, Dialer, DirectRoute
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.memory import virtual_time
 from tests.protocol.peers import seeded
@@ -47,7 +46,7 @@ class World(Control):
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     world = World()
-    monkeypatch.setattr(direct_route, "try_to_reach", world.try_to_reach)
+    monkeypatch.setattr(module, "try_to_reach", world.try_to_reach)
     return world
 
 

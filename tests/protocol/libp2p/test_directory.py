@@ -17,6 +17,7 @@ from gossamer.protocol.errors import BadMessage, TransportError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.directory import DhtDirectory
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.neighbours import Held
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.record_store import RecordStore
@@ -31,6 +32,7 @@ class Seat:
     identity: Identity
     daemon: Daemon
     p2p: AttachedP2P
+    rpc: RecordProtocol
     directory: DhtDirectory
     shelf: RecordStore
     strangers: set[PeerId]  # peers whose records it rejects
@@ -41,7 +43,7 @@ class Seat:
     async def store(self, at: Seat, data: bytes) -> bool:
         """Send these bytes in a store request, without any check of our own."""
         whom = at.record()
-        return await self.directory.protocol.call_store(Held(whom, whom.to_bytes()), data)
+        return await self.rpc.call_store(Held(whom, whom.to_bytes()), data)
 
 
 def signed(identity: Identity, addresses: tuple[str, ...], sequence: int) -> MemberRecord:
@@ -57,12 +59,13 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Se
     shelf = RecordStore(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
     stack.push_async_callback(p2p.close)
-    directory = DhtDirectory(p2p, shelf, daemon.control, lambda: signed(identity, daemon.addresses, 0))
+    rpc = RecordProtocol(p2p, shelf, daemon.control, lambda: signed(identity, daemon.addresses, 0))
+    directory = DhtDirectory(rpc)
     await directory.open()
     if first is not None:
         await daemon.control.connect(first.identity.peer_id, first.daemon.addresses)
         assert await directory.join([first.identity.peer_id]) == 1
-    return Seat(identity, daemon, p2p, directory, shelf, strangers)
+    return Seat(identity, daemon, p2p, rpc, directory, shelf, strangers)
 
 
 def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]]) -> None:

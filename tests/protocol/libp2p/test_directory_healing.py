@@ -9,6 +9,7 @@ from typing import Any
 from gossamer.protocol.errors import TransportError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import MIX_S, DhtDirectory
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.calls import MemoryP2P
@@ -36,7 +37,8 @@ class Island:
         network.places[self.identity.peer_id] = self.address
         p2p: Any = MemoryP2P(network, network.transport(self.identity.peer_id, nobody))
         self.p2p = p2p
-        self.directory = DhtDirectory(p2p, RecordStore(RUN_ID, now=now_s, rng=random.Random(number)), p2p, self._record)
+        shelf = RecordStore(RUN_ID, now=now_s, rng=random.Random(number))
+        self.directory = DhtDirectory(RecordProtocol(p2p, shelf, p2p, self._record))
         self.known: set[PeerId] = set()
 
     def _record(self) -> MemberRecord:

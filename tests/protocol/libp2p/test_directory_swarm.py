@@ -89,7 +89,7 @@ def test_a_newcomer_finds_twenty_members_in_three_lookups_if_one_in_ten_is_reach
         for _ in range(3):
             found = await newcomer.directory.members()
         assert len(found) >= 20
-        assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.directory.protocol.neighbours.all())
+        assert not any(newcomer.peer_id == held.peer for seat in seats for held in seat.rpc.neighbours.all())
 
     play(story)
 
@@ -127,7 +127,7 @@ def test_a_record_is_stored_again_when_it_changes_or_after_a_minute() -> None:
             await seat.open()
 
         def is_held(record: MemberRecord) -> bool:
-            return record in [held.record for held in holder.directory.protocol.holdings.all()]
+            return record in [held.record for held in holder.rpc.holdings.all()]
 
         brought_s = []
         for number in range(120):

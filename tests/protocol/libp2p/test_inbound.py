@@ -60,7 +60,8 @@ class World:
 
     async def open(self, is_there: bool = True) -> None:
         control: Any = Control(is_there)
-        await self.inbound.open(control)
+        self.serving = await self.stack.enter_async_context(AsyncExitStack())
+        await self.serving.enter_async_context(self.inbound.serving(control))
 
     async def stream_from(self, partner: PeerId) -> Pair:
         """Connect a raw stream of a peer."""
@@ -110,7 +111,6 @@ def play(
         async with AsyncExitStack() as stack:
             world = World(stack, handler, caps, is_banned)
             await world.open()
-            stack.push_async_callback(world.inbound.close)
             await test(world)
         await asyncio.sleep(0.01)
         assert len(asyncio.all_tasks()) == 1
@@ -308,7 +308,7 @@ def test_closing_cancels_handlers_after_a_timeout(monkeypatch: pytest.MonkeyPatc
             await accepted(call)
             await call.write(to_frame(chunk(1)))
         await asyncio.sleep(0.1)
-        await world.inbound.close()
+        await world.serving.aclose()
         assert ends == ["over", "cancelled"]
 
     async def either(purpose: Purpose, stream: Stream) -> None:

@@ -71,7 +71,9 @@ def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
         shelf = RecordStore(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
-        await test(await RecordProtocol.open(p2p, shelf, Lines(), lambda: held_of(record(ME))))
+        one = RecordProtocol(p2p, shelf, Lines(), lambda: record(ME))
+        await one.open()
+        await test(one)
 
     virtual_time.run(main())
 
@@ -192,13 +194,13 @@ def answered(one: RecordProtocol, response: object) -> list[Any]:
     """Make every call of a node return this reply or raise it; return the list of its requests."""
     requests: list[Any] = []
 
-    async def answer(request: object) -> object:
+    async def answer(peer: PeerID, name: str, request: object, reply: type[Any]) -> object:
         requests.append(request)
         if isinstance(response, Exception):
             raise response
         return response
 
-    one.get_stub = lambda peer: SimpleNamespace(rpc_find=answer, rpc_ping=answer)
+    one.p2p.call_protobuf_handler = answer
     return requests
 
 

@@ -16,16 +16,16 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.outbound import PROTOCOL
 from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.streams.admission import Admission
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 from tests.protocol.peers import chunk, echo, nobody, number_of
 
 
-async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler, carried: CarriedBytes) -> tuple[Daemon, TunnelTransport]:
+async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler, carried: CarriedBytes) -> tuple[Daemon, Transport]:
     Identity.load_or_create(home / "key")
     daemon = await stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
-    return daemon, await stack.enter_async_context(TunnelTransport(daemon.control, home / "run", handler, Admission(), carried))
+    return daemon, await stack.enter_async_context(tunnel_transport(daemon.control, home / "run", handler, Admission(), carried))
 
 
 def test_a_stream_costs_little_and_leaves_nothing() -> None:
@@ -101,11 +101,11 @@ class Kept:
         Identity.load_or_create(near / "key")
         daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(near / "key", near / "run", "127.0.0.1")))
         self.control = CountingControl(daemon.socket_path)
-        tunnel = TunnelTransport(self.control, near / "run", nobody, Admission(), CarriedBytes())
+        tunnel = tunnel_transport(self.control, near / "run", nobody, Admission(), CarriedBytes())
         self._near = await self._stack.enter_async_context(tunnel)
         Identity.load_or_create(far / "key")
         self._far = await self._stack.enter_async_context(Daemon(DaemonSettings(far / "key", far / "run", "127.0.0.1")))
-        await self._stack.enter_async_context(TunnelTransport(self._far.control, far / "run", echo, Admission(), CarriedBytes()))
+        await self._stack.enter_async_context(tunnel_transport(self._far.control, far / "run", echo, Admission(), CarriedBytes()))
 
     async def connect(self, number: int) -> Stream:
         """Open a stream, and say a number on it."""

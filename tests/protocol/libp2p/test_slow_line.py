@@ -15,9 +15,9 @@ from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes, drop
-from gossamer.protocol.libp2p.tunnel import TunnelTransport
+from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.streams.admission import Admission
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk, nobody, number_of
 
@@ -71,12 +71,12 @@ class World:
         self._home = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         self._num_peers = 0
 
-    async def peer(self, handler: StreamHandler) -> tuple[Daemon, TunnelTransport]:
+    async def peer(self, handler: StreamHandler) -> tuple[Daemon, Transport]:
         self._num_peers += 1
         home = self._home / str(self._num_peers)
         Identity.load_or_create(home / "key")
         daemon = await self._stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
-        tunnel = TunnelTransport(daemon.control, home / "run", handler, Admission(), CarriedBytes())
+        tunnel = tunnel_transport(daemon.control, home / "run", handler, Admission(), CarriedBytes())
         return daemon, await self._stack.enter_async_context(tunnel)
 
     async def slow_stream(self, handler: StreamHandler) -> Stream:
@@ -145,7 +145,7 @@ def test_the_oldest_calls_that_a_partner_never_ends_are_cancelled(monkeypatch: p
         await stream.send(await stream.receive())
         await asyncio.Event().wait()
 
-    async def connect(near: TunnelTransport, far: Daemon) -> Stream:
+    async def connect(near: Transport, far: Daemon) -> Stream:
         stream = await near.connect(far.peer_id, far.addresses, Purpose.MEET)
         await stream.send(chunk(1))
         await number_of(stream)

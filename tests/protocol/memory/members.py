@@ -12,8 +12,9 @@ from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import dht_pb2
+from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.neighbours import Held, nearest
-from gossamer.protocol.libp2p.record_store import RecordStore
+from gossamer.protocol.libp2p.record_store import RecordStore, join_records
 from gossamer.protocol.memory.calls import MemoryP2P
 from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
 from gossamer.protocol.messages.records import MemberRecord
@@ -64,7 +65,8 @@ class Seat:
         self.p2p: Any = MemoryP2P(network, self.life)
         self.membership = membership(self.identity)
         shelf = RecordStore(RUN_ID, is_member, now_s, random.Random(number))
-        self.directory = DhtDirectory(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
+        self.rpc = RecordProtocol(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
+        self.directory = DhtDirectory(self.rpc)
 
     @property
     def peer_id(self) -> PeerId:
@@ -78,7 +80,7 @@ class Seat:
     @property
     def holds(self) -> set[PeerId]:
         """Return the peers whose records it stores."""
-        return {held.peer for held in self.directory.protocol.holdings.all()}
+        return {held.peer for held in self.rpc.holdings.all()}
 
     async def open(self) -> None:
         await self.directory.open()
@@ -92,7 +94,7 @@ class Seat:
         minted: list[Held] = []
         made_s = -MINTED_AGAIN_S
 
-        def near(place: int, caller: object) -> list[Held]:
+        def near(place: int) -> list[Held]:
             nonlocal minted, made_s
             if asyncio.get_running_loop().time() - made_s >= MINTED_AGAIN_S:
                 made_s = asyncio.get_running_loop().time()
@@ -102,10 +104,15 @@ class Seat:
         async def store(request: Any, context: Any) -> Any:
             return dht_pb2.StoreResponse(store_ok=[True])
 
-        protocol: Any = self.directory.protocol
-        protocol.near = near
-        name, (_, kind) = next(item for item in self.life.calls.items() if "rpc_store" in item[0])
-        self.life.calls[name] = store, kind
+        async def find(request: Any, context: Any) -> Any:
+            response = await self.rpc.rpc_find(request, context)
+            place, *known = request.keys
+            response.results[0].value = join_records(near(int.from_bytes(place, "big")), known)
+            return response
+
+        for name, (_, kind) in list(self.life.calls.items()):
+            if (answer := {"rpc_store": store, "rpc_find": find}.get(name.rpartition(".")[2])) is not None:
+                self.life.calls[name] = answer, kind
 
 
 def _minted(rng: random.Random) -> Held:

@@ -12,7 +12,6 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.frames import BODIES, from_frame, to_frame
-from gossamer.protocol.messages.introduction import Introduction
 from gossamer.protocol.messages.messages import (
     Chunk,
     Commit,
@@ -32,7 +31,7 @@ from gossamer.protocol.messages.messages import (
     Verdict,
 )
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.sighting import Sighting
+from gossamer.protocol.messages.replies import Introduction, Sighting
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES

@@ -1,0 +1,49 @@
+"""The replies of two services outside a run's state: the observed-address service and peer exchange.
+
+They have no signature of their own: the signature of the reply's header covers them, and each member record has its own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar, Self
+
+from gossamer.protocol import limits
+from gossamer.protocol.messages.frames import read_alone, write_alone
+
+SIGHTING_BYTES = 256  # upper bound
+INTRODUCTION_BYTES = limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
+
+
+class _Reply(limits.Bounded):
+    __slots__ = ()
+    MOST_BYTES: ClassVar[int]
+
+    def to_bytes(self) -> bytes:
+        """Return the encoded reply."""
+        return write_alone(self)  # type: ignore[arg-type]
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> Self:
+        """Parse a reply. Raises BadMessage. Member records in it are not parsed."""
+        return read_alone(cls, data, "a reply", cls.MOST_BYTES)
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting(_Reply):
+    """The requester's address as the replying peer observes it, and that peer's clock."""
+
+    MOST_BYTES = SIGHTING_BYTES
+
+    observed: str  # multiaddr of the requester's end of the connection, including its port; empty if unknown
+    unix_ms: int  # the sender's clock: Unix milliseconds
+
+
+@dataclass(frozen=True, slots=True)
+class Introduction(_Reply):
+    """Members that the sender knows, so that the requester no longer depends on one bootstrap node; and the sender's clock."""
+
+    MOST_BYTES = INTRODUCTION_BYTES
+
+    members: tuple[bytes, ...]  # at most 16 member records as their peers signed them, including the sender's own
+    unix_ms: int  # the sender's clock: Unix milliseconds
