@@ -16,13 +16,12 @@ from typing import Self
 from gossamer.protocol.addresses import Route, host_of, is_loopback, read_address, route, route_between, with_peer
 from gossamer.protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.dial_back import DialBack
 from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
-from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import AttachedP2P, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay
@@ -60,9 +59,8 @@ class _Unit:
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no member is known. `is_banned` is
-    called for each peer that opens a stream to us. Entering raises BadSettings (busy port, unusable folder) or TransportError. It does not
-    wait for a bootstrap node.
+    `bootstraps` returns multiaddrs with /p2p/<peer id>, called whenever no member is known; `is_banned` is called for each inbound stream.
+    Entering raises BadSettings (busy port, unusable folder) or TransportError. It does not wait for a bootstrap node.
     """
 
     peer_id: PeerId  # this peer's id, as p2pd proves it to others; set on entering

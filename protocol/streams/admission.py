@@ -76,10 +76,7 @@ class Admission:
         self._visits: dict[Visit, None] = {}  # ordered by the time since which a visit has been silent or over, longest first
 
     def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
-        """Accept a connection, or return None if its partner is banned or a limit is reached. Its call must begin within FIRST_FRAME_S.
-
-        `drop` ends the connection. `carried` returns the bytes that it has carried so far, in both directions.
-        """
+        """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
         own = [visit for visit in self._visits if visit.partner == partner]
         most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
         visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
