@@ -47,10 +47,7 @@ class Overload(GossamerError):
 
 
 class RecordProtocol:
-    """A node's RPCs, as server and client, and its state. Construct it on the event loop.
-
-    `bare` returns a signed record that identifies us before the first announcement, None while we have no membership.
-    """
+    """A node's RPCs, as server and client. `bare` returns a record for the time before the first announcement, None without membership."""
 
     def __init__(self, p2p: AttachedP2P, shelf: RecordStore, lines: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
         self.p2p = p2p

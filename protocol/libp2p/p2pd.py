@@ -1,7 +1,7 @@
 """The p2pd process: start it with our flags, query it over its control socket, and end it with this process.
 
-hivemind's own p2pd ends with an unreachable bootstrap node, relays for any peer and shares its control socket; hivemind's control client
-leaks connections and blocks on a hung daemon. So we start the binary, and `Control` opens one connection per request.
+hivemind's own p2pd ends with an unreachable bootstrap node, relays for any peer and shares its control socket, and its control client
+blocks on a hung daemon. So we start the binary, and `Control` opens one connection per request.
 """
 
 from __future__ import annotations
@@ -272,10 +272,7 @@ class DaemonSettings:
 
 
 class Daemon:
-    """One p2pd process. Use as `async with`.
-
-    Entering raises BadSettings if the operator can fix the cause (busy port, unusable folder or key), else TransportError.
-    """
+    """One p2pd process, as `async with`. Raises BadSettings if the operator can fix the cause, else TransportError."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self.settings = settings

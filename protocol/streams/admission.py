@@ -1,12 +1,8 @@
 """Admission control: one table of a peer's inbound connections, over any transport.
 
-The table holds a connection as a visit, from the authentication of its partner until the connection ends. A visit is silent, then in a
-call, then over; a further call makes it silent again. The table decides which connections are accepted. It drops a silent connection after
-a timeout, and a connection whose call is over once no bytes move on it.
-
-If the table is full, in total or for the newcomer's network, a newcomer replaces another visit: first the oldest without a call, then the
-oldest whose call is silent or over. If there is none, it replaces a stalled call, of the network with the most visits. Active calls are
-never replaced.
+A connection is a visit: silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
+one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest visit
+without a call, then the oldest silent or ended one, then a stalled call of the network with the most visits; never an active call.
 """
 
 from __future__ import annotations
