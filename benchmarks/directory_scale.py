@@ -30,11 +30,10 @@ from typing import Any
 from benchmarks.directory import PULSE_S, Member
 from gossamer.peer.swarm.presence import LOOK_S
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT
+from gossamer.protocol.libp2p.directory import HOME_S, LEAVE_S, MIX_S, MIXED, MOST_CALLS, NUM_HOLDERS, NUM_LOOKED_AT, Walk
 from gossamer.protocol.libp2p.kademlia import NAMED, NAMED_TOO
 from gossamer.protocol.libp2p.neighbours import BUCKET, nearest, place_of
 from gossamer.protocol.libp2p.record_store import split_reply
-from gossamer.protocol.libp2p.walk import Walk
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import FRAMING_BYTES, Link
 from gossamer.protocol.memory.network import MemoryNetwork

@@ -85,10 +85,9 @@ def is_loopback(address: str) -> bool:
 
 
 def route_between(end: str, through: Collection[str], theirs: Collection[str]) -> Route:
-    """Return the route of a connection whose remote multiaddr is `end`.
+    """Return the route of a connection with remote multiaddr `end`; `through`: our relays, `theirs`: the partner's addresses.
 
-    `through` holds our own relays, `theirs` the partner's addresses, empty if unknown. p2pd does not report hole punching, so a direct
-    connection between two peers that cannot accept inbound connections counts as punched.
+    p2pd does not report hole punching: a direct connection of two peers that cannot accept inbound connections counts as punched.
     """
     is_hidden = bool(through) and bool(theirs) and not any(route(address) == "direct" for address in theirs)
     return "punched" if is_hidden and route(end) == "direct" else route(end)

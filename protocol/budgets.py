@@ -18,22 +18,13 @@ class Allowance:
     refill_s: float
 
 
-@dataclass(slots=True)
-class _TokenBucket:
-    available: float
-    updated_s: float
-
-
 class Budgets:
-    """One token bucket for all requesters together, and one for each key of a requester (its peer id, its network).
-
-    `in_all` sizes the shared bucket; `each` holds one allowance per kind of key. `clock` is monotonic, in seconds.
-    """
+    """A shared bucket of size `in_all`, and a bucket per key for each allowance in `each`. `clock` is monotonic, in seconds."""
 
     def __init__(self, clock: Callable[[], float], in_all: Allowance, *each: Allowance) -> None:
         self._clock = clock
         self._allowances = (in_all, *each)
-        self._buckets: dict[tuple[int, Hashable], _TokenBucket] = {}  # by index of the allowance, and key
+        self._buckets: dict[tuple[int, Hashable], tuple[float, float]] = {}  # by index of the allowance, and key: units, and when
 
     def __len__(self) -> int:
         """Return the number of token buckets, at most MAX_BUCKETS."""
@@ -41,18 +32,12 @@ class Budgets:
 
     def take(self, amount: float, *keys: Hashable) -> bool:
         """Take `amount` from the shared bucket and, per allowance in `each`, its key's. Return False and take nothing if one lacks it."""
-        buckets = [self._refill(name, allowance) for name, allowance in zip(enumerate(("", *keys)), self._allowances, strict=True)]
-        if any(bucket.available < amount for bucket in buckets):
-            return False
-        for bucket in buckets:
-            bucket.available -= amount
-        return True
-
-    def _refill(self, name: tuple[int, Hashable], allowance: Allowance) -> _TokenBucket:
-        now_s = self._clock()
-        bucket = self._buckets.get(name) or _TokenBucket(allowance.capacity, now_s)
-        refilled = (now_s - bucket.updated_s) / allowance.refill_s * allowance.capacity
-        bucket.available = min(allowance.capacity, bucket.available + refilled)
-        bucket.updated_s = now_s
-        keep_newest(self._buckets, name, bucket, MAX_BUCKETS)
-        return bucket
+        now_s, levels = self._clock(), {}
+        for name, allowance in zip(enumerate(("", *keys)), self._allowances, strict=True):
+            available, updated_s = self._buckets.get(name, (allowance.capacity, now_s))
+            refilled = (now_s - updated_s) / allowance.refill_s * allowance.capacity
+            levels[name] = min(allowance.capacity, available + refilled)
+        is_enough = min(levels.values()) >= amount
+        for name, level in levels.items():
+            keep_newest(self._buckets, name, (level - amount if is_enough else level, now_s), MAX_BUCKETS)
+        return is_enough

@@ -89,11 +89,7 @@ def _verify(key: bytes, signature: bytes, message: bytes) -> None:
 
 
 class Signed(Bounded):
-    """A dataclass that a peer signs.
-
-    The signature covers CONTEXT, then `about` (values that both sides know and that are not sent), then every field in order except
-    the signatures.
-    """
+    """A dataclass that a peer signs: CONTEXT, then `about` (known to both sides, not sent), then every field except the signatures."""
 
     __slots__ = ()
     CONTEXT: ClassVar[bytes]
@@ -203,3 +199,12 @@ def _write_private(path: Path, content: bytes) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def need_private(folder: Path, what: str) -> None:
+    """Raise BadSettings unless the current user owns `folder` and no other user may enter it. `what` names it in the message."""
+    found = folder.stat()
+    if found.st_uid != os.getuid():
+        raise BadSettings(f"{what} {folder} belongs to another user", hint="choose a folder of your own, or run as the user who owns it")
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        raise BadSettings(f"other users may enter {what} {folder}", hint=f"chmod 700 {folder}, or choose another folder")

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.private_folder import need_private
+from gossamer.protocol.identity import need_private
 
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 

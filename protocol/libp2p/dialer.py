@@ -29,10 +29,7 @@ _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.
 
 
 class Dialer:
-    """Dials peers through one p2pd.
-
-    `own` returns the addresses at which we listen. `public_host` returns our public IP address as other peers observe it, empty if unknown.
-    """
+    """Dials peers through one p2pd. `own` returns our listening addresses, `public_host` our public IP address as observed, if known."""
 
     def __init__(self, control: Control, own: Callable[[], Sequence[str]], public_host: Callable[[], str] = str) -> None:
         self._control = control
@@ -98,10 +95,10 @@ def _block(host: str) -> str:
 
 
 class DirectRoute:
-    """Upgrades relayed connections of one p2pd, which ends them first: p2pd never opens a second connection to a connected peer.
+    """Upgrades relayed connections of one p2pd, which never opens a second connection to a connected peer.
 
-    Either an address of the partner has become reachable, or p2pd tries hole punching, which it does only at the start of a relayed
-    connection and once four hosts have observed each side. `is_busy` returns whether a call between us and a partner is open.
+    Either the partner has become reachable, or p2pd tries hole punching, at the start of a relayed connection once four hosts have seen us.
+    `is_busy` returns whether a call between us and a partner is open.
     """
 
     def __init__(self, control: Control, dialer: Dialer, is_busy: Callable[[PeerId], bool]) -> None:

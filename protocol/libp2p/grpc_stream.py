@@ -61,20 +61,15 @@ _CHANNEL: Final = [
     ("grpc.service_config_disable_resolution", 1),
 ]
 
-ACCEPTED: Final = (("gossamer", "1"),)
-"""Initial metadata of a call that the server accepts. A rejected or broken call has none."""
-BROKEN: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
-"""The exceptions that grpc.aio raises for an ended stream; which one depends on the moment."""
+ACCEPTED: Final = (("gossamer", "1"),)  # initial metadata of a call that the server accepts; a rejected or broken call has none
+BROKEN: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # what grpc.aio raises for an ended stream, by the moment
 
 Context = grpc.aio.ServicerContext[bytes, bytes]
 Serve = Callable[[Purpose, Context], Awaitable[None]]
 
 
 class GrpcStream(Stream):
-    """A stream over one RPC, on the caller's and on the server's side.
-
-    `write` sends a frame. `on_close` is called once, with the stream, and ends the RPC. The creator of the stream runs `pump` in a task.
-    """
+    """A stream over one RPC, on either side. `on_close` ends the RPC; the stream's creator runs `pump` in a task."""
 
     def __init__(
         self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[Stream], None], observed: str = ""

@@ -19,10 +19,10 @@ from gossamer.protocol.addresses import network_of, route
 from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, GossamerError, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.hivemind_imports import P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
+from gossamer.protocol.libp2p.p2pd import AttachedP2P
 from gossamer.protocol.libp2p.record_store import RecordStore, join_records, shorten, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 
@@ -47,10 +47,7 @@ class Overload(GossamerError):
 
 
 class RecordProtocol:
-    """A node's RPCs, as server and client, and its state. Construct it on the event loop.
-
-    `bare` returns a signed record that identifies us before the first announcement, None while we have no membership.
-    """
+    """A node's RPCs, as server and client. `bare` returns a record for the time before the first announcement, None without membership."""
 
     def __init__(self, p2p: AttachedP2P, shelf: RecordStore, lines: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
         self.p2p = p2p

@@ -16,13 +16,12 @@ from typing import Self
 from gossamer.protocol.addresses import Route, host_of, is_loopback, read_address, route, route_between, with_peer
 from gossamer.protocol.errors import BadMessage, BadSettings, GossamerError, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.dial_back import DialBack
 from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
-from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import AttachedP2P, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay

@@ -1,7 +1,4 @@
-"""Outbound calls: each connection is a gRPC channel through one raw libp2p stream, for one call at a time.
-
-Opening one costs several round trips, so after a call with status OK it is kept for a minute for the next call to the same partner.
-"""
+"""Outbound calls, each a gRPC channel through one libp2p stream; opening one is dear, so it is kept for a minute for the next call."""
 
 from __future__ import annotations
 
@@ -53,13 +50,11 @@ class Connection:
         """Whether the libp2p stream below is still open, as far as known."""
         return self._splice is not None and not self._splice.done()
 
-    async def open(self) -> None:
-        """Create the channel. It connects with its first call."""
-        self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
-        self._channel = open_channel(self._socket)
-
     async def call(self, purpose: Purpose, timeout_s: float) -> Any:
-        """Start a call and wait until the partner has accepted it. Raises Unreachable."""
+        """Start a call and wait until the partner has accepted it. The first call opens the channel. Raises Unreachable."""
+        if self._channel is None:
+            self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
+            self._channel = open_channel(self._socket)
         rpc = start_call(self._channel, purpose)
         try:
             async with asyncio.timeout(timeout_s):
@@ -145,13 +140,7 @@ class Outbound:
             with suppress(Unreachable):  # the addresses may be stale; the partner may be dialling us
                 await self._dialer.connect(partner, addresses)
         remote, address = await self._control.open_stream(partner, PROTOCOL)
-        connection = Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
-        try:
-            await connection.open()
-        except BaseException:
-            await asyncio.shield(self._close(connection.partner, connection.close()))
-            raise
-        return connection
+        return Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
 
     async def _call(self, connection: Connection, purpose: Purpose, timeout_s: float) -> Stream:
         try:

@@ -1,7 +1,7 @@
 """The p2pd process: start it with our flags, query it over its control socket, and end it with this process.
 
-hivemind's own p2pd ends with an unreachable bootstrap node, relays for any peer and shares its control socket; hivemind's control client
-leaks connections and blocks on a hung daemon. So we start the binary, and `Control` opens one connection per request.
+hivemind's own p2pd ends with an unreachable bootstrap node, relays for any peer and shares its control socket, and its control client
+blocks on a hung daemon. So we start the binary, and `Control` opens one connection per request.
 """
 
 from __future__ import annotations
@@ -26,10 +26,19 @@ from typing import Any, Self
 
 from gossamer.protocol.addresses import CIRCUIT, address_bytes, port_of, read_address, route
 from gossamer.protocol.errors import BadMessage, BadSettings, TransportError, Unreachable
-from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.hivemind_imports import Multiaddr, hivemind_cli, p2pd_pb2, read_pbmsg_safe, write_pbmsg
+from gossamer.protocol.identity import PeerId, need_private
+from gossamer.protocol.libp2p.hivemind_imports import (
+    P2P,
+    Client,
+    Multiaddr,
+    P2PDaemonError,
+    hivemind_cli,
+    p2pd_pb2,
+    read_pbmsg_safe,
+    write_pbmsg,
+)
 from gossamer.protocol.libp2p.splice import Pair
-from gossamer.protocol.private_folder import need_private
+from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 
@@ -159,13 +168,60 @@ def _transport_part(address: str, partner: PeerId) -> bytes | None:
         return None
 
 
+class AttachedP2P(P2P):  # type: ignore[misc]
+    """hivemind's client of our p2pd. After `close`, its calls fail instead of waiting forever."""
+
+    @classmethod
+    async def attach(cls, socket: Path) -> Self:
+        """Open the persistent connection to p2pd that carries the directory's calls. `socket` is p2pd's control socket."""
+        self: Self = cls()
+        self._alive = True
+        self._daemon_listen_maddr = Multiaddr(f"/unix{socket}")
+        self._client_listen_maddr = Multiaddr(f"/unix{socket}.unused")  # unused: tunnel.py handles streams
+        self._client = await Client.create(self._daemon_listen_maddr, self._client_listen_maddr, persistent_conn_max_msg_size=MESSAGE_BYTES)
+        self._client.control._pending_calls = _PendingCalls()
+        await self._ping_daemon()
+        return self
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether the connection to p2pd has ended."""
+        return bool(self._client.control._read_task.done())
+
+    def tidy(self) -> None:
+        """Delete the finished tasks of inbound calls that their callers cancelled, which hivemind leaks. Call it periodically."""
+        tasks = self._client.control._handler_tasks
+        for call in [call for call, task in tasks.items() if task.done()]:
+            del tasks[call]
+
+    async def close(self) -> None:
+        """End every pending call, hivemind's background tasks and the connection."""
+        control = self._client.control
+        control.call_unary_handler = _closed
+        for waiting in list(control._pending_calls.values()):
+            if not waiting.done():
+                waiting.set_exception(P2PDaemonError("closed"))
+        tasks = [control._read_task, control._write_task, *control._handler_tasks.values()]
+        self._terminate()
+        await cancel(*tasks)
+
+
+class _PendingCalls(dict[Any, Any]):
+    """Pending calls. It hides cancelled calls, because a reply to one of them crashes hivemind's reader task."""
+
+    def __contains__(self, call: object) -> bool:
+        future = self.get(call)
+        return future is not None and not future.done()
+
+
+async def _closed(*_: object) -> bytes:
+    raise P2PDaemonError("closed")
+
+
 KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc506b5bdd82c46b7cc1d279d8"}  # p2pd v0.5.0.hivemind1
-MESSAGE_BYTES = 32 * 1024
-"""Largest unary message. A directory reply has at most 14 kB; p2pd's default of 4 MiB would allow each caller that much memory."""
-COLLECT_BYTES = 192 << 20
-"""Memory above which p2pd's garbage collector works harder (GOMEMLIMIT). An idle p2pd uses 60 MB."""
-MEMORY_BYTES = 768 << 20
-"""Memory limit (RLIMIT_DATA), which includes reserved heap. p2pd ends above it and is restarted."""
+MESSAGE_BYTES = 32 * 1024  # largest unary message: a directory reply has at most 14 kB, and p2pd's default would allow each caller 4 MiB
+COLLECT_BYTES = 192 << 20  # memory above which p2pd's garbage collector works harder (GOMEMLIMIT); an idle p2pd uses 60 MB
+MEMORY_BYTES = 768 << 20  # memory limit (RLIMIT_DATA), which includes reserved heap; p2pd ends above it and is restarted
 START_S = 15.0  # timeout of the start
 END_S = 1.0  # time to exit after SIGTERM
 SOCKET_PATH_CHARS = 100  # the kernel allows 108 bytes on Linux, 104 on macOS
@@ -216,10 +272,7 @@ class DaemonSettings:
 
 
 class Daemon:
-    """One p2pd process. Use as `async with`.
-
-    Entering raises BadSettings if the operator can fix the cause (busy port, unusable folder or key), else TransportError.
-    """
+    """One p2pd process, as `async with`. Raises BadSettings if the operator can fix the cause, else TransportError."""
 
     def __init__(self, settings: DaemonSettings) -> None:
         self.settings = settings

@@ -1,7 +1,4 @@
-"""The verified member records that this peer has seen: a bounded sample of the swarm, with the latest valid record of each member.
-
-If there is no room, a random record of the most frequent network is evicted.
-"""
+"""The verified member records that this peer has seen: the latest valid one of each member, evenly over networks if there are too many."""
 
 from __future__ import annotations
 

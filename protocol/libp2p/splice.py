@@ -38,29 +38,24 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
     A slow reader stops the writer on the other side. Cancellation closes both sides at once. Connection errors are not raised.
     """
 
-    async def out() -> None:
-        while (data := await local[0].read(READ_BYTES)) and not remote[1].is_closing():  # a closing transport of uvloop raises on write
+    async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_out: bool) -> None:
+        while (data := await reader.read(READ_BYTES)) and not writer.is_closing():  # a closing transport of uvloop raises on write
             for count in counts:
-                count.sent += len(data)
-            remote[1].write(data)
-            await remote[1].drain()
-
-    async def back() -> None:
-        while (data := await remote[0].read(READ_BYTES)) and not local[1].is_closing():
-            for count in counts:
-                count.received += len(data)
-            local[1].write(data)
-            await local[1].drain()
-            if len(data) in BULK_BYTES:
+                count.sent += len(data) * is_out
+                count.received += len(data) * (not is_out)
+            writer.write(data)
+            await writer.drain()
+            if not is_out and len(data) in BULK_BYTES:
                 await _gather(cast(asyncio.Transport, remote[1].transport))  # its transport both reads and writes
 
-    copies = [asyncio.create_task(out()), asyncio.create_task(back())]
+    copying = copy(local[0], remote[1], is_out=True), copy(remote[0], local[1], is_out=False)
+    copies = [asyncio.create_task(one) for one in copying]
     try:
         done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(_close(local[1]), _close(remote[1]))
-        for copy in done:
+        for copied in done:
             with suppress(OSError):  # a broken connection ends the splice like a closed one
-                copy.result()
+                copied.result()
     finally:
         for _, writer in (local, remote):
             drop(writer)

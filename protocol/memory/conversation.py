@@ -1,7 +1,4 @@
-"""In-memory streams between two peers: the arrival time of each frame, and the effect of a network partition or a crash.
-
-Each peer sends and receives at its own rate, one frame after the other; the network's seed determines every arrival.
-"""
+"""In-memory streams between two peers, each sending and receiving at its own rate; the network's seed determines every arrival."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Member records: what a peer announces about itself, signed and valid for a few minutes.
-
-A record is a hint: only a connection proves that the peer is alive.
-"""
+"""Member records: what a peer announces about itself, signed and valid for a few minutes. Only a connection proves that it is alive."""
 
 from __future__ import annotations
 

@@ -84,10 +84,10 @@ class RunTerms:
 
 
 def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, *, own_hello: Hello | None = None) -> None:
-    """Raise unless this Hello validly opens, or answers, a meeting between `partner` and `me`.
+    """Raise Refused, BadMessage or BadSignature unless this Hello validly opens, or answers, a meeting of `partner` with `me`.
 
-    `partner` is the peer that the transport authenticated. The initiator passes `own_hello`, which this Hello must answer; then the global
-    steps are compared too. `now_s` is Unix time. Raises Refused, BadMessage or BadSignature.
+    The transport authenticated `partner`. The initiator passes `own_hello`, which this Hello must answer; then the global steps are
+    compared too.
     """
     _check_opening(hello, terms, me, partner)
     check_member(partner, hello.credential, terms, now_s)
@@ -143,11 +143,7 @@ def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, n
 
 
 def vouched_by(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
-    """Return the key that identifies a member's Sybil group: the bearer key of its invite, which all peers with this invite share.
-
-    A peer that the manifest or its invite names is its own group. In an open run there is no such key: None. The credential must have been
-    checked before.
-    """
+    """Return the key that identifies a member's Sybil group: its invite's bearer key; its own if it is named; None in an open run."""
     if terms.access == "open":
         return None
     if peer in terms.issuers or peer in terms.members:

@@ -1,17 +1,13 @@
-"""Invites and credentials.
-
-An invite is one string with which a peer finds a run, verifies its manifest and joins. It contains a credential, which the peer presents in
-each Hello.
+"""Invites and credentials. An invite is one string with which a peer finds a run, verifies its manifest and joins.
 
     gossamer1 + base32(Invite message + first 4 bytes of its SHA-256), in lower case, without padding
 
-White space, line breaks, quotes and capitals in a pasted invite do not matter. The checksum distinguishes a truncated or mistyped text from
-a forged one. Base32 has no digit 1, so "gossamer1" cannot occur in the rest.
+White space, line breaks, quotes and capitals in a pasted invite do not matter. The checksum distinguishes a mistyped text from a forged
+one.
 
-Credentials are public: peers present them to strangers and publish them in the directory. A copied credential is useless. It
-names either its peer (`subject`), or a key (`bearer`) whose secret half is only in the invite: the holder signs its own PeerId with
-that key. An invite with a bearer key must be kept as private as the run. Any peer that knows the manifest's issuers verifies a credential
-offline; `protocol/messages/terms.py` decides which credential a run requires.
+Peers present the invite's credential to strangers. A copied credential is useless: it names either its peer (`subject`), or a key
+(`bearer`) whose secret half is only in the invite, with which the holder signs its own PeerId. Such an invite must be kept as private as
+the run.
 """
 
 from __future__ import annotations

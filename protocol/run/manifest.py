@@ -1,9 +1,7 @@
-"""The manifest: the configuration that all peers of a run share. It is written as TOML; the hash of its canonical bytes is the run id.
+"""The manifest: the configuration that all peers of a run share, as TOML; the hash of its canonical bytes is the run id.
 
-The canonical bytes are JSON with sorted keys, without white space, with every default. Two builds therefore compute the same run id, and a
-default that changes later does not change an existing run. A received manifest is hashed and stored byte for byte. Keys that this build
-does not know are ignored, and missing keys take their default. A change of meaning raises `run.protocol`.
-The host signs the manifest to show its origin. A joining peer trusts the hash in its invite.
+The canonical bytes are JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received
+manifest is stored byte for byte; unknown keys are ignored, missing keys take their default. A change of meaning raises `run.protocol`.
 """
 
 from __future__ import annotations

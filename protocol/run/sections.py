@@ -230,11 +230,6 @@ class InnerSection(Section):
     sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 
 
-def nominal_steps(inner_steps: int | str) -> int:
-    """Return the interval between meetings in inner steps, AUTO_STEPS for "auto"."""
-    return AUTO_STEPS if isinstance(inner_steps, str) else inner_steps
-
-
 class OuterSection(Section):
     """The outer optimizer, which averages the peers' weights."""
 
@@ -251,7 +246,7 @@ class OuterSection(Section):
     )
     deadline_s: float = Field(default=30.0, ge=1, le=3600, description="seconds for finding a partner and for the meeting")
     max_clock_gap_steps: int = Field(
-        default_factory=lambda given: max(200, 8 * nominal_steps(given["inner_steps"])),
+        default_factory=lambda given: max(200, 8 * (AUTO_STEPS if given["inner_steps"] == "auto" else given["inner_steps"])),
         ge=1,
         le=limits.STEPS,
         description="largest difference between the global steps of two partners; default 8 times inner_steps, at least 200",
@@ -260,7 +255,7 @@ class OuterSection(Section):
     @property
     def nominal_steps(self) -> int:
         """Return the interval in inner steps for values that all peers must compute alike: AUTO_STEPS for "auto"."""
-        return nominal_steps(self.inner_steps)
+        return AUTO_STEPS if isinstance(self.inner_steps, str) else self.inner_steps
 
     @field_validator("gamma")
     @classmethod

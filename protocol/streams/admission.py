@@ -1,12 +1,8 @@
 """Admission control: one table of a peer's inbound connections, over any transport.
 
-The table holds a connection as a visit, from the authentication of its partner until the connection ends. A visit is silent, then in a
-call, then over; a further call makes it silent again. The table decides which connections are accepted. It drops a silent connection after
-a timeout, and a connection whose call is over once no bytes move on it.
-
-If the table is full, in total or for the newcomer's network, a newcomer replaces another visit: first the oldest without a call, then the
-oldest whose call is silent or over. If there is none, it replaces a stalled call, of the network with the most visits. Active calls are
-never replaced.
+A connection is a visit: silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
+one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest visit
+without a call, then the oldest silent or ended one, then a stalled call of the network with the most visits; never an active call.
 """
 
 from __future__ import annotations
@@ -76,10 +72,7 @@ class Admission:
         self._visits: dict[Visit, None] = {}  # ordered by the time since which a visit has been silent or over, longest first
 
     def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
-        """Accept a connection, or return None if its partner is banned or a limit is reached. Its call must begin within FIRST_FRAME_S.
-
-        `drop` ends the connection. `carried` returns the bytes that it has carried so far, in both directions.
-        """
+        """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
         own = [visit for visit in self._visits if visit.partner == partner]
         most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
         visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))

@@ -22,8 +22,7 @@ from gossamer.protocol.messages.records import MemberRecord
 class Inbox:
     """A bounded queue of frames between one writer and one reader on one event loop. Both are cancel-safe: no frame is lost or repeated.
 
-    The bound gives back-pressure: the partner waits while its frames are not read. After `end`, the queued frames can still be read; after
-    `close`, they cannot.
+    The bound gives back-pressure. After `end`, the queued frames can still be read; after `close`, they cannot.
     """
 
     def __init__(self, max_frames: int) -> None:

@@ -15,11 +15,10 @@ import pytest
 
 from gossamer.protocol.errors import BadMessage, TransportError
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.libp2p.attached import AttachedP2P
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
 from gossamer.protocol.libp2p.neighbours import Held
-from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
+from gossamer.protocol.libp2p.p2pd import AttachedP2P, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord
 from tests.protocol.samples import OTHER_RUN_ID, RECORD, RUN_ID

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+from gossamer.protocol.libp2p.directory import AT_ONCE, WALK_S, Walk
 from gossamer.protocol.libp2p.neighbours import Held, nearest
-from gossamer.protocol.libp2p.walk import AT_ONCE, WALK_S, Walk
 from gossamer.protocol.memory import virtual_time
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
