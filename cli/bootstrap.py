@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Metrics
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
-from gossamer.cli.setting_options import Given, takes_settings
+from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 
 
-@takes_settings("listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic")
+@takes("given", LocalSettings, "listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic")
 def bootstrap(
     invite: InviteText = None,
     invite_file: InviteFile = None,

@@ -19,9 +19,10 @@ from gossamer.cli.compare import ALONE, comparison
 from gossamer.cli.comparison import Comparison, measured_names
 from gossamer.cli.curves import draw_curves, need_plot
 from gossamer.cli.figures import Status
+from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
-from gossamer.cli.manifests import changed, default_manifest
-from gossamer.cli.options import Codec, Data, InnerSteps, Json, Method, Seed
+from gossamer.cli.manifests import RunOptions, changed, default_manifest
+from gossamer.cli.options import Data, Json
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.home import Home
 from gossamer.peer.supervisor.supervisor import ChildFailed
@@ -48,14 +49,13 @@ Plot = Annotated[
 ]
 
 
+@takes("changes", RunOptions, "seed", "codec", "inner_steps", "method")
 def demo(
     peers: Peers = 4,
     steps: DemoSteps = NUM_STEPS,
     data: Data = None,
-    seed: Seed = None,
-    codec: Codec = None,
-    inner_steps: InnerSteps = None,
-    method: Method = None,
+    *,
+    changes: Given,
     home: KeptIn = None,
     plot: Plot = None,
     as_json: Json = False,
@@ -66,8 +66,7 @@ def demo(
     """
     if plot is not None:
         need_plot(plot)
-    base = default_manifest(own_text=data is not None)
-    manifest = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
+    manifest = changed(default_manifest(own_text=data is not None), {"steps": steps, **changes})
     with demo_folder(home) as folder:
         comparison = Demo(folder, manifest, peers, data, as_json).run()
         if plot is not None:

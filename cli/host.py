@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from gossamer.cli import options
+from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.invite import doors
-from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
+from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
-from gossamer.cli.setting_options import EVERY, Given, takes_settings
+from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
@@ -42,17 +43,14 @@ WriteInvite = Annotated[
 Alone = Annotated[bool, typer.Option("--alone", help="Train without meetings, as a baseline for comparison with a swarm.")]
 
 
-@takes_settings(*EVERY)
+@takes("changes", RunOptions)
+@takes("given", LocalSettings, *EVERY)
 def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     *,
     given: Given,
-    steps: options.Steps = None,
-    seed: options.Seed = None,
-    codec: options.Codec = None,
-    method: options.Method = None,
-    inner_steps: options.InnerSteps = None,
+    changes: Given,
     metrics: options.Metrics = None,
     wait_for_peers: WaitForPeers = 0,
     write_invite: WriteInvite = None,
@@ -69,9 +67,8 @@ def host(
     folder.create()
     identity = Identity.load_or_create(folder.identity)
     base = read_manifest(manifest, own_text="data" in given)
-    wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
-    is_given = manifest is not None or any(choice is not None for choice in (steps, seed, codec, method, inner_steps))
-    signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), config.model, must_match=is_given)
+    wanted = changed(base, changes).with_host(identity.peer_id)
+    signed = run_to_host(folder, identity, wanted, config.model, must_match=manifest is not None or bool(changes))
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
             "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"

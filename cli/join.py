@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from gossamer.cli import options
+from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.session import hold_session, settings
-from gossamer.cli.setting_options import EVERY, Given, takes_settings
+from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
@@ -43,7 +44,7 @@ KeepTrying = Annotated[
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
-@takes_settings(*EVERY)
+@takes("given", LocalSettings, *EVERY)
 def join(
     invite: InviteText = None,
     invite_file: InviteFile = None,

@@ -30,12 +30,13 @@ _TITLE = "The local settings of this peer. `peer config` shows them with their m
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a setting is offered to the operator, and what a change of it restarts: metadata of a field of LocalSettings."""
+    """How a value is offered to the operator, and what a change of it restarts: metadata of a field of a WithOptions."""
 
     metavar: str = ""  # names the value in `--help`; empty for a switch
-    option: str | None = ""  # the option of `peer host` and `peer join`; empty: the setting's name with hyphens; None: no option
+    option: str | None = ""  # empty: the field's name with hyphens; None: no option
     restarts: tuple[str, ...] = ()  # the processes that read it only when they start
     is_limit: bool = False  # the dashboard shows it and can change it
+    parser: Callable[[str], Any] | None = None  # of the option's text, where the field's type does not tell
 
 
 def _encodable(path: Path | None) -> Path | None:
@@ -74,13 +75,27 @@ Rate = Annotated[str, _readable(_fast_enough)]
 Size = Annotated[str, _readable(size_bytes)]
 
 
-class LocalSettings(BaseModel):
+class WithOptions(BaseModel):
+    """Values that the operator chooses with options. Each field has a Setting, and a docstring that is the option's help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def setting(cls, name: str) -> Setting:
+        """Return how a field is offered and what a change of it restarts."""
+        return next(item for item in cls.model_fields[name].metadata if isinstance(item, Setting))
+
+    @classmethod
+    def spelling(cls, name: str) -> str:
+        """Return the option of a field."""
+        return cls.setting(name).option or f"--{name.replace('_', '-')}"
+
+
+class LocalSettings(WithOptions):
     """What `config.toml` may hold, checked and frozen. Limits are kept as they were written.
 
     This class is the only place that lists the settings: options, `peer config`, the dashboard and the restarts read it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Annotated[Path | None, AfterValidator(_encodable), Setting("PATH", restarts=(TRAINER,))] = None
     """Text file, or folder of text files, to train on. Not set: the data that the manifest names."""
@@ -128,11 +143,6 @@ class LocalSettings(BaseModel):
     """Save a checkpoint when this many seconds have passed. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
     """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
-
-    @classmethod
-    def setting(cls, name: str) -> Setting:
-        """Return how a setting is offered and what a change of it restarts."""
-        return next(item for item in cls.model_fields[name].metadata if isinstance(item, Setting))
 
 
 LIMITS = tuple(name for name in LocalSettings.model_fields if LocalSettings.setting(name).is_limit)

@@ -33,7 +33,7 @@ def identity(home: Home) -> Identity:
 
 
 def own(identity: Identity, steps: int = 800) -> Manifest:
-    return changed(Manifest(), steps=steps).with_host(identity.peer_id)
+    return changed(Manifest(), {"steps": steps}).with_host(identity.peer_id)
 
 
 def test_an_empty_home_hosts_what_is_wanted(home: Home, identity: Identity) -> None:

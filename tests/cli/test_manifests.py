@@ -20,11 +20,11 @@ def test_no_file_means_the_default_run() -> None:
 
 
 def test_nothing_given_changes_nothing() -> None:
-    assert changed(Manifest()).run_id == Manifest().run_id
+    assert changed(Manifest(), {}).run_id == Manifest().run_id
 
 
 def test_each_change_makes_it_another_run() -> None:
-    changes = [changed(Manifest(), steps=9), changed(Manifest(), seed=9), changed(Manifest(), codec="fp32")]
+    changes = [changed(Manifest(), {name: value}) for name, value in (("steps", 9), ("seed", 9), ("codec", "fp32"))]
     assert len({manifest.run_id for manifest in (Manifest(), *changes)}) == 4
 
 

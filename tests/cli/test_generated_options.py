@@ -1,4 +1,4 @@
-"""Options that are generated from the local settings: spelling, value, bounds, and what a command receives."""
+"""Options that are generated from a model: spelling, value, bounds, and what a command receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from gossamer.cli.setting_options import EVERY, Given, takes_settings
+from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.peer.machine.config import LocalSettings
 
 Run = Callable[..., Given]
@@ -21,7 +21,7 @@ def given() -> Run:
     app = typer.Typer()
 
     @app.command()
-    @takes_settings(*EVERY)
+    @takes("given", LocalSettings, *EVERY)
     def command(first: str = "", *, given: Given, last: int = 0) -> None:
         received.append(given)
 
