@@ -97,10 +97,6 @@ class Place:
     port: int  # 0: any
     running: int = 0  # the port of the peer that runs already, which is tried then
 
-    def tried(self, own: int) -> int:
-        """Return the port to try; `own` is the port of this p2pd."""
-        return self.running or own
-
 
 def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, place: Place) -> CallRound:
     """Call all peers at once, with the home's own key if there is one and no running peer uses it.
@@ -143,7 +139,7 @@ async def _call_all(
         daemon = await stack.enter_async_context(Daemon(settings))
         tunnel = TunnelTransport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, credential, await stack.enter_async_context(tunnel))
-        port = place.tried(daemon.port)
+        port = place.running or daemon.port
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
         left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have
         return calls, await _measure(client, CallRound(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.doctor.case import Case, Once
+from gossamer.peer.doctor.case import Case, once
 from gossamer.peer.doctor.examination import examine, exit_code
 from gossamer.peer.doctor.finding import Finding, Level, fail, ok, warn
 from gossamer.protocol.errors import ExitCode, SwarmUnreachable
@@ -59,8 +59,8 @@ def test_the_first_that_failed_decides_the_exit_code() -> None:
 
 def test_what_several_want_to_know_is_found_out_once() -> None:
     asked: list[int] = []
-    once = Once(lambda: asked.append(1))
-    for thread in (threads := [threading.Thread(target=once) for _ in range(4)]):
+    told = once(lambda: asked.append(1))
+    for thread in (threads := [threading.Thread(target=told) for _ in range(4)]):
         thread.start()
     for thread in threads:
         thread.join()
@@ -74,8 +74,8 @@ def test_what_cannot_be_found_out_is_not_tried_again() -> None:
         asked.append(1)
         raise ValueError
 
-    once = Once(breaks)
+    told = once(breaks)
     for _ in range(2):
         with pytest.raises(ValueError):
-            once()
+            told()
     assert asked == [1]

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.line_checks import clock
-from gossamer.peer.doctor.swarm_checks import bootstraps
+from gossamer.peer.doctor.network_checks import bootstraps, clock
 from gossamer.peer.doctor.visit import Call, short_reason
 from gossamer.peer.machine.home import write_whole
 from gossamer.peer.node.donor import FetchServer
