@@ -9,14 +9,13 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.compare import ALONE, comparison
-from gossamer.cli.comparison import Comparison, measured_names
+from gossamer.cli.compare import ALONE, Comparison, comparison, measured_names
 from gossamer.cli.curves import draw_curves, need_plot
 from gossamer.cli.figures import Status
 from gossamer.cli.generated_options import Given, takes
@@ -71,7 +70,7 @@ def demo(
         comparison = Demo(folder, manifest, peers, data, as_json).run()
         if plot is not None:
             draw_curves({home.name: home for home in sorted(path.parent for path in folder.glob("*/manifest.bin"))}, ALONE, plot)
-    print(json.dumps(comparison.to_json()) if as_json else comparison.sentences(sys.stdout.encoding))
+    print(json.dumps(asdict(comparison)) if as_json else comparison.sentences(sys.stdout.encoding))
     drawn = f"the loss curves are in {plot}" if plot is not None else "--plot FILE.png draws the loss curves of all, beside the one alone"
     print(drawn, file=sys.stderr)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Status = Mapping[str, Any]  # the object of `peer status --json`
@@ -92,6 +93,12 @@ def duration_text(seconds: float) -> str:
 def share_text(part: float, whole: float) -> str:
     """Return `part` as a percentage of `whole`, or a dash where there is no whole yet."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
+def table_text(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> str:
+    """Return rows as lines with aligned columns; a row may be shorter than the first. `align`: str.ljust or str.rjust."""
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
 
 
 def bar_text(share: float, encoding: str) -> str:

@@ -13,6 +13,7 @@ import psutil
 
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
 from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.peer.machine.units import rate_text
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.peer.node.fetching import as_final
 from gossamer.protocol.errors import ExitCode
@@ -144,7 +145,7 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     found = estimate(plan, gap_steps, min(rates), STEP_S)
     join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
     said = (
-        f"{_megabits(up)} up, {_megabits(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
+        f"{rate_text(up)} up, {rate_text(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
         f"each part about every {interval} steps of {STEP_S:.0f} s, and {1e-9 * found.day_bytes:.3g} GB a day each way"
     )
     longest_s = transfer_s(largest)
@@ -153,10 +154,6 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     if interval >= LONGEST_STEPS:
         return warn(f"slow for this run: {said}", "this peer will train mostly alone; a run with a smaller model suits this line")
     return ok(said)
-
-
-def _megabits(bytes_per_s: float) -> str:
-    return f"{8e-6 * bytes_per_s:.3g} Mbit/s"
 
 
 def _span(seconds: float) -> str:
