@@ -20,7 +20,7 @@ from gossamer.cli.curves import draw_curves, need_plot
 from gossamer.cli.figures import Status
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
-from gossamer.cli.manifests import RunOptions, changed, default_manifest
+from gossamer.cli.manifests import RunOptions, changed, read_manifest
 from gossamer.cli.options import Data, Json
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.home import Home
@@ -65,7 +65,7 @@ def demo(
     """
     if plot is not None:
         need_plot(plot)
-    manifest = changed(default_manifest(own_text=data is not None), {"steps": steps, **changes})
+    manifest = changed(read_manifest(None, own_text=data is not None), {"steps": steps, **changes})
     with demo_folder(home) as folder:
         comparison = Demo(folder, manifest, peers, data, as_json).run()
         if plot is not None:

@@ -38,17 +38,13 @@ def line(name: str, status: Status) -> str:
     return (
         f"{name}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tok/s']} tokens/s, "
         f"meetings {meetings_text(status['meetings'])}, up {texts['up']}, down {texts['down']}, blocked {texts['blocked']}"
-        + _because(status)
+        + (f" ({status['reason']})" if status["reason"] else "")
     )
 
 
 def sentence(status: Status, now_s: float) -> str:
     """Return the one sentence about a peer: its state, since when, why, and what would end it. `now_s`: Unix seconds."""
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
-
-
-def _because(status: Status) -> str:
-    return f" ({status['reason']})" if status["reason"] else ""
 
 
 def meetings_text(meetings: Mapping[str, int]) -> str:

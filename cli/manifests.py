@@ -42,15 +42,13 @@ KEYS = {
 }  # fmt: skip
 
 
-def default_manifest(*, own_text: bool) -> Manifest:
-    """Return the small run of the demo: on text of each peer's own, or on Python's standard library."""
-    return Manifest.checked({"data": {"source": "text"}} if own_text else {})
-
-
 def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
-    """Return the manifest in a TOML file, or the default one. Raises BadManifest."""
+    """Return the manifest in a TOML file, else the small run of the demo: on each peer's own text, or on Python's standard library.
+
+    Raises BadManifest.
+    """
     if path is None:
-        return default_manifest(own_text=own_text)
+        return Manifest.checked({"data": {"source": "text"}} if own_text else {})
     try:
         return Manifest.from_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:

@@ -228,19 +228,13 @@ def with_setting(given: Mapping[str, Any], key: str, text: str | None) -> dict[s
     kept = {name: value for name, value in given.items() if name != key}
     if text is None:
         return kept
-    values = {**kept, key: _read_value(key, text)}
+    is_list = LocalSettings.model_fields[key].annotation == tuple[str, ...]
+    value = tuple(item.strip() for item in text.split(",") if item.strip()) if is_list else text
     try:
-        checked = LocalSettings.model_validate(values)
+        checked = LocalSettings.model_validate({**kept, key: value})
     except ValidationError as error:
         raise _as_bad_settings(error) from error
     return {**kept, key: checked.model_dump(mode="json")[key]}
-
-
-def _read_value(key: str, text: str) -> object:
-    """Read a setting's value as it stands in a command: a list by its commas."""
-    if LocalSettings.model_fields[key].annotation == tuple[str, ...]:
-        return tuple(item.strip() for item in text.split(",") if item.strip())
-    return text
 
 
 def save_settings(home: Home, given: Mapping[str, Any]) -> None:

@@ -40,7 +40,10 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         with contextlib.suppress(ConnectionError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(ANSWER_S):
                 request = json.loads(await reader.readline())
-                reply = _reply(answer, request)
+                try:
+                    reply = answer(request) if isinstance(request, dict) else {"error": "a request is a JSON object"}
+                except BadSettings as error:
+                    reply = {"error": str(error), "hint": error.hint}
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         writer.close()
@@ -52,15 +55,6 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
     finally:
         server.close()
         home.running.unlink(missing_ok=True)
-
-
-def _reply(answer: Answer, request: object) -> dict[str, Any]:
-    if not isinstance(request, dict):
-        return {"error": "a request is a JSON object"}
-    try:
-        return answer(request)
-    except BadSettings as error:
-        return {"error": str(error), "hint": error.hint}
 
 
 def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:

@@ -6,7 +6,6 @@ counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -36,14 +35,12 @@ class Packages:
     def joules(self) -> float | None:
         """Return what the packages have used since the last call; None where the machine does not tell."""
         before, self._last = self._last, self._read()
-        return self._since(before) if before and None not in before and None not in self._last else None
-
-    def _since(self, before: Iterable[float | None]) -> float:
-        total = 0.0
+        used_uj = 0.0
         for zone, old, new in zip(self._counters, before, self._last, strict=True):
-            assert old is not None and new is not None
-            total += new - old if new >= old else new - old + (_read(zone / "max_energy_range_uj") or 0.0)
-        return total / 1e6
+            if old is None or new is None:
+                return None
+            used_uj += new - old if new >= old else new - old + (_read(zone / "max_energy_range_uj") or 0.0)
+        return used_uj / 1e6 if before else None
 
 
 def battery_watts(folder: Path = SUPPLIES) -> float | None:
@@ -82,14 +79,9 @@ class EnergyMeter:
         """Add what was used in the `passed_s` since the last look; `own_cpu_s` is the peer's processor time since it was started."""
         busy_s, before_s, own_s = busy_cpu_s(), self._busy_s, max(0.0, own_cpu_s - self._own_s)
         self._busy_s, self._own_s = busy_s, own_cpu_s
-        whole = self._machine_joules(passed_s)
+        whole = self._packages.joules()
+        if whole is None and (watts := battery_watts(self._supplies)) is not None:
+            whole = watts * passed_s
         share = min(1.0, own_s / max(busy_s - before_s, own_s, 1e-9))
         self.watt_hours += (own_s * CORE_WATTS if whole is None else whole * share) / 3600
         self.how = ESTIMATED if whole is None or self.how == ESTIMATED else MEASURED  # a sum is as good as its worst part
-
-    def _machine_joules(self, passed_s: float) -> float | None:
-        joules = self._packages.joules()
-        if joules is None:
-            watts = battery_watts(self._supplies)
-            joules = None if watts is None else watts * passed_s
-        return joules

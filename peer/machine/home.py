@@ -72,7 +72,11 @@ class Home:
         except OSError as error:
             raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
         try:
-            self._take(descriptor)
+            if not try_lock(descriptor, fcntl.LOCK_EX):
+                raise BadSettings(
+                    f"a peer already runs from {self.path} ({_holder(descriptor)})",
+                    hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}\n".encode(), 0)
             yield
@@ -86,12 +90,9 @@ class Home:
         except FileNotFoundError:
             return ""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _holder(descriptor)
+            return "" if try_lock(descriptor, fcntl.LOCK_SH) else _holder(descriptor)
         finally:
             os.close(descriptor)
-        return ""
 
     def last_status(self) -> dict[str, Any]:
         """Return what the peer last wrote down of itself, as `peer status --json` shows it; empty where there is nothing to be read."""
@@ -100,14 +101,14 @@ class Home:
             return status if isinstance(status, dict) else {}
         return {}
 
-    def _take(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadSettings(
-                f"a peer already runs from {self.path} ({_holder(descriptor)})",
-                hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
-            ) from error
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Lock an open file, as fcntl.LOCK_EX or LOCK_SH; return whether no other process holds it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holder(lock: int) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
 from prometheus_client.exposition import start_http_server
@@ -19,6 +20,7 @@ from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
 
 THIS_MACHINE = "127.0.0.1"
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 def place(text: str) -> tuple[str, int]:
@@ -62,15 +64,13 @@ class StatusMetrics(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        return metrics(self._status())
-
-
-def metrics(status: Status) -> Iterator[Metric]:
-    """Yield all metrics of a status."""
-    yield InfoMetricFamily("gossamer_peer", "Who this is.", {"peer_id": status.peer_id, "run_id": status.run_id, "version": status.version})
-    yield StateSetMetricFamily("gossamer_state", "1 for the state that the peer is in.", {state: state == status.state for state in STATES})
-    yield from _gauges(status)
-    yield from _counters(status)
+        status = self._status()
+        who = {"peer_id": status.peer_id, "run_id": status.run_id, "version": status.version}
+        yield InfoMetricFamily("gossamer_peer", "Who this is.", who)
+        states = {state: state == status.state for state in STATES}
+        yield StateSetMetricFamily("gossamer_state", "1 for the state that the peer is in.", states)
+        yield from _gauges(status)
+        yield from _counters(status)
 
 
 def _gauges(status: Status) -> Iterator[Metric]:
@@ -92,9 +92,7 @@ def _gauges(status: Status) -> Iterator[Metric]:
         if value is not None:
             yield GaugeMetricFamily(name, meaning, value)
     connections = GaugeMetricFamily("gossamer_connections", "Partners to whom a connection is open, by how it runs.", labels=["route"])
-    for route, number in routes(status.partners).items():
-        connections.add_metric([route], number)
-    yield connections
+    yield _labelled(connections, routes(status.partners))
 
 
 def _counters(status: Status) -> Iterator[Metric]:
@@ -115,7 +113,10 @@ def _counters(status: Status) -> Iterator[Metric]:
         "gossamer_meeting_bytes": ("Carried in meetings.", "direction", status.bytes),
     }
     for name, (meaning, label, values) in labelled.items():
-        family = CounterMetricFamily(name, meaning, labels=[label])
-        for which, value in values.items():
-            family.add_metric([which], value)
-        yield family
+        yield _labelled(CounterMetricFamily(name, meaning, labels=[label]), values)
+
+
+def _labelled(family: Family, values: Mapping[str, float]) -> Family:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

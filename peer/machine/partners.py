@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import ConnectionsChanged, MeetingDone
 
@@ -44,10 +43,6 @@ class Partner:
             received=self.received + done.bytes_received,
             seen=done.ts,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row, JSON-able."""
-        return asdict(self)
 
 
 Partners = Mapping[str, Partner]  # by peer id

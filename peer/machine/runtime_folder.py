@@ -17,6 +17,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gossamer.peer.machine.home import try_lock
 from gossamer.protocol.errors import BadSettings
 
 PREFIX = "gossamer-"
@@ -88,9 +89,6 @@ def _is_held(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
-    return False

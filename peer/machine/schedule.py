@@ -61,16 +61,14 @@ class Schedule:
 
     def allows(self, now_s: float) -> bool:
         """Tell whether a moment (Unix seconds) lies in a window."""
-        return not self.windows or self._holds(datetime.fromtimestamp(now_s, self.zone))
+        local = datetime.fromtimestamp(now_s, self.zone)
+        return not self.windows or any(window.holds(local) for window in self.windows)
 
     def changes_s(self, now_s: float) -> float | None:
         """Return when it will next be otherwise (Unix seconds); None for never."""
         minute = int(now_s // 60) + 1
         now = self.allows(now_s)
         return next((60.0 * later for later in range(minute, minute + _LOOK_AHEAD_MINUTES) if self.allows(60.0 * later) != now), None)
-
-    def _holds(self, local: datetime) -> bool:
-        return any(window.holds(local) for window in self.windows)
 
 
 def _minute(hours: str, minutes: str) -> int:

@@ -14,12 +14,14 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from gossamer.peer.machine import control_socket as control
+from gossamer.peer.machine import events
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import (
     NODE,
@@ -32,21 +34,7 @@ from gossamer.peer.machine.config import (
     saved_settings,
     with_setting,
 )
-from gossamer.peer.machine.events import (
-    RESTING,
-    CheckpointSaved,
-    Event,
-    EventLog,
-    LimitsSet,
-    MonthCounted,
-    NodeRestarted,
-    PeerStarted,
-    ProcessSays,
-    RunKnown,
-    TrafficCounted,
-    TrainerRestarted,
-    Written,
-)
+from gossamer.peer.machine.events import RESTING, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from gossamer.peer.machine.states import changed
@@ -70,6 +58,10 @@ HEALTHY_S = 600.0  # a child that lived so long, several checkpoints, starts fro
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save what is small, before they are killed
 SAVES = 3  # of the length of the last one that the trainer gets: to end the one that it is at, and for its last
 BYTES_PER_PARAM, SLOW_DISK_BYTES_PER_S = 16, 1e8  # while no checkpoint has told how long it takes
+RESTARTED: Mapping[str, type[events.NodeRestarted | events.TrainerRestarted]] = {
+    NODE: events.NodeRestarted,
+    TRAINER: events.TrainerRestarted,
+}
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
 LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
@@ -153,9 +145,9 @@ class Supervisor:
         self._runtime = runtime
         if self._home.manifest.exists():
             self._manifest_ready.set()
-        self._note(PeerStarted(self._peer_id, earlier(self._home)))
-        self._note(LimitsSet(limits_in_force(self._config)))
-        self._note(MonthCounted(self._resting.month.num_bytes))
+        self._note(events.PeerStarted(self._peer_id, earlier(self._home)))
+        self._note(events.LimitsSet(limits_in_force(self._config)))
+        self._note(events.MonthCounted(self._resting.month.num_bytes))
         self._condition.rest = self._resting.wanted(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
@@ -187,7 +179,7 @@ class Supervisor:
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
             self._ends_as("done", "the run is over")
-        self._resting.save()
+        self._resting.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
         for name, last_work in LAST_WORK.items():
@@ -234,7 +226,7 @@ class Supervisor:
             self._come_back(name)
             exit = await self._until_sent_away(name, child)
             if exit is None:
-                self._resting.save()
+                self._resting.month.save(time.time())
                 if self._resting.asked is not None and self._resting.asked.is_last:
                     self.leave("asked to leave, and finished")
                 continue
@@ -270,7 +262,7 @@ class Supervisor:
 
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
         pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
-        self._note((NodeRestarted if name == NODE else TrainerRestarted)(exit.reason, failures))
+        self._note(RESTARTED[name](exit.reason, failures))
         self._condition.fell(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
@@ -324,7 +316,7 @@ class Supervisor:
         """Record that a child has its settings and runs."""
         self._awake.add(name)
         if name in self._away:
-            self._note((NodeRestarted if name == NODE else TrainerRestarted)("stopped because of a settings change or a pause", 0))
+            self._note(RESTARTED[name]("stopped because of a settings change or a pause", 0))
             self._away.discard(name)
         if name in self._restarting:
             self._restarting.discard(name)
@@ -333,23 +325,23 @@ class Supervisor:
     # ------------------------------------------------------------------ what is told
 
     def _hear(self, name: str, event: Event) -> None:
-        if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
+        if name == NODE and isinstance(event, events.ProcessSays) and event.state == RESTING:
             self._is_quiet = True
             self._changes.notify()
-        elif isinstance(event, TrafficCounted):
-            self._note(MonthCounted(self._resting.count_traffic(event.sent_bytes + event.received_bytes)))
+        elif isinstance(event, events.TrafficCounted):
+            self._note(events.MonthCounted(self._resting.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
             self._condition.hear(name, event, time.monotonic())
-        if isinstance(event, RunKnown):
+        if isinstance(event, events.RunKnown):
             self._manifest_ready.set()
-        if isinstance(event, CheckpointSaved):
+        if isinstance(event, events.CheckpointSaved):
             self._save_s = event.seconds
         self._note(event)
         self._describe()
 
     def _note(self, event: Event) -> None:
         self.status = apply(self.status, event)
-        if isinstance(event, Written):
+        if isinstance(event, events.Written):
             self._log.append(event)
 
     async def _look(self) -> None:
@@ -384,7 +376,7 @@ class Supervisor:
             case {"verb": "health"}:
                 return {"trouble": self._condition.trouble(time.monotonic())}
             case {"verb": "peers"}:
-                return {"peers": [partner.to_json() for partner in self.status.partners.values()]}
+                return {"peers": [asdict(partner) for partner in self.status.partners.values()]}
             case {"verb": "history"}:
                 return self.status.history.to_json()
             case {"verb": "leave"}:
@@ -431,7 +423,7 @@ class Supervisor:
         if config == self._config:
             return {"value": value}
         self._config = config
-        self._note(LimitsSet(limits_in_force(config)))
+        self._note(events.LimitsSet(limits_in_force(config)))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 from gossamer.cli.peers import COLUMNS, table
 from gossamer.peer.machine.partners import Partner
@@ -14,12 +15,12 @@ def test_one_row_a_partner(shell: Shell) -> None:
     peer = Running(shell)
     peer.partners = [ROW]
     said = peer.during(lambda: shell("peers", "--json"))
-    assert json.loads(said.out) == {"peers": [ROW.to_json()]}
+    assert json.loads(said.out) == {"peers": [asdict(ROW)]}
     assert "abcdef" in peer.during(lambda: shell("peers")).out
 
 
 def test_who_was_seen_last_comes_first() -> None:
-    rows = [ROW.to_json(), Partner("12D3KooWghijkl", seen=1060.0).to_json()]
+    rows = [asdict(ROW), asdict(Partner("12D3KooWghijkl", seen=1060.0))]
     heading, first, second = table(rows, 1120.0).splitlines()
     assert heading.split("  ")[0].strip() == COLUMNS[0]
     assert first.split() == ["ghijkl", "-", "-", "0", "0", "0", "0", "B", "0", "B", "1", "min", "ago"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from gossamer.peer.supervisor.monthly_traffic import SAVE_S, MonthlyTraffic
+from gossamer.peer.supervisor.resting import SAVE_S, MonthlyTraffic
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()
 DECEMBER_S = datetime(2026, 12, 1).timestamp()
