@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.join import InviteFile, InviteText, KeepTrying, invited
+from gossamer.cli.join import InviteFile, InviteText, invited
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Metrics
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
-from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 
 
-@takes("given", LocalSettings, "listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic")
+@takes("given", PeerConfig, "listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic", "keep_trying")
 def bootstrap(
     invite: InviteText = None,
     invite_file: InviteFile = None,
@@ -20,13 +20,12 @@ def bootstrap(
     *,
     given: Given,
     metrics: Metrics = None,
-    keep_trying: KeepTrying = False,
 ) -> None:
     """Run a bootstrap node: help new peers to find the run, without training.
 
     Takes part in the run's directory and sends the manifest to joining peers. Prints its own addresses on stdout, one per line.
     """
-    config = settings(home, given, trains=False, keep_trying=keep_trying)
+    config = settings(home, given, trains=False)
     identity, read = invited(Home(config.home), invite, invite_file, "bootstrap")
     printed: set[str] = set()
 

@@ -16,7 +16,7 @@ from gossamer.cli.invite import doors
 from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
-from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
@@ -34,17 +34,13 @@ ManifestFile = Annotated[
         show_default=False,
     ),
 ]
-WaitForPeers = Annotated[
-    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Start training only when this many other peers are known.")
-]
 WriteInvite = Annotated[
     Path | None, typer.Option("--write-invite", metavar="FILE", help="Also write the invite to this file, at each start.")
 ]
-Alone = Annotated[bool, typer.Option("--alone", help="Train without meetings, as a baseline for comparison with a swarm.")]
 
 
 @takes("changes", RunOptions)
-@takes("given", LocalSettings, *EVERY)
+@takes("given", PeerConfig, *EVERY, "wait_for_peers", "alone")
 def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
@@ -52,15 +48,13 @@ def host(
     given: Given,
     changes: Given,
     metrics: options.Metrics = None,
-    wait_for_peers: WaitForPeers = 0,
     write_invite: WriteInvite = None,
-    alone: Alone = False,
 ) -> None:
     """Start a run as its first peer.
 
     Prints an invite as one line on stdout. If the home folder holds a run that this peer hosts, continues that run.
     """
-    config = settings(home, given, alone=alone, wait_for_peers=wait_for_peers)
+    config = settings(home, given)
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)

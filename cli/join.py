@@ -12,7 +12,7 @@ import typer
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.session import hold_session, settings
-from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
@@ -37,14 +37,10 @@ InviteFile = Annotated[
         help="Read the invite from this file; waits until the file exists.",
     ),
 ]
-KeepTrying = Annotated[
-    bool,
-    typer.Option("--keep-trying", help="If no member of the run answers, retry until one does. Default: give up after a minute."),
-]
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
-@takes("given", LocalSettings, *EVERY)
+@takes("given", PeerConfig, *EVERY, "keep_trying")
 def join(
     invite: InviteText = None,
     invite_file: InviteFile = None,
@@ -52,13 +48,12 @@ def join(
     *,
     given: Given,
     metrics: options.Metrics = None,
-    keep_trying: KeepTrying = False,
 ) -> None:
     """Join a run and train in it.
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    config = settings(home, given, keep_trying=keep_trying)
+    config = settings(home, given)
     identity, read = invited(Home(config.home), invite, invite_file)
     hold_session(config, identity, None, read, metrics=metrics)
 

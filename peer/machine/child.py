@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict
 
 from gossamer.peer.machine.config import PeerConfig
@@ -161,12 +160,3 @@ def signal_at_parents_death(number: signal.Signals) -> None:
     """Have the kernel send this process a signal when its parent dies, however it dies. Linux only: elsewhere nothing happens."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-
-
-def cpu_s(pid: int) -> float:
-    """Return the processor time of a process; 0 for one that is not there."""
-    try:
-        times = psutil.Process(pid).cpu_times() if pid else None
-    except psutil.Error:
-        return 0.0
-    return times.user + times.system if times else 0.0

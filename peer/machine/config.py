@@ -153,14 +153,14 @@ class PeerConfig(LocalSettings):
 
     home: Annotated[Path, AfterValidator(_encodable)]
     """The folder with this peer's identity, manifest, checkpoints and events."""
-    alone: bool = False
-    """Train without meetings: the baseline for comparison with a swarm."""
     trains: bool = True
     """Run a trainer; a peer without one is a bootstrap node."""
-    wait_for_peers: int = Field(default=0, ge=0, le=4096)
-    """Begin to train only when this many other peers have been seen; 0 begins at once."""
-    keep_trying: bool = False
-    """If no member of the run answers, retry until one does."""
+    alone: Annotated[bool, Setting()] = False
+    """Train without meetings, as a baseline for comparison with a swarm."""
+    wait_for_peers: Annotated[int, Setting("N")] = Field(default=0, ge=0, le=4096)
+    """Start training only when this many other peers are known."""
+    keep_trying: Annotated[bool, Setting()] = False
+    """If no member of the run answers, retry until one does. Default: give up after a minute."""
 
     @property
     def children(self) -> tuple[str, ...]:

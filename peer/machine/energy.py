@@ -56,6 +56,15 @@ def battery_watts(folder: Path = SUPPLIES) -> float | None:
     return None
 
 
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process and of its children that have ended; 0 for one that is not there."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
+
+
 def busy_cpu_s() -> float:
     """Return the processor time that the whole machine has used since it was started."""
     times = psutil.cpu_times()

@@ -18,7 +18,8 @@ from gossamer.peer.link import records as ask
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.records import Writer
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.machine.child import Child, ChildSettings, cpu_s
+from gossamer.peer.machine.child import Child, ChildSettings
+from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.machine.events import RESTING, ConnectionsChanged, NodeSpent, ProcessSays, RunKnown, TrafficCounted
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.machine.energy import busy_cpu_s
+from gossamer.peer.machine.energy import busy_cpu_s, cpu_s
 from gossamer.peer.machine.room import held_bytes, size_of
 from gossamer.peer.machine.units import UNLIMITED
 
@@ -102,16 +102,7 @@ class Seldom:
 def others_cpu_s() -> float:
     """Return the processor seconds that all processes but this one and its descendants have used."""
     me = psutil.Process()
-    return busy_cpu_s() - sum(map(_cpu_s, (me, *me.children(recursive=True))))
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Return the processor time of a process and of its children that have ended."""
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return times.user + times.system + times.children_user + times.children_system
+    return busy_cpu_s() - sum(cpu_s(process.pid) for process in (me, *me.children(recursive=True)))
 
 
 def is_on_battery() -> bool:

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer import orders as order
 from gossamer.peer.trainer.orders import ORDERS, Order, RankSettings
