@@ -67,5 +67,5 @@ def test_statement_admits_a_lost_race() -> None:
     assert "is not ahead: it is 0.100 nats behind" in replace(COMPARISON, eval_loss_averaged=2.4).sentences("utf-8")
 
 
-def test_a_meeting_of_two_counts_once() -> None:
+def test_a_completed_meeting_counts_once() -> None:
     assert total_meetings([STATUS, STATUS]) == {"completed": 8, "solo": 2, "refused": 0, "failed": 4}

@@ -56,7 +56,7 @@ def test_a_number_keeps_the_bounds_of_its_setting_and_a_folder_must_be_there(giv
     assert given("--model", str(tmp_path)) == {"model": tmp_path}
 
 
-def test_every_setting_says_how_it_is_offered() -> None:
+def test_every_setting_has_setting_metadata() -> None:
     for name in LocalSettings.model_fields:
         assert LocalSettings.setting(name)
     assert set(LocalSettings.model_fields) - set(EVERY) == {"recompute", "compile", "checkpoint_interval_steps"}

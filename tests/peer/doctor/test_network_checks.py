@@ -85,7 +85,7 @@ def test_the_line(rates: tuple[float, float], level: Level, words: str) -> None:
     assert finding.level is level and words in finding.found
 
 
-def test_who_was_reached_and_how_fast() -> None:
+def test_reached_peers_are_listed_with_their_round_trip() -> None:
     finding = bootstraps(CallRound(calls=(THERE,)))
     assert finding.level is Level.OK and "203.0.113.5:4001 in 23 ms" in finding.found
 
@@ -112,11 +112,11 @@ def test_nobody_was_reached() -> None:
     ],
     ids=["not a member", "another version", "a stranger's name was used", "not ready"],
 )
-def test_a_run_that_does_not_let_us_in(code: RefusalCode, own: bool, level: Level, exit_code: ExitCode) -> None:
+def test_a_refusal_by_the_run(code: RefusalCode, own: bool, level: Level, exit_code: ExitCode) -> None:
     refused = Call(ADDRESS, refused=Refused(code))
     finding = membership(CallRound(calls=(refused,), under_own_name=own))
     assert (finding.level, finding.exit_code) == (level, exit_code)
 
 
-def test_the_run_lets_us_in() -> None:
+def test_acceptance_by_the_run() -> None:
     assert membership(CallRound(calls=(THERE,))).level is Level.OK
