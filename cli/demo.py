@@ -29,8 +29,8 @@ from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import Manifest
 
 NUM_STEPS = 600
-FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will take
-MEASURED_STEPS = 64  # of one peer alone on the machine take as long as to measure one model
+FIRST_SHARE = 0.05  # of the steps, after which the demo estimates its duration
+MEASURED_STEPS = 64  # of a single peer take as long as the measurement of one model
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
 
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Length of the run in inner steps.")]
@@ -117,7 +117,7 @@ class Demo:
             drawn.say("trained; measuring the held-out loss of each")
         statuses = [peer.status for peer in members]
         found = comparison([peer.home for peer in members], lone.home, statuses, self.data, 0.0, is_drawn=not self.as_json)
-        return replace(found, wall_seconds=time.monotonic() - started_s)  # the measuring is part of it
+        return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
 
     def _start(self, swarm: LocalSwarm, drawn: Screen) -> tuple[list[LocalPeer], LocalPeer]:
         file = self.folder / "manifest.toml"
@@ -139,7 +139,7 @@ class Forecast:
         self._total_steps = total_steps
         self._num_peers = num_peers
         self._started_s = started_s
-        self._first: tuple[int, float] | None = None  # the step of the slowest when all trained, and when that was
+        self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
         self._is_said = False
 
     def sentence(self, statuses: Sequence[Status], now_s: float) -> str:

@@ -19,10 +19,10 @@ from rich.text import Text
 from gossamer.cli.figures import BAR_CELLS, COLUMNS, LEGEND, Status, cells, line, share_text
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
-SHOW_EVERY_S = 15.0  # and at least this often
+SHOW_EVERY_S = 15.0  # and at least after this time
 REASON_EVERY_S = 2.0  # a new reason for the same state, such as a percentage, at most this often
 
-Meter = Callable[[str, int, int, float | None], None]  # draws how much of how much is done behind a name, and the loss so far
+Meter = Callable[[str, int, int, float | None], None]  # draws the name of the work, the done and total amounts, and the loss so far
 
 
 class PlainLines:

@@ -1,4 +1,4 @@
-"""The server of the page: for this machine and who has the token, and for no page of another site that a browser has open beside it."""
+"""The server of the page: it answers this machine with the token, and refuses requests from pages of other sites in the same browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ YEAR_S = 365 * 24 * 3600
 KINDS = {"page.js": "text/javascript", "page.css": "text/css", "plotly.min.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",  # the charts set styles in line
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",  # the charts use inline styles
     "Referrer-Policy": "no-referrer",  # it would hold the token
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -32,7 +32,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets in only requests to one of our own host names, from our own page or none, with the token."""
+    """Accepts only requests to our own host names, from our own page or none, with the token."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, query: QueryParams) -> str:
-        """Return why not, or nothing. Another host name means that a foreign site's name leads here; another origin, that it asks."""
+        """Return why the request is refused, or nothing. A foreign host name means DNS rebinding; a foreign origin, another site."""
         if headers.get("host") not in self._hosts:
             return "refused: this page is for 127.0.0.1 only"
         if headers.get("origin", f"http://{headers['host']}") != f"http://{headers['host']}":
@@ -117,7 +117,7 @@ class Page:
 
 
 def _request(verb: str, wanted: dict[str, object]) -> dict[str, object] | None:
-    """Return what to ask the peer for; None for what the page cannot ask."""
+    """Return the request to the peer; None for requests that the page may not make."""
     match verb, wanted:
         case "pause", {"seconds": int() | float() | None as seconds}:
             return {"verb": "pause", "seconds": seconds}

@@ -1,7 +1,7 @@
 """The checks of `peer doctor`, each in a thread of its own, within one time limit.
 
-A check is a function of plain facts that returns a `Finding`; CHECKS says under which name it is shown and which facts of the `Case` it
-judges. An error that a check raises is its finding: failed.
+A check is a function of plain facts that returns a `Finding`. CHECKS maps the shown name of each check to a call with facts of the `Case`.
+An error that a check raises becomes a failed finding.
 """
 
 from __future__ import annotations

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from gossamer.peer.trainer.need import Need
 
 PACKAGE = "gossamer-peer"
-DEVICE_S = 17.0  # for torch to come up and to compute
-UP = "torch is loaded"  # as peer/doctor/matmul.py says
-TIGHT_SHARE = 0.8  # of what there is: what else runs on this machine needs some, too
+DEVICE_S = 17.0  # for torch to load and to compute
+UP = "torch is loaded"  # printed by peer/doctor/matmul.py
+TIGHT_SHARE = 0.8  # of the room; beyond it, other programs would lack memory
 FILES = 1000  # more than a home ever holds
 OPEN_FILES = 1024  # 64 streams, their sockets on both sides, model files, and room
 

@@ -26,7 +26,7 @@ NO_RUN = ok("no invite and no run in the home: no peer was called")
 NOBODY = "nobody could be asked"
 CLOCK_WARN_S = 5.0
 ASK_MS = 2000
-STEP_S = 1.0  # an inner step, where nobody has measured one
+STEP_S = 1.0  # assumed duration of an inner step
 SET_CLOCK = "set it by network time: `sudo timedatectl set-ntp true`"
 OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, a peer is reached through a relay, if the run has one"
 _HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
@@ -123,7 +123,7 @@ def ask_router() -> str | None:
         client.discover()
         client.selectigd()
         return str(client.externalipaddress() or "")
-    except Exception:  # the library knows no other
+    except Exception:  # the library raises plain Exception
         return None
 
 
@@ -136,7 +136,7 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     """Tell what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
     if rates is None:
         return ok(NOBODY)
-    plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
+    plan, gap_steps = plan_and_gap()  # first: it imports the same modules, and two threads must not import them at once
     from gossamer.peer.trainer.estimate import estimate
     from gossamer.peer.trainer.interval import LONGEST_STEPS
 

@@ -32,11 +32,11 @@ _TITLE = "The local settings of this peer. `peer config` shows them with their m
 class Setting:
     """How a value is offered to the operator, and what a change of it restarts: metadata of a field of a WithOptions."""
 
-    metavar: str = ""  # names the value in `--help`; empty for a switch
+    metavar: str = ""  # name of the value in `--help`; empty for a switch
     option: str | None = ""  # empty: the field's name with hyphens; None: no option
     restarts: tuple[str, ...] = ()  # the processes that read it only when they start
     is_limit: bool = False  # the dashboard shows it and can change it
-    parser: Callable[[str], Any] | None = None  # of the option's text, where the field's type does not tell
+    parser: Callable[[str], Any] | None = None  # of the option's text, if the field's type does not suffice
 
 
 def _encodable(path: Path | None) -> Path | None:
@@ -49,7 +49,7 @@ def _encodable(path: Path | None) -> Path | None:
 
 
 def _readable(read: Callable[[str], object]) -> AfterValidator:
-    """Keep the text as it was written, if it can be read."""
+    """Check that the text can be read, and keep it as written."""
 
     def check(text: str) -> str:
         read(text)

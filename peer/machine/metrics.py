@@ -1,6 +1,6 @@
 """A peer's status as Prometheus metrics, on a port of its own: base units, names that begin with `gossamer_`.
 
-Folded from nothing new: each metric is a key of the status. Which one, and what it means, stands in docs/reference/metrics.md.
+Each metric is a value of the status; docs/reference/metrics.md describes them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 def place(text: str) -> tuple[str, int]:
-    """Read PORT or ADDRESS:PORT, as of `--metrics`. Without an address it is this machine's own. Raises BadSettings."""
+    """Read PORT or ADDRESS:PORT, as of `--metrics`. The default address is the loopback. Raises BadSettings."""
     address, _, port = text.rpartition(":")
     address = address.strip("[]") or THIS_MACHINE
     try:
@@ -57,7 +57,7 @@ def serving_metrics(address: str, port: int, status: Callable[[], Status]) -> It
 
 
 class StatusMetrics(Collector):
-    """Gives the metrics of the status that a peer has at the moment when it is asked."""
+    """Yields the metrics of the current status at each scrape."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status

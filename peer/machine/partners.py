@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import ConnectionsChanged, MeetingDone
 
-MAX_PARTNERS = 256  # those heard of last; in a larger swarm a peer meets more over the weeks
+MAX_PARTNERS = 256  # the most recently seen; a peer in a large swarm meets more over the weeks
 COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed
 
 

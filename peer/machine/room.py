@@ -113,7 +113,7 @@ def _rooms(root: Path, path: str, held_bytes: int, limit: str, used: str, reclai
         except (OSError, ValueError):
             continue
         if most < psutil.virtual_memory().total:
-            left = min(most, most - now + int(cached) + held_bytes)  # some of what is held may count elsewhere
+            left = min(most, most - now + int(cached) + held_bytes)  # some held memory may count in another group
             yield Room(left, f"the memory limit of this container or service, {megabytes(most)}")
 
 

@@ -25,7 +25,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "failed": ("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 
-# What ends a trouble, or a way of working, that has no state of its own.
+# Ways out of conditions that have no state of their own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
