@@ -27,8 +27,8 @@ import torch
 import torch.multiprocessing as mp
 
 from benchmarks.checkpoint_stop import manifest
-from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing, next_token_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings

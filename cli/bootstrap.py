@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from gossamer.cli.join import InviteFile, InviteText, KeepTrying, given_invite, need_run, read_invite
+from gossamer.cli.generated_options import Given, takes
+from gossamer.cli.join import InviteFile, InviteText, invited
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Metrics
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
-from gossamer.cli.setting_options import Given, takes_settings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 
 
-@takes_settings("listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic")
+@takes("given", PeerConfig, "listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic", "keep_trying")
 def bootstrap(
     invite: InviteText = None,
     invite_file: InviteFile = None,
@@ -19,18 +20,13 @@ def bootstrap(
     *,
     given: Given,
     metrics: Metrics = None,
-    keep_trying: KeepTrying = False,
 ) -> None:
     """Run a bootstrap node: help new peers to find the run, without training.
 
     Takes part in the run's directory and sends the manifest to joining peers. Prints its own addresses on stdout, one per line.
     """
-    config = settings(home, given, trains=False, keep_trying=keep_trying)
-    folder = Home(config.home)
-    invite = given_invite(invite, invite_file)
-    if invite is None:
-        need_run(folder, "bootstrap")
-    identity, read = read_invite(folder, invite)
+    config = settings(home, given, trains=False)
+    identity, read = invited(Home(config.home), invite, invite_file, "bootstrap")
     printed: set[str] = set()
 
     def print_addresses(status: Status, drawn: Screen) -> None:

@@ -17,7 +17,7 @@ from gossamer.protocol.errors import BadSettings
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SMOOTH = 0.85  # of the mean so far that stays when a loss comes in: one second's losses are of few batches
+SMOOTH = 0.85  # weight of the previous mean when a loss is added: the losses of one second come from few batches
 
 Curve = list[tuple[int, float]]  # inner steps and nats per token
 

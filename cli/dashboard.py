@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import socket
 import sys
@@ -44,13 +45,8 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
 
 def listening(port: int) -> socket.socket:
     """Return a socket that listens on the loopback address. Raises BadSettings."""
-    listener = socket.socket()
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind((HERE, port))
-        listener.listen()  # before the address is printed: a program that reads it may connect at once
+        return socket.create_server((HERE, port))  # before the address is printed: a program that reads it may connect at once
     except OSError as error:
-        listener.close()
-        reason = (error.strerror or str(error)).lower()
+        reason = os.strerror(error.errno or 0).lower()
         raise BadSettings(f"cannot show a page on port {port}: {reason}", hint="choose another with --port, or leave it out") from error
-    return listener

@@ -9,19 +9,19 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.compare import ALONE, comparison
-from gossamer.cli.comparison import Comparison, measured_names
+from gossamer.cli.compare import ALONE, Comparison, comparison, measured_names
 from gossamer.cli.curves import draw_curves, need_plot
 from gossamer.cli.figures import Status
+from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
-from gossamer.cli.manifests import changed, default_manifest
-from gossamer.cli.options import Codec, Data, InnerSteps, Json, Method, Seed
+from gossamer.cli.manifests import RunOptions, changed, read_manifest
+from gossamer.cli.options import Data, Json
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.home import Home
 from gossamer.peer.supervisor.supervisor import ChildFailed
@@ -29,8 +29,8 @@ from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import Manifest
 
 NUM_STEPS = 600
-FIRST_SHARE = 0.05  # of the steps, after which the demo says how long it will take
-MEASURED_STEPS = 64  # of one peer alone on the machine take as long as to measure one model
+FIRST_SHARE = 0.05  # of the steps, after which the demo estimates its duration
+MEASURED_STEPS = 64  # of a single peer take as long as the measurement of one model
 ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
 
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Length of the run in inner steps.")]
@@ -48,14 +48,13 @@ Plot = Annotated[
 ]
 
 
+@takes("changes", RunOptions, "seed", "codec", "inner_steps", "method")
 def demo(
     peers: Peers = 4,
     steps: DemoSteps = NUM_STEPS,
     data: Data = None,
-    seed: Seed = None,
-    codec: Codec = None,
-    inner_steps: InnerSteps = None,
-    method: Method = None,
+    *,
+    changes: Given,
     home: KeptIn = None,
     plot: Plot = None,
     as_json: Json = False,
@@ -66,13 +65,12 @@ def demo(
     """
     if plot is not None:
         need_plot(plot)
-    base = default_manifest(own_text=data is not None)
-    manifest = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
+    manifest = changed(read_manifest(None, own_text=data is not None), {"steps": steps, **changes})
     with demo_folder(home) as folder:
         comparison = Demo(folder, manifest, peers, data, as_json).run()
         if plot is not None:
             draw_curves({home.name: home for home in sorted(path.parent for path in folder.glob("*/manifest.bin"))}, ALONE, plot)
-    print(json.dumps(comparison.to_json()) if as_json else comparison.sentences(sys.stdout.encoding))
+    print(json.dumps(asdict(comparison)) if as_json else comparison.sentences(sys.stdout.encoding))
     drawn = f"the loss curves are in {plot}" if plot is not None else "--plot FILE.png draws the loss curves of all, beside the one alone"
     print(drawn, file=sys.stderr)
 
@@ -119,7 +117,7 @@ class Demo:
             drawn.say("trained; measuring the held-out loss of each")
         statuses = [peer.status for peer in members]
         found = comparison([peer.home for peer in members], lone.home, statuses, self.data, 0.0, is_drawn=not self.as_json)
-        return replace(found, wall_seconds=time.monotonic() - started_s)  # the measuring is part of it
+        return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
 
     def _start(self, swarm: LocalSwarm, drawn: Screen) -> tuple[list[LocalPeer], LocalPeer]:
         file = self.folder / "manifest.toml"
@@ -141,7 +139,7 @@ class Forecast:
         self._total_steps = total_steps
         self._num_peers = num_peers
         self._started_s = started_s
-        self._first: tuple[int, float] | None = None  # the step of the slowest when all trained, and when that was
+        self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
         self._is_said = False
 
     def sentence(self, statuses: Sequence[Status], now_s: float) -> str:

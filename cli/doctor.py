@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
-from gossamer.cli.setting_options import Given, takes_settings
-from gossamer.peer.machine.config import peer_config, saved_settings
+from gossamer.peer.machine.config import LocalSettings, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
@@ -25,7 +25,7 @@ InviteText = Annotated[
 ]
 
 
-@takes_settings("devices", "listen", "port")
+@takes("given", LocalSettings, "devices", "listen", "port")
 def doctor(
     invite: InviteText = None,
     home: HomeFolder = DEFAULT_HOME,

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 Status = Mapping[str, Any]  # the object of `peer status --json`
@@ -37,17 +38,13 @@ def line(name: str, status: Status) -> str:
     return (
         f"{name}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tok/s']} tokens/s, "
         f"meetings {meetings_text(status['meetings'])}, up {texts['up']}, down {texts['down']}, blocked {texts['blocked']}"
-        + _because(status)
+        + (f" ({status['reason']})" if status["reason"] else "")
     )
 
 
 def sentence(status: Status, now_s: float) -> str:
     """Return the one sentence about a peer: its state, since when, why, and what would end it. `now_s`: Unix seconds."""
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
-
-
-def _because(status: Status) -> str:
-    return f" ({status['reason']})" if status["reason"] else ""
 
 
 def meetings_text(meetings: Mapping[str, int]) -> str:
@@ -92,6 +89,12 @@ def duration_text(seconds: float) -> str:
 def share_text(part: float, whole: float) -> str:
     """Return `part` as a percentage of `whole`, or a dash where there is no whole yet."""
     return f"{100 * part / whole:.1f} %" if whole > 0 else "-"
+
+
+def table_text(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> str:
+    """Return rows as lines with aligned columns; a row may be shorter than the first. `align`: str.ljust or str.rjust."""
+    widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
+    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
 
 
 def bar_text(share: float, encoding: str) -> str:

@@ -20,8 +20,8 @@ from gossamer.cli.page.peers import shown
 
 LOOK_S = 1.0
 CHARTS = {"loss": "loss", "tokens_per_second": "tokens a second", "meetings": "meetings a second", "sent": "bytes sent a second"}
-COUNTS = ("meetings", "sent")  # drawn as what was added each second
-ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "limits", "costs", "warnings")  # the rest is in `peer status`
+COUNTS = ("meetings", "sent")  # drawn as the increase per second
+ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "limits", "costs", "warnings")  # `peer status` shows the others
 
 
 class PeerPanel(Vertical):

@@ -11,11 +11,12 @@ from typing import Annotated
 import typer
 
 from gossamer.cli import options
+from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.invite import doors
-from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
+from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
-from gossamer.cli.setting_options import EVERY, Given, takes_settings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
@@ -33,45 +34,35 @@ ManifestFile = Annotated[
         show_default=False,
     ),
 ]
-WaitForPeers = Annotated[
-    int, typer.Option("--wait-for-peers", metavar="N", min=0, help="Start training only when this many other peers are known.")
-]
 WriteInvite = Annotated[
     Path | None, typer.Option("--write-invite", metavar="FILE", help="Also write the invite to this file, at each start.")
 ]
-Alone = Annotated[bool, typer.Option("--alone", help="Train without meetings, as a baseline for comparison with a swarm.")]
 
 
-@takes_settings(*EVERY)
+@takes("changes", RunOptions)
+@takes("given", PeerConfig, *EVERY, "wait_for_peers", "alone")
 def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
     *,
     given: Given,
-    steps: options.Steps = None,
-    seed: options.Seed = None,
-    codec: options.Codec = None,
-    method: options.Method = None,
-    inner_steps: options.InnerSteps = None,
+    changes: Given,
     metrics: options.Metrics = None,
-    wait_for_peers: WaitForPeers = 0,
     write_invite: WriteInvite = None,
-    alone: Alone = False,
 ) -> None:
     """Start a run as its first peer.
 
     Prints an invite as one line on stdout. If the home folder holds a run that this peer hosts, continues that run.
     """
-    config = settings(home, given, alone=alone, wait_for_peers=wait_for_peers)
+    config = settings(home, given)
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)
     folder.create()
     identity = Identity.load_or_create(folder.identity)
     base = read_manifest(manifest, own_text="data" in given)
-    wanted = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps)
-    is_given = manifest is not None or any(choice is not None for choice in (steps, seed, codec, method, inner_steps))
-    signed = run_to_host(folder, identity, wanted.with_host(identity.peer_id), config.model, must_match=is_given)
+    wanted = changed(base, changes).with_host(identity.peer_id)
+    signed = run_to_host(folder, identity, wanted, config.model, must_match=manifest is not None or bool(changes))
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
             "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"

@@ -8,8 +8,9 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.manifests import changed
-from gossamer.cli.options import DEFAULT_HOME, Codec, HomeFolder, InnerSteps, Method, Seed, Steps
+from gossamer.cli.generated_options import Given, takes
+from gossamer.cli.manifests import RunOptions, changed
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
@@ -25,14 +26,12 @@ From = Annotated[
 DEFAULT_FILE = Path("gossamer.toml")
 
 
+@takes("changes", RunOptions)
 def init(
     file: ManifestFile = DEFAULT_FILE,
     home: HomeFolder = DEFAULT_HOME,
-    steps: Steps = None,
-    seed: Seed = None,
-    codec: Codec = None,
-    method: Method = None,
-    inner_steps: InnerSteps = None,
+    *,
+    changes: Given,
     start: From = None,
 ) -> None:
     """Write a manifest for a new run.
@@ -45,8 +44,8 @@ def init(
     folder = Home(home)
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
-    base = Manifest() if start is None else going_on(start, steps)
-    manifest = changed(base, steps=steps, seed=seed, codec=codec, method=method, inner_steps=inner_steps).with_host(peer_id)
+    base = Manifest() if start is None else going_on(start, changes.get("steps"))
+    manifest = changed(base, changes).with_host(peer_id)
     need_abilities(manifest)
     try:
         with file.open("x", encoding="utf-8") as out:

@@ -10,8 +10,9 @@ from typing import Annotated
 import typer
 
 from gossamer.cli import options
+from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.session import hold_session, settings
-from gossamer.cli.setting_options import EVERY, Given, takes_settings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
@@ -36,14 +37,10 @@ InviteFile = Annotated[
         help="Read the invite from this file; waits until the file exists.",
     ),
 ]
-KeepTrying = Annotated[
-    bool,
-    typer.Option("--keep-trying", help="If no member of the run answers, retry until one does. Default: give up after a minute."),
-]
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
-@takes_settings(*EVERY)
+@takes("given", PeerConfig, *EVERY, "keep_trying")
 def join(
     invite: InviteText = None,
     invite_file: InviteFile = None,
@@ -51,22 +48,41 @@ def join(
     *,
     given: Given,
     metrics: options.Metrics = None,
-    keep_trying: KeepTrying = False,
 ) -> None:
     """Join a run and train in it.
 
     Until the run ends, `peer leave`, or Ctrl-C.
     """
-    config = settings(home, given, keep_trying=keep_trying)
-    folder = Home(config.home)
-    invite = given_invite(invite, invite_file)
-    if invite is None:
-        need_run(folder)
-    identity, read = read_invite(folder, invite)
+    config = settings(home, given)
+    identity, read = invited(Home(config.home), invite, invite_file)
     hold_session(config, identity, None, read, metrics=metrics)
 
 
-def given_invite(text: str | None, file: Path | None) -> str | None:
+def invited(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
+    """Return this peer's identity and the checked invite, None to continue the run of the home; waits for the invite's file.
+
+    Raises BadInvite, or BadSettings where the home holds another run.
+    """
+    text = _given_text(text, file)
+    invite = Invite.from_text(text) if text is not None else None
+    held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
+    if invite is None and held is None and not folder.invite.exists():
+        raise BadInvite(
+            f"no invite was given, and {folder.path} holds no run", hint=f"ask a member of the run for an invite: peer {verb} gossamer1..."
+        )
+    if invite is not None and held is not None and held != invite.run_id:
+        raise BadSettings(
+            f"{folder.path} already holds another run, {held.hex()[:12]}; the invite is for {invite.run_id.hex()[:12]}",
+            hint="give the new run its own folder with --home DIR",
+        )
+    folder.create()
+    identity = Identity.load_or_create(folder.identity)
+    if invite is not None:
+        invite.check(identity.peer_id, time.time())
+    return identity, invite
+
+
+def _given_text(text: str | None, file: Path | None) -> str | None:
     """Return the invite that the operator gave, if any; waits for its file. Raises BadInvite or BadSettings."""
     if text is not None and file is not None:
         raise BadSettings("both an invite and --invite-file were given", hint="leave out one of them")
@@ -82,38 +98,3 @@ def given_invite(text: str | None, file: Path | None) -> str | None:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
         raise BadInvite(f"{file} cannot be read: {error}", hint="the file must hold one line, the invite") from error
-
-
-def read_invite(folder: Home, text: str | None) -> tuple[Identity, Invite | None]:
-    """Return this peer's identity and the checked invite, None without one.
-
-    Raises BadInvite, or BadSettings where the home holds another run.
-    """
-    invite = Invite.from_text(text) if text is not None else None
-    if invite is not None:
-        need_same_run(folder, invite.run_id)
-    folder.create()
-    identity = Identity.load_or_create(folder.identity)
-    if invite is not None:
-        invite.check(identity.peer_id, time.time())
-    return identity, invite
-
-
-def need_run(folder: Home, verb: str = "join") -> None:
-    """Raise BadInvite unless the home holds a run to continue."""
-    if not folder.manifest.exists() and not folder.invite.exists():
-        raise BadInvite(
-            f"no invite was given, and {folder.path} holds no run", hint=f"ask a member of the run for an invite: peer {verb} gossamer1..."
-        )
-
-
-def need_same_run(folder: Home, run_id: bytes) -> None:
-    """Raise BadSettings if the home holds another run than the invite's."""
-    if not folder.manifest.exists():
-        return
-    held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id
-    if held != run_id:
-        raise BadSettings(
-            f"{folder.path} already holds another run, {held.hex()[:12]}; the invite is for {run_id.hex()[:12]}",
-            hint="give the new run its own folder with --home DIR",
-        )

@@ -85,7 +85,7 @@ _SECRETS = (
     (re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b"), "ADDRESS"),
     (re.compile(r"/ip6/[^/\s]+"), "/ip6/ADDRESS"),
     (re.compile(r"/dns[46]?/[^/\s]+"), "/dns/NAME"),
-    (re.compile(r"\b12D3Koo\w+(?=\w{6})"), "12D3Koo..."),  # the last six letters still tell peers apart
+    (re.compile(r"\b12D3Koo\w+(?=\w{6})"), "12D3Koo..."),  # the last six letters distinguish the peers
 )
 
 

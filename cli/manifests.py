@@ -5,21 +5,50 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Annotated, Any
 
+from pydantic import Field
+
+from gossamer.peer.machine.config import Setting, WithOptions
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 
 
-def default_manifest(*, own_text: bool) -> Manifest:
-    """Return the small run of the demo: on text of each peer's own, or on Python's standard library."""
-    return Manifest.checked({"data": {"source": "text"}} if own_text else {})
+def _inner_steps(text: str) -> int | str:
+    """Read a number of steps, or `auto`; other text is left to the check of the manifest, which says what is legal."""
+    return int(text) if text.isdecimal() else text
+
+
+class RunOptions(WithOptions):
+    """What options change in a manifest."""
+
+    steps: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """Length of the run in inner steps."""
+    seed: Annotated[int | None, Setting("N")] = Field(None, ge=0)
+    """Seed of the run's random numbers."""
+    codec: Annotated[str | None, Setting("NAME")] = None
+    """Codec for the weights that peers exchange, like fp32, int8 or modulo4."""
+    method: Annotated[str | None, Setting("NAME")] = None
+    """Outer optimizer: noloco."""
+    inner_steps: Annotated[Any, Setting("N|auto", parser=_inner_steps)] = None
+    """Mean number of inner steps between two meetings on a fragment; auto: each peer finds its own."""
+
+
+KEYS = {
+    "steps": ("run", "total_steps"), "seed": ("run", "seed"), "codec": ("codec", "name"), "method": ("outer", "method"),
+    "inner_steps": ("outer", "inner_steps"),
+}  # fmt: skip
 
 
 def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
-    """Return the manifest in a TOML file, or the default one. Raises BadManifest."""
+    """Return the manifest in a TOML file, else the small run of the demo: on each peer's own text, or on Python's standard library.
+
+    Raises BadManifest.
+    """
     if path is None:
-        return default_manifest(own_text=own_text)
+        return Manifest.checked({"data": {"source": "text"}} if own_text else {})
     try:
         return Manifest.from_toml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -27,26 +56,12 @@ def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
         raise BadManifest(f"cannot read the manifest {path}: {reason}", hint="`peer init FILE` writes one") from error
 
 
-def changed(
-    manifest: Manifest,
-    *,
-    steps: int | None = None,
-    seed: int | None = None,
-    codec: str | None = None,
-    method: str | None = None,
-    inner_steps: int | str | None = None,
-) -> Manifest:
-    """Return the manifest with the given values replaced. Raises BadManifest if the result is not valid."""
+def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:
+    """Return the manifest with these fields of RunOptions changed. Raises BadManifest if the result is not valid."""
     values = manifest.model_dump(exclude_unset=True)  # what follows from a value that changes must follow again
-    for section, key, value in (
-        ("run", "total_steps", steps),
-        ("run", "seed", seed),
-        ("codec", "name", codec),
-        ("outer", "method", method),
-        ("outer", "inner_steps", inner_steps),
-    ):
-        if value is not None:
-            values.setdefault(section, {})[key] = value
+    for name, value in changes.items():
+        section, key = KEYS[name]
+        values.setdefault(section, {})[key] = value
     return Manifest.checked(values)
 
 

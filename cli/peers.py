@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from gossamer.cli.figures import age_text, bytes_text
+from gossamer.cli.figures import age_text, bytes_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
@@ -25,9 +25,8 @@ def table(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
     """Return a heading and one line per partner, the most recently seen first."""
     if not rows:
         return "no partner yet"
-    lines = [COLUMNS, *(partner_cells(row, now_s) for row in sorted(rows, key=lambda row: -row["seen"]))]
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines)
+    lines = (partner_cells(row, now_s) for row in sorted(rows, key=lambda row: -row["seen"]))
+    return table_text([COLUMNS, *lines], str.ljust)
 
 
 def partner_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:

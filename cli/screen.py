@@ -7,7 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, Protocol, TextIO
+from typing import Any, TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -19,23 +19,10 @@ from rich.text import Text
 from gossamer.cli.figures import BAR_CELLS, COLUMNS, LEGEND, Status, cells, line, share_text
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
-SHOW_EVERY_S = 15.0  # and at least this often
+SHOW_EVERY_S = 15.0  # and at least after this time
 REASON_EVERY_S = 2.0  # a new reason for the same state, such as a percentage, at most this often
 
-Meter = Callable[[str, int, int, float | None], None]  # draws how much of how much is done behind a name, and the loss so far
-
-
-class Screen(Protocol):
-    """Where progress is drawn."""
-
-    def show(self, name: str, status: Status) -> None:
-        """Draw the newest status of the peer called `name`."""
-
-    def say(self, sentence: str) -> None:
-        """Print one sentence that is not redrawn."""
-
-    def data(self, text: str) -> None:
-        """Print a line of the command's result on stdout, apart from everything drawn here."""
+Meter = Callable[[str, int, int, float | None], None]  # draws the name of the work, the done and total amounts, and the loss so far
 
 
 class PlainLines:
@@ -116,6 +103,10 @@ def _bar(name: str, progress: Mapping[str, Any]) -> Table:
     bar = ProgressBar(total=1.0, completed=progress["share"], width=BAR_CELLS)
     row.add_row(Text(f"{name}: {progress['work']}"), bar, Text(share_text(progress["share"], 1)))
     return row
+
+
+Screen = PlainLines | LiveTable
+"""Where progress is drawn."""
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.figures import sentence
-from gossamer.cli.join import InviteText, need_run, read_invite
+from gossamer.cli.join import InviteText, invited
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -54,13 +54,11 @@ def service(
 
 def install(folder: Home, invite: str | None) -> None:
     """Write and print the unit, and let systemd start it. Raises BadInvite or BadSettings."""
-    if invite is None:
-        need_run(folder, "service install")
     if holder := folder.holder():
         raise BadSettings(
             f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
-    _, read = read_invite(folder, invite)
+    _, read = invited(folder, invite, verb="service install")
     if read is not None:
         write_whole(folder.invite, read.to_text().encode() + b"\n", private=True)
     file = unit_file(folder.path)

@@ -24,9 +24,7 @@ from gossamer.protocol.run.manifest import SignedManifest
 Also = Callable[[Status, Screen], None]
 
 
-def settings(
-    home: Path, given: Mapping[str, object], *, trains: bool = True, alone: bool = False, wait_for_peers: int = 0, keep_trying: bool = False
-) -> PeerConfig:
+def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) -> PeerConfig:
     """Return the settings of this start: those `given` on the command line, else those of `config.toml`, else the defaults.
 
     A given checkpoint interval in seconds switches the interval in steps off. Raises BadSettings, also if the machine lacks the memory to
@@ -46,8 +44,7 @@ def settings(
     for key in ("data", "model"):
         if isinstance(path := values.get(key), Path):
             values[key] = path.expanduser().absolute()
-    started = {"home": folder.path, "trains": trains, "alone": alone, "wait_for_peers": wait_for_peers, "keep_trying": keep_trying}
-    return peer_config(values | started)
+    return peer_config(values | {"home": folder.path, "trains": trains})
 
 
 def hold_session(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.curves import save_figure
-from gossamer.cli.figures import bytes_text, duration_text, loss_text, share_text
+from gossamer.cli.figures import bytes_text, duration_text, loss_text, share_text, table_text
 from gossamer.peer.simulator.results import Result, Row, value_text
 from gossamer.protocol.errors import BadSettings
 
@@ -49,9 +49,7 @@ def sweep_text(rows: Sequence[Row]) -> str:
     """Return a table of all simulations, the best average first."""
     names = list(rows[0].point)
     ordered = sorted(rows, key=lambda row: row.result.eval_loss_averaged if row.result else float("inf"))
-    table = [(*names, *COLUMNS), *(_cells(row) for row in ordered)]
-    widths = [max(len(line[column]) for line in table if column < len(line)) for column in range(len(table[0]))]
-    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=False)) for line in table)
+    return table_text([(*names, *COLUMNS), *map(_cells, ordered)], str.rjust)
 
 
 def _cells(row: Row) -> tuple[str, ...]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -65,16 +64,21 @@ def description(answer: Status, now_s: float) -> str:
 
 def rows(answer: Status, now_s: float) -> dict[str, str]:
     """Return the rows below the sentence, by name."""
+    routes = ", ".join(f"{number} {route}" for route, number in sorted(answer["routes"].items()))
+    in_meetings, lifetime, energy = answer["bytes"], answer["lifetime"], answer["energy"]
+    interval = f"one in about {answer['inner_steps']} steps ({answer['inner_steps_reason']})"
     return {
         "run": run_text(answer, now_s),
         "loss": trend_text(answer),
         "my part": part_text(answer, now_s),
         "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time, waiting for synchronization",
-        "meetings": f"{meetings_text(answer['meetings'])}; {interval_text(answer['inner_steps'], answer['inner_steps_reason'])}",
-        "partners": partners_text(answer["peers_seen"], answer["routes"]),
-        "traffic": traffic_text(answer["bytes"], answer["month_bytes"]),
+        "meetings": f"{meetings_text(answer['meetings'])}; {interval if answer['inner_steps'] else 'how often is not known yet'}",
+        "partners": f"{answer['peers_seen']} in sight" + (f"; connected: {routes}" if routes else ""),
+        "traffic": f"{bytes_text(in_meetings['sent'])} up, {bytes_text(in_meetings['received'])} down in meetings, in this start; "
+        f"{bytes_text(answer['month_bytes'])} in all this month",
         "limits": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in answer["limits"].items()) or "none",
-        "costs": costs_text(answer["lifetime"], answer["energy"]),
+        "costs": f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
+        + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else ""),
         "warnings": "; ".join(answer["warnings"]) or "none",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
         "run id": answer["run_id"],
@@ -108,26 +112,3 @@ def part_text(answer: Status, now_s: float) -> str:
         f"{answer['tokens']} tokens{of_all} in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
         f"{age_text(now_s - lifetime['joined'])} ago; {answer['tokens_per_second']:.0f} tokens/s now"
     )
-
-
-def partners_text(peers_seen: int, routes: Mapping[str, int]) -> str:
-    """Return the number of peers in sight and the routes of open connections."""
-    connected = ", ".join(f"{number} {route}" for route, number in sorted(routes.items()))
-    return f"{peers_seen} in sight" + (f"; connected: {connected}" if connected else "")
-
-
-def traffic_text(meetings: Mapping[str, int], month_bytes: int) -> str:
-    """Return the traffic of meetings in this start, and all traffic of this month."""
-    in_meetings = f"{bytes_text(meetings['sent'])} up, {bytes_text(meetings['received'])} down in meetings, in this start"
-    return f"{in_meetings}; {bytes_text(month_bytes)} in all this month"
-
-
-def costs_text(lifetime: Mapping[str, float], energy: Mapping[str, Any]) -> str:
-    """Return running time, traffic and energy of this peer, over all its starts."""
-    hours = f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
-    return hours + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
-
-
-def interval_text(inner_steps: int, reason: str) -> str:
-    """Return how often the peer starts a meeting, and what sets that interval."""
-    return f"one in about {inner_steps} steps ({reason})" if inner_steps else "how often is not known yet"

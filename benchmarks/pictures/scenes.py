@@ -9,6 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -141,7 +142,7 @@ def answering(status: Status) -> Callable[[dict[str, Any]], dict[str, Any]]:
             case "status":
                 return status.to_json()
             case "peers":
-                return {"peers": [partner.to_json() for partner in status.partners.values()]}
+                return {"peers": [asdict(partner) for partner in status.partners.values()]}
             case "history":
                 return status.history.to_json()
             case "config":

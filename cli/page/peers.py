@@ -1,4 +1,4 @@
-"""The peers of some homes as the page shows them: asked over their control sockets, at most once a second however many look on."""
+"""The peers of some homes as the page shows them, queried over their control sockets at most once a second for all viewers."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
 
-LOOK_S = 0.9  # what was asked so lately is not asked again
-ANSWER_S = 3.0  # a peer that takes longer is shown as one that does not answer
+LOOK_S = 0.9  # younger answers are reused
+ANSWER_S = 3.0  # a slower peer is shown as not answering
 
 
 class Peers:
@@ -32,7 +32,7 @@ class Peers:
         self._seen: list[dict[str, Any]] = []
 
     async def look(self) -> list[dict[str, Any]]:
-        """Return what there is to show of each."""
+        """Return the data of each peer."""
         async with self._lock:
             if time.monotonic() - self._looked_s >= LOOK_S:
                 self._seen = await asyncio.gather(*(asyncio.to_thread(shown, home) for home in self.homes))
@@ -40,7 +40,7 @@ class Peers:
         return self._seen
 
     async def ask(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
-        """Have one of them do something; what went wrong stands under `error` and `hint`."""
+        """Send a request to one peer; a failure is returned under `error` and `hint`."""
         try:
             return await asyncio.to_thread(ask, self.homes[number], request)
         except BadSettings as error:
@@ -48,13 +48,13 @@ class Peers:
 
 
 def shown(home: Path) -> dict[str, Any]:
-    """Return what the page shows of the peer of a home; of a peer that does not run, its last state."""
+    """Return the data that the page shows of the peer of a home; for a stopped peer, its last state."""
     try:
         status, partners, history = (ask(home, {"verb": verb}, wait_s=ANSWER_S) for verb in ("status", "peers", "history"))
         runs, words = True, ""
     except BadSettings as silent:
         status, partners, history = Home(home).last_status(), {"peers": []}, {}
-        if not status.keys() >= Status().to_json().keys():  # of an earlier release, or none
+        if not status.keys() >= Status().to_json().keys():  # none, or written by an earlier release
             status = {}
         runs, words = False, str(silent)
     now_s = time.time()
@@ -76,6 +76,6 @@ def limits(home: Path) -> list[dict[str, str]]:
     """Return the limits in force, each with its meaning."""
     try:
         values = settings_in_force(Home(home))
-    except BadSettings:  # the file cannot be read; `peer config` says why
+    except BadSettings:  # the file is unreadable; `peer config` reports why
         return []
     return [{"key": key, "value": str(values[key]), "meaning": LocalSettings.model_fields[key].description or ""} for key in LIMITS]

@@ -1,11 +1,11 @@
-"""The server of the page: for this machine and who has the token, and for no page of another site that a browser has open beside it."""
+"""The server of the page: it answers this machine with the token, and refuses requests from pages of other sites in the same browser."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
@@ -19,12 +19,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gossamer.cli.page.peers import Peers
 from gossamer.peer.machine.config import LIMITS
 
-TELL_S = 1.0
+SEND_S = 1.0
 YEAR_S = 365 * 24 * 3600
 KINDS = {"page.js": "text/javascript", "page.css": "text/css", "plotly.min.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",  # the charts set styles in line
+    "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",  # the charts use inline styles
     "Referrer-Policy": "no-referrer",  # it would hold the token
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
@@ -32,7 +32,7 @@ HEADERS = {
 
 
 class Guard:
-    """Lets in only requests to one of our own host names, from our own page or none, with the token."""
+    """Accepts only requests to our own host names, from our own page or none, with the token."""
 
     def __init__(self, app: ASGIApp, token: str, port: int) -> None:
         self._app = app
@@ -50,7 +50,7 @@ class Guard:
             await self._app(scope, receive, send)
 
     def _refusal(self, headers: Headers, query: QueryParams) -> str:
-        """Return why not, or nothing. Another host name means that a foreign site's name leads here; another origin, that it asks."""
+        """Return why the request is refused, or nothing. A foreign host name means DNS rebinding; a foreign origin, another site."""
         if headers.get("host") not in self._hosts:
             return "refused: this page is for 127.0.0.1 only"
         if headers.get("origin", f"http://{headers['host']}") != f"http://{headers['host']}":
@@ -64,50 +64,45 @@ class Guard:
 
 def application(homes: Sequence[Path], token: str, port: int) -> ASGIApp:
     """Return the whole page as an ASGI application."""
-    peers = Peers(homes)
-    routes = [
-        Route("/", _page(token)),
-        Route("/{name}", _asset),
-        Route("/live/peers", _live(peers)),
-        Route("/peers/{number:int}/{verb}", _act(peers), methods=["POST"]),
-    ]
-    return Guard(Starlette(routes=routes), token, port)
+    return Guard(Page(homes, token).app, token, port)
 
 
-Endpoint = Callable[[Request], Awaitable[Response]]
+class Page:
+    """The page, its files, the stream of what it shows, and the requests of its buttons. Belongs to one event loop."""
 
+    def __init__(self, homes: Sequence[Path], token: str) -> None:
+        self._peers = Peers(homes)
+        self._token = token
+        self.app = Starlette(
+            routes=[
+                Route("/", self._page),
+                Route("/{name}", self._asset),
+                Route("/live/peers", self._live),
+                Route("/peers/{number:int}/{verb}", self._act, methods=["POST"]),
+            ]
+        )
 
-def _page(token: str) -> Endpoint:
-    async def page(request: Request) -> Response:
-        return HTMLResponse((files("gossamer.cli.page") / "page.html").read_text().replace("TOKEN", token), headers=HEADERS)
+    async def _page(self, request: Request) -> Response:
+        return HTMLResponse((files("gossamer.cli.page") / "page.html").read_text().replace("TOKEN", self._token), headers=HEADERS)
 
-    return page
+    async def _asset(self, request: Request) -> Response:
+        """Serve our own script and style, and the charts' library out of its package."""
+        name = request.path_params["name"]
+        if name not in KINDS:
+            return PlainTextResponse("there is no such page\n", 404, HEADERS)
+        folder = files("plotly") / "package_data" if name.startswith("plotly") else files("gossamer.cli.page")
+        caching = {"Cache-Control": f"private, max-age={YEAR_S}"} if name.startswith("plotly") else {}
+        return Response((folder / name).read_bytes(), headers=HEADERS | caching, media_type=KINDS[name])
 
+    async def _live(self, request: Request) -> Response:
+        return StreamingResponse(self._events(), headers=HEADERS, media_type="text/event-stream")
 
-async def _asset(request: Request) -> Response:
-    """Serve our own script and style, and the charts' library out of its package."""
-    name = request.path_params["name"]
-    if name not in KINDS:
-        return PlainTextResponse("there is no such page\n", 404, HEADERS)
-    folder = files("plotly") / "package_data" if name.startswith("plotly") else files("gossamer.cli.page")
-    caching = {"Cache-Control": f"private, max-age={YEAR_S}"} if name.startswith("plotly") else {}
-    return Response((folder / name).read_bytes(), headers=HEADERS | caching, media_type=KINDS[name])
-
-
-def _live(peers: Peers) -> Endpoint:
-    async def told() -> AsyncIterator[str]:
+    async def _events(self) -> AsyncIterator[str]:
         while True:
-            yield f"data: {json.dumps(await peers.look())}\n\n"
-            await asyncio.sleep(TELL_S)
+            yield f"data: {json.dumps(await self._peers.look())}\n\n"
+            await asyncio.sleep(SEND_S)
 
-    async def live(request: Request) -> Response:
-        return StreamingResponse(told(), headers=HEADERS, media_type="text/event-stream")
-
-    return live
-
-
-def _act(peers: Peers) -> Endpoint:
-    async def act(request: Request) -> Response:
+    async def _act(self, request: Request) -> Response:
         """Pause, resume, or set a limit."""
         number, verb = request.path_params["number"], request.path_params["verb"]
         try:
@@ -115,16 +110,14 @@ def _act(peers: Peers) -> Endpoint:
         except ValueError:
             wanted = None
         asked = _request(verb, wanted) if isinstance(wanted, dict) else None
-        if asked is None or number >= len(peers.homes):
+        if asked is None or number >= len(self._peers.homes):
             return JSONResponse({"error": "there is no such request"}, 400, HEADERS)
-        answer = await peers.ask(number, asked)
+        answer = await self._peers.ask(number, asked)
         return JSONResponse(answer, 409 if "error" in answer else 200, HEADERS)
-
-    return act
 
 
 def _request(verb: str, wanted: dict[str, object]) -> dict[str, object] | None:
-    """Return what to ask the peer for; None for what the page cannot ask."""
+    """Return the request to the peer; None for requests that the page may not make."""
     match verb, wanted:
         case "pause", {"seconds": int() | float() | None as seconds}:
             return {"verb": "pause", "seconds": seconds}

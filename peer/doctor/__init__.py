@@ -1,1 +1,1 @@
-"""`peer doctor`: whether this machine can take part in a run, one check after another. A process of its own, which changes nothing."""
+"""`peer doctor`: whether this machine can take part in a run, one check after another. It runs in its own process and changes nothing."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
-from typing import TYPE_CHECKING, Generic, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
 from gossamer.peer.machine.home import Home
@@ -25,26 +26,21 @@ DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - as a peer listens
 T = TypeVar("T")
 
 
-class Once(Generic[T]):
-    """A result that is computed on the first call, in its thread; later calls return it or raise the same error. Thread-safe."""
+def once(work: Callable[[], T]) -> Callable[[], T]:
+    """Return a function that computes `work` on its first call; later calls return the result or raise the same error. Thread-safe."""
+    future: Future[T] = Future()
+    working = threading.Lock()
 
-    def __init__(self, work: Callable[[], T]) -> None:
-        self._work = work
-        self._result: list[T] = []
-        self._error: Exception | None = None
-        self._working = threading.Lock()
-
-    def __call__(self) -> T:
-        """Return the result."""
-        with self._working:
-            if not self._result and self._error is None:
+    def result() -> T:
+        with working:
+            if not future.done():
                 try:
-                    self._result.append(self._work())
+                    future.set_result(work())
                 except Exception as error:
-                    self._error = error
-            if self._error is not None:
-                raise self._error
-            return self._result[0]
+                    future.set_exception(error)
+        return future.result()
+
+    return result
 
 
 class Case:
@@ -54,11 +50,11 @@ class Case:
         self.home = home
         self.devices = devices
         self.listen = listen
-        self.port = port  # None: that of last time, or any
+        self.port = port  # None: the port of the last start, or any
         self._invite_text = invite_text
-        self.visit: Once[CallRound] = Once(self._visit)
-        """The answers of the run's peers."""
-        self.need: Once[Need] = Once(self._need)
+        self.visit = once(self._visit)
+        """The answers of the run's peers; no calls where there is no run."""
+        self.need = once(self._need)
         """What the run needs."""
 
     @property
@@ -78,7 +74,7 @@ class Case:
         return SignedManifest.from_bytes(self.home.manifest.read_bytes()) if self.home.manifest.exists() else None
 
     def identity(self) -> Identity | None:
-        """Read the home's key, None where there is none yet: none is made. Raises BadSettings."""
+        """Read the home's key, None without one; creates none. Raises BadSettings."""
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
 
     def _need(self) -> Need:
@@ -89,36 +85,32 @@ class Case:
         try:
             devices, _ = choose_devices(self.devices)
             kind, count = devices[0].type, len(devices)
-        except BadSettings:  # another check reports it
+        except BadSettings:  # reported by another check
             kind, count = "cuda", 1
         return run_need(self.manifest(), kind, Computing(micro_batch=1, recompute=True, num_devices=count))
 
     def device_room(self) -> Room:
-        """Return what the fullest of the devices has left. Raises BadSettings where one is absent."""
+        """Return the least free memory of the devices. Raises BadSettings if one is absent."""
         from gossamer.peer.model.model import choose_devices
         from gossamer.peer.trainer.need import device_room
 
         return device_room(choose_devices(self.devices)[0])
 
     def payload_folder(self) -> Path:
-        """Return where node and trainer would exchange payloads. Raises BadSettings where no folder has room."""
+        """Return where node and trainer would exchange payloads. Raises BadSettings if no folder has room."""
         return place_for(PAYLOAD_BYTES, self.home.path if self.home.path.exists() else None)
 
     def answered(self) -> list[Call]:
-        """Return the calls on members of the run that answered; none without a run."""
-        return [call for call in self.visit().reached if call.manifest] if self.is_about_a_run else []
-
-    def rates(self) -> tuple[float, float] | None:
-        """Return what the line carries up and down, in bytes a second; None if nobody could be asked."""
-        return self.visit().line if self.is_about_a_run else None
+        """Return the calls on members of the run that answered."""
+        return [call for call in self.visit().reached if call.manifest]
 
     def manifest(self) -> Manifest:
-        """Return the run's manifest: the home's, or what a peer gave; without a run the default one. Raises BadManifest."""
-        signed = self.held() or (self.visit().manifest if self.is_about_a_run else None)
+        """Return the run's manifest: the home's, else one that a peer sent, else the default one. Raises BadManifest."""
+        signed = self.held() or self.visit().manifest
         return signed.manifest() if signed else Manifest()
 
     def free_port(self) -> int:
-        """Return the port that a peer would listen on, 0 for any. Raises BadSettings where it could not."""
+        """Return the port that a peer would listen on, 0 for any. Raises BadSettings if it cannot."""
         port = usual_port(self.home, self.listen) if self.port is None else self.port
         need_port(self.listen, port)
         return port
@@ -135,5 +127,5 @@ class Case:
             return Place(self.listen, 0, kept_port(self.home))
         try:
             return Place(self.listen, self.free_port())
-        except BadSettings:  # another check reports it
+        except BadSettings:  # reported by another check
             return Place(DEFAULT_HOST, 0)

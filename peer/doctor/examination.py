@@ -1,7 +1,7 @@
 """The checks of `peer doctor`, each in a thread of its own, within one time limit.
 
-A check is a function of plain facts that returns a `Finding`; CHECKS says under which name it is shown and which facts of the `Case` it
-judges. An error that a check raises is its finding: failed.
+A check is a function of plain facts that returns a `Finding`. CHECKS maps the shown name of each check to a call with facts of the `Case`.
+An error that a check raises becomes a failed finding.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 
-from gossamer.peer.doctor import home_checks, line_checks, machine_checks, room_checks, swarm_checks
+from gossamer.peer.doctor import home_checks, machine_checks, network_checks
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, warn
-from gossamer.peer.doctor.router import ask_router, own_addresses
 from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
 from gossamer.protocol.errors import ExitCode, GossamerError
 
@@ -28,22 +27,24 @@ CHECKS: Mapping[str, Check] = {
     "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), machine_checks.installed),
     "device": lambda case: machine_checks.device(case.devices, *machine_checks.computed(case.devices)),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-    "memory": lambda case: room_checks.memory(case.need(), memory_room(held_bytes(os.getpid()))),
-    "device memory": lambda case: room_checks.device_memory(case.need(), case.device_room),
-    "disk": lambda case: room_checks.disk(case.need(), home_room(case.home), free_files(case.home.path)),
-    "shared memory": lambda case: room_checks.shared_memory(case.need(), case.payload_folder(), disk_room),
+    "memory": lambda case: machine_checks.memory(case.need(), memory_room(held_bytes(os.getpid()))),
+    "device memory": lambda case: machine_checks.device_memory(case.need(), case.device_room),
+    "disk": lambda case: machine_checks.disk(case.need(), home_room(case.home), free_files(case.home.path)),
+    "shared memory": lambda case: machine_checks.shared_memory(case.need(), case.payload_folder(), disk_room),
     "home": lambda case: home_checks.home(case.home.path),
     "key": home_checks.key,
     "settings": home_checks.settings,
     "other peer": home_checks.other_peer,
     "port": home_checks.port,
     "invite": home_checks.invite,
-    "bootstraps": lambda case: swarm_checks.bootstraps(case.visit()) if case.is_about_a_run else swarm_checks.NO_RUN,
-    "membership": lambda case: swarm_checks.membership(case.visit()) if case.is_about_a_run else swarm_checks.NO_RUN,
-    "clock": lambda case: line_checks.clock([call.clock_ahead_s for call in case.answered()]),
-    "reachable": lambda case: line_checks.reachable(case.answered()),
-    "router": lambda case: line_checks.router([call.observed for call in case.answered()], own_addresses(), ask_router()),
-    "line": lambda case: line_checks.line(case.rates(), lambda: (case.need().plan, case.manifest().outer.max_clock_gap_steps)),
+    "bootstraps": lambda case: network_checks.bootstraps(case.visit()) if case.is_about_a_run else network_checks.NO_RUN,
+    "membership": lambda case: network_checks.membership(case.visit()) if case.is_about_a_run else network_checks.NO_RUN,
+    "clock": lambda case: network_checks.clock([call.clock_ahead_s for call in case.answered()]),
+    "reachable": lambda case: network_checks.reachable(case.answered()),
+    "router": lambda case: network_checks.router(
+        [call.observed for call in case.answered()], network_checks.own_addresses(), network_checks.ask_router()
+    ),
+    "line": lambda case: network_checks.line(case.visit().line, lambda: (case.need().plan, case.manifest().outer.max_clock_gap_steps)),
 }
 
 

@@ -32,10 +32,10 @@ from gossamer.protocol.streams.transport import Purpose, Stream
 if TYPE_CHECKING:
     from gossamer.protocol.libp2p.p2pd import Control
 
-VISIT_S = 17.0  # for all
-CALL_S = 10.0  # for one
+VISIT_S = 17.0  # for all calls
+CALL_S = 10.0  # for one call
 ECHO_S = 8.0
-ECHO_BYTES = (32 * 1024, 256 * 1024)  # a large one where a small one is back at once
+ECHO_BYTES = (32 * 1024, 256 * 1024)  # the large echo only if the small one returns fast
 SLOW_ECHO_S = 1.5
 _REASONS = ("connection refused", "no route to host", "network is unreachable", "i/o timeout", "peer id mismatch", "no such host")
 
@@ -44,14 +44,14 @@ _REASONS = ("connection refused", "no route to host", "network is unreachable", 
 class Call:
     """The result of calling one peer."""
 
-    address: str  # one of those where it was called
+    address: str  # one of the called addresses
     trouble: str = ""  # why it could not be reached; empty if it could
-    connect_s: float = 0.0  # until it let us in
-    round_trip_s: float = 0.0  # for a small question and its answer
-    refused: Refused | None = None  # it is there, and does not answer us
-    clock_ahead_s: float = 0.0  # of ours
-    observed: str = ""  # the multiaddr from which it saw us come
-    is_open: bool | None = None  # whether it could call us; None where it has not tried
+    connect_s: float = 0.0  # until the connection was open
+    round_trip_s: float = 0.0  # of a small request
+    refused: Refused | None = None  # reachable, but it refused the request
+    clock_ahead_s: float = 0.0  # of this machine's clock
+    observed: str = ""  # the multiaddr that it observes for this peer
+    is_open: bool | None = None  # whether it could connect to this peer; None if it did not try
     manifest: SignedManifest | None = None
 
     @property
@@ -65,7 +65,7 @@ class Call:
 class CallRound:
     """The results of calling all peers."""
 
-    trouble: str = ""  # why nobody could be called at all
+    trouble: str = ""  # why no peer could be called
     way_out: str = "an invite names peers to ask; without one, `peer join` and `peer host` go on with what the home holds"
     calls: tuple[Call, ...] = field(default=())
     under_own_name: bool = False
@@ -96,11 +96,7 @@ class Place:
 
     host: str
     port: int  # 0: any
-    running: int = 0  # the port of the peer that runs already, which is tried then
-
-    def tried(self, own: int) -> int:
-        """Return the port to try; `own` is the port of this p2pd."""
-        return self.running or own
+    running: int = 0  # port of the peer that already runs; if set, this port is tried
 
 
 def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: Identity | None, place: Place) -> CallRound:
@@ -133,7 +129,7 @@ async def _call_all(
     loop = asyncio.get_running_loop()
     ends_s = loop.time() + VISIT_S
     async with asyncio.timeout_at(ends_s), AsyncExitStack() as stack:
-        from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind: seconds to import, which count
+        from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings  # hivemind takes seconds to import, which count
         from gossamer.protocol.libp2p.splice import CarriedBytes
         from gossamer.protocol.libp2p.tunnel import tunnel_transport
         from gossamer.protocol.streams.admission import Admission
@@ -144,9 +140,9 @@ async def _call_all(
         daemon = await stack.enter_async_context(Daemon(settings))
         tunnel = tunnel_transport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, OwnCredential(credential), await stack.enter_async_context(tunnel))
-        port = place.tried(daemon.port)
+        port = place.running or daemon.port
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
-        left_s = ends_s - loop.time() - 1.0  # a measurement that takes too long must not cost us what we have
+        left_s = ends_s - loop.time() - 1.0  # a slow measurement must not lose the results so far
         return calls, await _measure(client, CallRound(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
 
 
@@ -209,7 +205,7 @@ async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float
                 if up_s + down_s > SLOW_ECHO_S:
                     break
     except (TimeoutError, TransportError, PeerMisbehaved, Refused):
-        pass  # what was measured before counts
+        pass  # the measurements so far count
     return rates
 
 

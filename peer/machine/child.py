@@ -1,9 +1,9 @@
 """The side of the supervisor's pipes that lives in a child process (node or trainer).
 
-Settings come as the first line of stdin; a later line has them anew, whole, and its end asks the child to stop. Events leave on stdout,
-one JSON object a line, and never block: a supervisor that does not read costs it events, not training. Nothing else may write to stdout, so
-it is moved away first. Signals meant for the whole group (Ctrl-C, a closed terminal, a service manager's SIGTERM) are the supervisor's to
-decide on.
+The first line of stdin holds the settings; each later line replaces all of them. The end of stdin asks the child to stop. Events leave on
+stdout, one JSON object a line, without blocking: if the supervisor does not read, events are lost and training continues. stdout is moved
+to another descriptor first, so that no other output mixes in. The child ignores signals to its process group (Ctrl-C, a closed terminal, a
+service manager's SIGTERM): the supervisor decides.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 from pydantic import BaseModel, ConfigDict
 
 from gossamer.peer.machine.config import PeerConfig
@@ -30,7 +29,7 @@ from gossamer.peer.machine.log_lines import FORMAT
 from gossamer.protocol.errors import ExitCode, GossamerError, OperatorError
 
 _PR_SET_PDEATHSIG = 1
-_UNSENT_BYTES = 1 << 16  # of events, kept while the supervisor does not read; newer ones are dropped beyond
+_UNSENT_BYTES = 1 << 16  # of events kept while the supervisor does not read; beyond it, new events are dropped
 _LAST_WORDS_S = 2.0
 _READ_BYTES = 1 << 16
 
@@ -43,8 +42,8 @@ class ChildSettings(BaseModel):
     config: PeerConfig
     peer_id: str  # base58
     runtime: Path  # the private runtime folder
-    told_to_start: bool  # the trainer waits for the node's word before it trains from the initial weights
-    resting: bool = False  # the node is to begin no meetings: there is, or soon will be, no trainer
+    told_to_start: bool  # the trainer waits for the node's message before it trains from the initial weights
+    resting: bool = False  # the node starts no meetings: the trainer is stopped or stopping
 
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""
@@ -52,13 +51,13 @@ class ChildSettings(BaseModel):
 
 
 class Child:
-    """Pipes to the supervisor. Make it before anything prints. Ends the process if the supervisor stops before it has said anything."""
+    """Pipes to the supervisor. Create it before any output. Ends the process if stdin ends before the first settings."""
 
     def __init__(self) -> None:
-        # Not left to the end of stdin alone: the next peer on this home may start at once, and two trainers must not share it.
+        # The end of stdin would not suffice: the next peer may start at once in this home, and two trainers must not share it.
         signal_at_parents_death(signal.SIGKILL)
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)  # the supervisor decides; not SIG_IGN: our own children would inherit that
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
         line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
         if not line.endswith(b"\n"):
             sys.exit(ExitCode.DONE)
@@ -73,7 +72,7 @@ class Child:
         self._stopping = False
 
     def emit(self, event: Event) -> None:
-        """Send an event, or drop it when the supervisor has stopped reading; how many were lost is told as soon as it reads again.
+        """Send an event, or drop it while the supervisor does not read; the number of lost events is sent once it reads again.
 
         From any thread.
         """
@@ -92,18 +91,18 @@ class Child:
             self._num_lost = 0
 
     def _send(self) -> None:
-        with contextlib.suppress(OSError):  # full, or the supervisor is gone: then stdin has ended too
+        with contextlib.suppress(OSError):  # the pipe is full, or the supervisor has ended, which ends stdin too
             while self._unsent:
                 self._unsent = self._unsent[os.write(self._events, self._unsent) :]
 
     def stop_requested(self) -> bool:
-        """Tell whether the supervisor asked us to stop, or is gone. Returns at once."""
+        """Tell whether the supervisor asked for a stop or has ended. Returns at once."""
         while not self._stopping and select.select([0], [], [], 0)[0]:
             self.hear()
         return self._stopping
 
     def hear(self) -> None:
-        """Take in what the supervisor says now; waits for it."""
+        """Wait for the next data from the supervisor and apply it."""
         data = os.read(0, _READ_BYTES)
         self._stopping |= not data
         *lines, self._heard = (self._heard + data).split(b"\n")
@@ -111,7 +110,7 @@ class Child:
             self.settings = ChildSettings.model_validate_json(line)
 
     def end(self, error: BaseException | None = None) -> int:
-        """Tell what ended this process, unless it is `None`; wait a little until all is read, and return the exit code."""
+        """Send the error that ends this process, if any; wait briefly until all events are read, and return the exit code."""
         self._tell_lost()
         code = ExitCode.DONE
         if error is not None:
@@ -127,7 +126,7 @@ class Child:
 
 
 def run_child(work: Callable[[Child], None]) -> int:
-    """Do the work of a child process, tell the supervisor what it ended with, and return the exit code. A bug of ours is logged whole."""
+    """Do the work of a child process, send its final error, and return the exit code. An internal error is logged with its traceback."""
     child = Child()
     logging.basicConfig(format=FORMAT)
     try:
@@ -146,8 +145,7 @@ def run_child(work: Callable[[Child], None]) -> int:
 def loading() -> Iterator[None]:
     """Import a whole program inside, which takes seconds.
 
-    Nothing that is loaded is garbage: the collector would take a quarter of that time to find out, again and again. It never looks at it
-    later either.
+    The garbage collector is off meanwhile, which saves a quarter of the time, and never scans the loaded modules later.
     """
     gc.disable()
     try:
@@ -158,15 +156,6 @@ def loading() -> Iterator[None]:
 
 
 def signal_at_parents_death(number: signal.Signals) -> None:
-    """Have the kernel send this process a signal when its parent dies, however it dies. Linux only: elsewhere nothing happens."""
+    """Have the kernel send this process a signal when its parent dies. Linux only: no effect elsewhere."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, number)
-
-
-def cpu_s(pid: int) -> float:
-    """Return the processor time of a process; 0 for one that is not there."""
-    try:
-        times = psutil.Process(pid).cpu_times() if pid else None
-    except psutil.Error:
-        return 0.0
-    return times.user + times.system if times else 0.0

@@ -30,12 +30,13 @@ _TITLE = "The local settings of this peer. `peer config` shows them with their m
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """How a setting is offered to the operator, and what a change of it restarts: metadata of a field of LocalSettings."""
+    """How a value is offered to the operator, and what a change of it restarts: metadata of a field of a WithOptions."""
 
-    metavar: str = ""  # names the value in `--help`; empty for a switch
-    option: str | None = ""  # the option of `peer host` and `peer join`; empty: the setting's name with hyphens; None: no option
+    metavar: str = ""  # name of the value in `--help`; empty for a switch
+    option: str | None = ""  # empty: the field's name with hyphens; None: no option
     restarts: tuple[str, ...] = ()  # the processes that read it only when they start
     is_limit: bool = False  # the dashboard shows it and can change it
+    parser: Callable[[str], Any] | None = None  # of the option's text, if the field's type does not suffice
 
 
 def _encodable(path: Path | None) -> Path | None:
@@ -48,7 +49,7 @@ def _encodable(path: Path | None) -> Path | None:
 
 
 def _readable(read: Callable[[str], object]) -> AfterValidator:
-    """Keep the text as it was written, if it can be read."""
+    """Check that the text can be read, and keep it as written."""
 
     def check(text: str) -> str:
         read(text)
@@ -74,13 +75,27 @@ Rate = Annotated[str, _readable(_fast_enough)]
 Size = Annotated[str, _readable(size_bytes)]
 
 
-class LocalSettings(BaseModel):
+class WithOptions(BaseModel):
+    """Values that the operator chooses with options. Each field has a Setting, and a docstring that is the option's help."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
+
+    @classmethod
+    def setting(cls, name: str) -> Setting:
+        """Return how a field is offered and what a change of it restarts."""
+        return next(item for item in cls.model_fields[name].metadata if isinstance(item, Setting))
+
+    @classmethod
+    def spelling(cls, name: str) -> str:
+        """Return the option of a field."""
+        return cls.setting(name).option or f"--{name.replace('_', '-')}"
+
+
+class LocalSettings(WithOptions):
     """What `config.toml` may hold, checked and frozen. Limits are kept as they were written.
 
     This class is the only place that lists the settings: options, `peer config`, the dashboard and the restarts read it.
     """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
     data: Annotated[Path | None, AfterValidator(_encodable), Setting("PATH", restarts=(TRAINER,))] = None
     """Text file, or folder of text files, to train on. Not set: the data that the manifest names."""
@@ -129,11 +144,6 @@ class LocalSettings(BaseModel):
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
     """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
 
-    @classmethod
-    def setting(cls, name: str) -> Setting:
-        """Return how a setting is offered and what a change of it restarts."""
-        return next(item for item in cls.model_fields[name].metadata if isinstance(item, Setting))
-
 
 LIMITS = tuple(name for name in LocalSettings.model_fields if LocalSettings.setting(name).is_limit)
 
@@ -143,14 +153,14 @@ class PeerConfig(LocalSettings):
 
     home: Annotated[Path, AfterValidator(_encodable)]
     """The folder with this peer's identity, manifest, checkpoints and events."""
-    alone: bool = False
-    """Train without meetings: the baseline for comparison with a swarm."""
     trains: bool = True
     """Run a trainer; a peer without one is a bootstrap node."""
-    wait_for_peers: int = Field(default=0, ge=0, le=4096)
-    """Begin to train only when this many other peers have been seen; 0 begins at once."""
-    keep_trying: bool = False
-    """If no member of the run answers, retry until one does."""
+    alone: Annotated[bool, Setting()] = False
+    """Train without meetings, as a baseline for comparison with a swarm."""
+    wait_for_peers: Annotated[int, Setting("N")] = Field(default=0, ge=0, le=4096)
+    """Start training only when this many other peers are known."""
+    keep_trying: Annotated[bool, Setting()] = False
+    """If no member of the run answers, retry until one does. Default: give up after a minute."""
 
     @property
     def children(self) -> tuple[str, ...]:
@@ -218,19 +228,13 @@ def with_setting(given: Mapping[str, Any], key: str, text: str | None) -> dict[s
     kept = {name: value for name, value in given.items() if name != key}
     if text is None:
         return kept
-    values = {**kept, key: _read_value(key, text)}
+    is_list = LocalSettings.model_fields[key].annotation == tuple[str, ...]
+    value = tuple(item.strip() for item in text.split(",") if item.strip()) if is_list else text
     try:
-        checked = LocalSettings.model_validate(values)
+        checked = LocalSettings.model_validate({**kept, key: value})
     except ValidationError as error:
         raise _as_bad_settings(error) from error
     return {**kept, key: checked.model_dump(mode="json")[key]}
-
-
-def _read_value(key: str, text: str) -> object:
-    """Read a setting's value as it stands in a command: a list by its commas."""
-    if LocalSettings.model_fields[key].annotation == tuple[str, ...]:
-        return tuple(item.strip() for item in text.split(",") if item.strip())
-    return text
 
 
 def save_settings(home: Home, given: Mapping[str, Any]) -> None:

@@ -31,8 +31,8 @@ class NobodyRuns(BadSettings):
 
 @contextlib.asynccontextmanager
 async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[None]:
-    """Answer requests while the body runs, and say in the home folder where."""
-    import asyncio  # who only asks does not wait for it
+    """Answer requests while the body runs, and write the socket's path into the home folder."""
+    import asyncio  # slow to import, and clients do not need it
 
     path = runtime / SOCKET_NAME
 
@@ -40,7 +40,10 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         with contextlib.suppress(ConnectionError, ValueError, TimeoutError, asyncio.IncompleteReadError):
             async with asyncio.timeout(ANSWER_S):
                 request = json.loads(await reader.readline())
-                reply = _reply(answer, request)
+                try:
+                    reply = answer(request) if isinstance(request, dict) else {"error": "a request is a JSON object"}
+                except BadSettings as error:
+                    reply = {"error": str(error), "hint": error.hint}
                 writer.write(json.dumps(reply).encode() + b"\n")
                 await writer.drain()
         writer.close()
@@ -54,19 +57,10 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         home.running.unlink(missing_ok=True)
 
 
-def _reply(answer: Answer, request: object) -> dict[str, Any]:
-    if not isinstance(request, dict):
-        return {"error": "a request is a JSON object"}
-    try:
-        return answer(request)
-    except BadSettings as error:
-        return {"error": str(error), "hint": error.hint}
-
-
 def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:
     """Ask the peer that runs from `home` and return its answer.
 
-    Raises NobodyRuns when none runs there, BadSettings when it does not answer or says no. Blocks for at most `wait_s`.
+    Raises NobodyRuns if none runs there, BadSettings if it does not answer or refuses. Blocks for at most `wait_s`.
     """
     nobody = NobodyRuns(
         f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
@@ -81,13 +75,13 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
             connection.connect(path)
             connection.sendall(json.dumps(request).encode() + b"\n")
             line = connection.makefile("rb").readline()
-        if not line:  # it has just ended
+        if not line:  # the peer has just ended
             raise nobody
         answer: dict[str, Any] = json.loads(line)
     except (TimeoutError, ValueError) as error:
         hint = f"see {Home(home).log}; if the process hangs, stop it and start the peer again"
         raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
-    except OSError as error:  # it was killed: nobody listens at the socket that it left
+    except OSError as error:  # the peer was killed and left its socket
         raise nobody from error
     if "error" in answer:
         raise BadSettings(str(answer["error"]), hint=str(answer.get("hint", "")))

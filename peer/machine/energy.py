@@ -1,12 +1,10 @@
 """Energy use of a peer: from the machine's counters if it has any, else estimated.
 
-The counters are of the whole machine; a peer's part is its share of the processor time that was used meanwhile. Graphics cards are not
-counted.
+The counters cover the whole machine; a peer's part is its share of the processor time in the same interval. GPUs are not counted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 
 import psutil
@@ -19,12 +17,12 @@ RAPL, SUPPLIES = Path("/sys/class/powercap"), Path("/sys/class/power_supply")
 def _read(path: Path) -> float | None:
     try:
         return float(path.read_text())
-    except (OSError, ValueError):  # newer kernels let only root read it
+    except (OSError, ValueError):  # only root may read it on newer kernels
         return None
 
 
 class Packages:
-    """The energy counters of the processor packages (Intel's and AMD's RAPL); each begins at zero again at its end."""
+    """The energy counters of the processor packages (Intel's and AMD's RAPL); each wraps to zero at its maximum."""
 
     def __init__(self, folder: Path = RAPL) -> None:
         self._counters = [zone for zone in sorted(folder.glob("*-rapl:*")) if zone.name.count(":") == 1]
@@ -34,20 +32,18 @@ class Packages:
         return [_read(zone / "energy_uj") for zone in self._counters]
 
     def joules(self) -> float | None:
-        """Return what the packages have used since the last call; None where the machine does not tell."""
+        """Return the energy of the packages since the last call; None without readable counters."""
         before, self._last = self._last, self._read()
-        return self._since(before) if before and None not in before and None not in self._last else None
-
-    def _since(self, before: Iterable[float | None]) -> float:
-        total = 0.0
+        used_uj = 0.0
         for zone, old, new in zip(self._counters, before, self._last, strict=True):
-            assert old is not None and new is not None
-            total += new - old if new >= old else new - old + (_read(zone / "max_energy_range_uj") or 0.0)
-        return total / 1e6
+            if old is None or new is None:
+                return None
+            used_uj += new - old if new >= old else new - old + (_read(zone / "max_energy_range_uj") or 0.0)
+        return used_uj / 1e6 if before else None
 
 
 def battery_watts(folder: Path = SUPPLIES) -> float | None:
-    """Return what a machine draws from its battery now; None on mains, or without one."""
+    """Return the power that the machine draws from its battery; None on mains or without a battery."""
     for supply in sorted(folder.glob("BAT*")):
         try:
             discharging = (supply / "status").read_text().strip() == "Discharging"
@@ -57,6 +53,15 @@ def battery_watts(folder: Path = SUPPLIES) -> float | None:
         if discharging and watts is not None:
             return watts / 1e6
     return None
+
+
+def cpu_s(pid: int) -> float:
+    """Return the processor time of a process and of its children that have ended; 0 for one that is not there."""
+    try:
+        times = psutil.Process(pid).cpu_times()
+    except psutil.Error:
+        return 0.0
+    return float(times.user + times.system + times.children_user + times.children_system)
 
 
 def busy_cpu_s() -> float:
@@ -69,7 +74,7 @@ def busy_cpu_s() -> float:
 
 
 class EnergyMeter:
-    """Sums up a peer's part. Its processor time is an argument."""
+    """Sums up the energy of one peer."""
 
     def __init__(self, packages: Packages | None = None, supplies: Path = SUPPLIES) -> None:
         self._packages = packages or Packages()
@@ -79,17 +84,12 @@ class EnergyMeter:
         self.how = ""
 
     def look(self, own_cpu_s: float, passed_s: float) -> None:
-        """Add what was used in the `passed_s` since the last look; `own_cpu_s` is the peer's processor time since it was started."""
+        """Add the energy of the `passed_s` since the last call; `own_cpu_s` is the peer's processor time since it was started."""
         busy_s, before_s, own_s = busy_cpu_s(), self._busy_s, max(0.0, own_cpu_s - self._own_s)
         self._busy_s, self._own_s = busy_s, own_cpu_s
-        whole = self._machine_joules(passed_s)
+        whole = self._packages.joules()
+        if whole is None and (watts := battery_watts(self._supplies)) is not None:
+            whole = watts * passed_s
         share = min(1.0, own_s / max(busy_s - before_s, own_s, 1e-9))
         self.watt_hours += (own_s * CORE_WATTS if whole is None else whole * share) / 3600
-        self.how = ESTIMATED if whole is None or self.how == ESTIMATED else MEASURED  # a sum is as good as its worst part
-
-    def _machine_joules(self, passed_s: float) -> float | None:
-        joules = self._packages.joules()
-        if joules is None:
-            watts = battery_watts(self._supplies)
-            joules = None if watts is None else watts * passed_s
-        return joules
+        self.how = ESTIMATED if whole is None or self.how == ESTIMATED else MEASURED  # a sum with one estimated part is an estimate

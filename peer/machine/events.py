@@ -1,8 +1,8 @@
 """Typed events of a peer: the only report of its processes, and the record behind status, dashboard and post-mortems.
 
 Node and trainer send events to the supervisor (peer/machine/child.py), which folds them into the status (peer/machine/status.py) and is
-the only writer of the file. An event is one line of JSON, on the pipe and in the file. Training never reads events back: a full disk loses
-events and nothing else.
+the only writer of the file. An event is one line of JSON, on the pipe and in the file. Training never reads events: a full disk loses
+events only.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 MAX_LOG_BYTES = 64 << 20  # chosen, not measured: weeks of a busy peer; one older file of this size is kept beside it
 
-Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # one that is not finite is null in a line
+Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in a line if it is not finite
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
@@ -41,14 +41,14 @@ class PeerStarted(Stamped):
     """The peer was started; the events up to the next PeerStarted are one session."""
 
     peer_id: str  # base58
-    earlier: dict[str, float] = field(default_factory=dict)  # what all earlier starts came to: `lifetime` in Status
+    earlier: dict[str, float] = field(default_factory=dict)  # totals of all earlier starts: `lifetime` in Status
 
 
 class RunKnown(Stamped):
     """The manifest is on disk, so the trainer may begin."""
 
     run_id: str  # hexadecimal
-    total_steps: int  # where the run ends
+    total_steps: int  # length of the run
 
 
 class ModelBuilt(Stamped):
@@ -68,25 +68,25 @@ class ComputingSet(Stamped):
     micro_batch: int  # sequences at a time on each
     recompute: bool  # whether activations are computed again in the backward pass
     compiled: bool
-    reason: str  # what led to it
+    reason: str  # why
 
 
 class StateChanged(Stamped):
-    """The peer is in another state now."""
+    """The state of the peer has changed."""
 
     state: str  # as in Status
     reason: str  # why, in words
-    way_out: str = ""  # what would end it
+    way_out: str = ""  # what ends it
 
 
 class PeersSeen(Stamped):
     """The number of peers in sight has changed."""
 
-    num_peers: int  # others, known to be there
+    num_peers: int  # other peers, known to be online
 
 
 class AddressesChanged(Stamped):
-    """Others can reach this peer at these addresses from now on."""
+    """The addresses of this peer have changed."""
 
     addresses: tuple[str, ...]
 
@@ -94,11 +94,11 @@ class AddressesChanged(Stamped):
 class ConnectionsChanged(Stamped):
     """Connections to other peers were opened or closed."""
 
-    routes: dict[str, str]  # of those that are open: PeerId, base58, and local, direct, punched or relayed
+    routes: dict[str, str]  # of open connections: PeerId (base58) to local, direct, punched or relayed
 
 
 class StepDone(Stamped):
-    """How far the trainer is, about once a second; no loss and no rate if it made no inner step since the previous StepDone."""
+    """Progress of the trainer, about once a second; no loss and no rate without an inner step since the previous StepDone."""
 
     step: int  # own inner steps so far
     clock_steps: int  # the schedule's clock
@@ -218,14 +218,14 @@ class ResultTaken(Stamped):
 
 
 class NodeRestarted(Stamped):
-    """The node process ended unasked and was started again."""
+    """The node process ended unexpectedly and was started again."""
 
     reason: str
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
 class TrainerRestarted(Stamped):
-    """The trainer process ended unasked and was started again."""
+    """The trainer process ended unexpectedly and was started again."""
 
     reason: str
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
@@ -238,7 +238,7 @@ class LimitsSet(Stamped):
 
 
 class EnergyUsed(Stamped):
-    """What this start of the peer has taken from the socket or the battery so far; written every 30 s."""
+    """Energy that this start of the peer has used so far; written every 30 s."""
 
     watt_hours: Figure
     how: str  # measured, or estimated
@@ -247,8 +247,8 @@ class EnergyUsed(Stamped):
 class Warned(Stamped):
     """A condition that does harm if it persists."""
 
-    topic: str  # one warning a topic stands at a time
-    words: str  # empty: it is over
+    topic: str  # at most one warning for each topic is in force
+    words: str  # empty: the condition has ended
 
 
 class EventsLost(Stamped):
@@ -258,7 +258,7 @@ class EventsLost(Stamped):
     reason: str
 
 
-RESTING = "resting"  # the node's state once it is told to pause and its meetings have ended
+RESTING = "resting"  # state of a node that pauses and whose meetings have ended
 
 
 class ProcessSays(Stamped):
@@ -271,24 +271,24 @@ class ProcessSays(Stamped):
 class ProgressMade(Stamped):
     """Progress of a long operation, reported about once a second."""
 
-    work: str  # what is done: downloading weights, tokenizing the text
-    share: Figure  # of it that is done; 1 ends it
+    work: str  # the operation: downloading weights, tokenizing the text
+    share: Figure  # completed part; 1 ends it
 
 
 class OthersTrained(Stamped):
-    """The other peers in sight say that they have trained so much, all together."""
+    """The number of tokens that the other peers in sight report, in total."""
 
     tokens: int
 
 
 class MonthCounted(Stamped):
-    """What this peer has sent and received over the network in this month by local time, over all its starts."""
+    """Network traffic of this peer in the current month (local time), over all its starts."""
 
     num_bytes: int
 
 
 class TrafficCounted(Stamped):
-    """What this node process has sent and received over the network so far, whatever for."""
+    """Network traffic of this node process so far."""
 
     sent_bytes: int
     received_bytes: int
@@ -300,7 +300,7 @@ class ProcessFailed(Stamped):
     error: str
     hint: str
     exit_code: int
-    final: bool  # another try would end the same way
+    final: bool  # a restart would fail in the same way
 
 
 Written = (
@@ -324,7 +324,7 @@ class EventLog:
         self._lost_reason = ""
 
     def append(self, event: Event) -> None:
-        """Write an event. Never raises for the disk's sake: what cannot be written is counted, and told by an EventsLost later."""
+        """Write an event. Raises nothing on a disk error: lost events are counted and reported later by an EventsLost."""
         try:
             if self._num_lost:
                 self._write(to_line(EventsLost(self._num_lost, self._lost_reason)))
@@ -341,7 +341,7 @@ class EventLog:
         with open(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
             size = os.fstat(file.fileno()).st_size
             if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = b"\n" + line  # a disk filled up, or the process died, in the middle of the last one
+                line = b"\n" + line  # the last line was cut by a full disk or a crash
             if file.write(line) != len(line):
                 raise OSError(0, "a line was cut short")
 

@@ -1,6 +1,6 @@
-"""Curves of a peer's figures over time, for the charts and the estimates of the status. Folded from events.
+"""Curves of a peer's figures over time, for the charts and the estimates of the status. Computed from events.
 
-Bounded for any run: a full curve drops every second point and then takes points half as often.
+The size is bounded: a full curve drops every second point and doubles its spacing.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from typing import Any
 MAX_POINTS = 400
 FIRST_SPACING_S = 1.0
 TREND_POINTS = 60  # the last ones, behind the trend of the loss
-FEWEST_POINTS = 8  # below, no trend and no end are told
-PACE_S = 600.0  # how far back the pace of the run is looked at
+FEWEST_POINTS = 8  # with fewer, trend and end are unknown
+PACE_S = 600.0  # of the last points that give the pace of the run
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryPoint:
-    """Where a peer stood at a moment; counts as in the status."""
+    """The figures of a peer at one time; counts as in the status."""
 
     ts: float  # Unix seconds
     step: int  # the schedule clock
@@ -63,14 +63,14 @@ class History:
 
     @property
     def loss_trend(self) -> float | None:
-        """Nats per token that the training loss changes by in 100 steps of the run, lately; None while that is not known."""
+        """Nats per token that the training loss changes by in 100 steps of the run, over the last points; None while unknown."""
         losses = [(point.step, point.loss) for point in self.points[-TREND_POINTS:] if point.loss is not None]
         if len(losses) < FEWEST_POINTS or losses[0][0] == losses[-1][0]:
             return None
         return 100 * statistics.linear_regression(*zip(*losses, strict=True)).slope
 
     def ends(self, total_steps: int) -> float | None:
-        """Return when the run ends at its pace of late (Unix seconds); None while that is not known."""
+        """Return when the run ends at its pace of late (Unix seconds); None while unknown."""
         if len(self.points) < FEWEST_POINTS:
             return None
         last = self.points[-1]

@@ -1,6 +1,6 @@
 """The home folder of one peer: where its identity, manifest, checkpoints and events lie, and the lock that lets it run only once.
 
-Small files in it are there whole or as they were: written beside the old one, which they then replace.
+Small files are written beside the old one and then replace it, so a reader never sees half a file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
 
 class Home:
-    """Paths inside a peer's home folder. Making one touches nothing; `create` makes and checks the folder."""
+    """Paths inside a peer's home folder. The constructor does no I/O; `create` makes and checks the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
@@ -31,20 +31,20 @@ class Home:
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
         self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
-        self.credential: Final = self.path / "credential"  # renewed by who signed the invite; absent until then
-        self.revocations: Final = self.path / "revocations"  # whose invites count no more
+        self.credential: Final = self.path / "credential"  # renewed by the issuer of the invite; absent until then
+        self.revocations: Final = self.path / "revocations"  # signed revocations of invites and members
         self.peers: Final = self.path / "peers.json"  # address book
         self.checkpoints: Final = self.path / "checkpoints"
-        self.relays: Final = self.path / "relays"  # through which others reached it last, a line each; none: directly
+        self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly
         self.journal: Final = self.path / "journal"
-        self.downloads: Final = self.path / "downloads"  # what comes from other peers, until it is whole
+        self.downloads: Final = self.path / "downloads"  # incomplete downloads from other peers
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
-        self.tokenizer: Final = self.path / "tokenizer"  # of the run, where it was given with --model
+        self.tokenizer: Final = self.path / "tokenizer"  # of the run, if it was given with --model
         self.traffic: Final = self.path / "traffic.json"  # bytes of this month
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"
-        self.port: Final = self.path / "port"  # on which it listened last
-        self.status: Final = self.path / "status.json"  # the last status, written every 30 s and at the end
+        self.port: Final = self.path / "port"  # of the last start
+        self.status: Final = self.path / "status.json"  # last status, written every 30 s and at the end
         self.running: Final = self.path / "running.json"  # pid, control socket, start time of the peer that runs now
         self._lock: Final = self.path / "lock"
 
@@ -55,7 +55,7 @@ class Home:
             need_private(self.path, "the home")
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
             with tempfile.TemporaryFile(dir=self.path, buffering=0) as probe:
-                probe.write(b"x")  # one byte: a full disk lets empty files pass
+                probe.write(b"x")  # one byte: an empty file succeeds on a full disk
         except FileExistsError as error:
             raise BadSettings(f"the home {self.path} is not a folder", hint=ANOTHER_HOME) from error
         except OSError as error:
@@ -63,16 +63,20 @@ class Home:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold the home for this process; the kernel lets go when the process ends, however it ends.
+        """Lock the home for this process; the kernel releases the lock when the process ends.
 
-        Raises BadSettings, naming the process, while another one holds it: the same identity must not run twice.
+        Raises BadSettings that names the process, while another one holds it: the same identity must not run twice.
         """
         try:
             descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
         except OSError as error:
             raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
         try:
-            self._take(descriptor)
+            if not try_lock(descriptor, fcntl.LOCK_EX):
+                raise BadSettings(
+                    f"a peer already runs from {self.path} ({_holder(descriptor)})",
+                    hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
+                )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}\n".encode(), 0)
             yield
@@ -80,38 +84,35 @@ class Home:
             os.close(descriptor)
 
     def holder(self) -> str:
-        """Say who holds the home, and since when; empty where nobody does. Raises OSError where one may not look."""
+        """Return which process holds the home and since when; empty if none does. Raises OSError if the lock may not be read."""
         try:
             descriptor = os.open(self._lock, os.O_RDONLY)
         except FileNotFoundError:
             return ""
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _holder(descriptor)
+            return "" if try_lock(descriptor, fcntl.LOCK_SH) else _holder(descriptor)
         finally:
             os.close(descriptor)
-        return ""
 
     def last_status(self) -> dict[str, Any]:
-        """Return what the peer last wrote down of itself, as `peer status --json` shows it; empty where there is nothing to be read."""
+        """Return the last status that the peer wrote, as `peer status --json` shows it; empty if there is none."""
         with contextlib.suppress(OSError, ValueError):
             status = json.loads(self.status.read_text())
             return status if isinstance(status, dict) else {}
         return {}
 
-    def _take(self, descriptor: int) -> None:
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise BadSettings(
-                f"a peer already runs from {self.path} ({_holder(descriptor)})",
-                hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
-            ) from error
+
+def try_lock(descriptor: int, kind: int) -> bool:
+    """Lock an open file, as fcntl.LOCK_EX or LOCK_SH; return whether no other process holds it."""
+    try:
+        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _holder(lock: int) -> str:
-    """Read who wrote the lock file: a process number alone says little where several containers share a home."""
+    """Return the holder from the lock file, with its host: several containers may share a home."""
     pid, _, rest = os.pread(lock, 256, 0).decode(errors="replace").partition(" ")
     since_s, _, host = rest.strip().partition(" ")
     if not (pid.isdecimal() and since_s.isdecimal()):
@@ -132,7 +133,7 @@ def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make new names in a folder durable: a power cut takes away a file whose name was not synced, however well its content was."""
+    """Make new file names in a folder durable: after a power cut a file is lost if its name was not synced."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

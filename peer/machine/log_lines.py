@@ -1,7 +1,7 @@
 """The log of a peer as text: its events and the stderr of its processes, merged by time.
 
-Both files are bounded (`EventLog`, `keep_short`). A line on stderr without a time and a level, as of a traceback or a daemon, counts as a
-warning, of the time of the line before.
+Both files are bounded (`EventLog`, `keep_short`). A line of stderr without time and level, from a traceback or a
+daemon, counts as a warning with the time of the previous line.
 """
 
 from __future__ import annotations
@@ -67,38 +67,30 @@ def _short(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else repr(value) if isinstance(value, str) and " " in value else str(value)
 
 
-class Stderr:
-    """Reads the lines of `peer.log`, one after the other."""
-
-    def __init__(self) -> None:
-        self._ts = 0.0
-
-    def line(self, raw: bytes) -> LogLine:
-        """Return a line with its time and level."""
-        text = raw.decode(errors="replace").rstrip()
-        stamp = _STAMPED.match(text)
-        if stamp is None:
-            return LogLine(self._ts, "warning", text)
-        self._ts = time.mktime(time.strptime(stamp[1], "%Y-%m-%d %H:%M:%S")) + float(f"0.{stamp[2] or 0}")
-        return LogLine(self._ts, {"CRITICAL": "error"}.get(stamp[3], stamp[3].lower()), text[stamp.end() :])
-
-
 class Log:
-    """The log of the peer of a home, from its end: `lines` gives what is there, and each later call what has come since."""
+    """The log of the peer of a home: `lines` yields the end of the log, and each later call the new lines."""
 
     def __init__(self, home: Home) -> None:
         self._events, self._stderr = Tail(home.events), Tail(home.log)
-        self._reader = Stderr()
+        self._stderr_ts = 0.0  # of the last line of stderr that had a time
 
     def lines(self) -> Iterator[LogLine]:
-        """Yield what has not been yielded yet, oldest first."""
-        said = map(self._reader.line, self._stderr.lines())
+        """Yield the new lines, oldest first."""
+        said = map(self._from_stderr, self._stderr.lines())
         happened = (_from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
         return heapq.merge(said, happened, key=attrgetter("ts"))
 
+    def _from_stderr(self, raw: bytes) -> LogLine:
+        text = raw.decode(errors="replace").rstrip()
+        stamp = _STAMPED.match(text)
+        if stamp is None:
+            return LogLine(self._stderr_ts, "warning", text)
+        self._stderr_ts = time.mktime(time.strptime(stamp[1], "%Y-%m-%d %H:%M:%S")) + float(f"0.{stamp[2] or 0}")
+        return LogLine(self._stderr_ts, {"CRITICAL": "error"}.get(stamp[3], stamp[3].lower()), text[stamp.end() :])
+
 
 class Tail:
-    """The whole lines at the end of a file, and those that come later; goes on in the next file where it was rotated."""
+    """The whole lines at the end of a file, and later ones; follows a rotation to the new file."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -113,7 +105,7 @@ class Tail:
                 start = self._start(stat)
                 file.seek(start)
                 text = file.read()
-        except OSError:  # not there yet
+        except OSError:  # no file yet
             return []
         whole, newline, _ = text.rpartition(b"\n")
         self._offset, self._inode = start + len(whole) + len(newline), stat.st_ino

@@ -1,6 +1,6 @@
 """A peer's status as Prometheus metrics, on a port of its own: base units, names that begin with `gossamer_`.
 
-Folded from nothing new: each metric is a key of the status. Which one, and what it means, stands in docs/reference/metrics.md.
+Each metric is a value of the status; docs/reference/metrics.md describes them.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
+from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
 from prometheus_client.exposition import start_http_server
@@ -19,10 +20,11 @@ from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
 
 THIS_MACHINE = "127.0.0.1"
+Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 def place(text: str) -> tuple[str, int]:
-    """Read PORT or ADDRESS:PORT, as of `--metrics`. Without an address it is this machine's own. Raises BadSettings."""
+    """Read PORT or ADDRESS:PORT, as of `--metrics`. The default address is the loopback. Raises BadSettings."""
     address, _, port = text.rpartition(":")
     address = address.strip("[]") or THIS_MACHINE
     try:
@@ -55,22 +57,20 @@ def serving_metrics(address: str, port: int, status: Callable[[], Status]) -> It
 
 
 class StatusMetrics(Collector):
-    """Gives the metrics of the status that a peer has at the moment when it is asked."""
+    """Yields the metrics of the current status at each scrape."""
 
     def __init__(self, status: Callable[[], Status]) -> None:
         self._status = status
 
     def collect(self) -> Iterator[Metric]:
         """Yield all metrics."""
-        return metrics(self._status())
-
-
-def metrics(status: Status) -> Iterator[Metric]:
-    """Yield all metrics of a status."""
-    yield InfoMetricFamily("gossamer_peer", "Who this is.", {"peer_id": status.peer_id, "run_id": status.run_id, "version": status.version})
-    yield StateSetMetricFamily("gossamer_state", "1 for the state that the peer is in.", {state: state == status.state for state in STATES})
-    yield from _gauges(status)
-    yield from _counters(status)
+        status = self._status()
+        who = {"peer_id": status.peer_id, "run_id": status.run_id, "version": status.version}
+        yield InfoMetricFamily("gossamer_peer", "Who this is.", who)
+        states = {state: state == status.state for state in STATES}
+        yield StateSetMetricFamily("gossamer_state", "1 for the state that the peer is in.", states)
+        yield from _gauges(status)
+        yield from _counters(status)
 
 
 def _gauges(status: Status) -> Iterator[Metric]:
@@ -92,9 +92,7 @@ def _gauges(status: Status) -> Iterator[Metric]:
         if value is not None:
             yield GaugeMetricFamily(name, meaning, value)
     connections = GaugeMetricFamily("gossamer_connections", "Partners to whom a connection is open, by how it runs.", labels=["route"])
-    for route, number in routes(status.partners).items():
-        connections.add_metric([route], number)
-    yield connections
+    yield _labelled(connections, routes(status.partners))
 
 
 def _counters(status: Status) -> Iterator[Metric]:
@@ -115,7 +113,10 @@ def _counters(status: Status) -> Iterator[Metric]:
         "gossamer_meeting_bytes": ("Carried in meetings.", "direction", status.bytes),
     }
     for name, (meaning, label, values) in labelled.items():
-        family = CounterMetricFamily(name, meaning, labels=[label])
-        for which, value in values.items():
-            family.add_metric([which], value)
-        yield family
+        yield _labelled(CounterMetricFamily(name, meaning, labels=[label]), values)
+
+
+def _labelled(family: Family, values: Mapping[str, float]) -> Family:
+    for label, value in values.items():
+        family.add_metric([label], value)
+    return family

@@ -5,12 +5,11 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import ConnectionsChanged, MeetingDone
 
-MAX_PARTNERS = 256  # those heard of last; in a larger swarm a peer meets more over the weeks
+MAX_PARTNERS = 256  # the most recently seen; a peer in a large swarm meets more over the weeks
 COUNTED_AS = {"completed": "completed", "busy": "refused", "refused": "refused"}  # any other outcome of a meeting: failed
 
 
@@ -44,10 +43,6 @@ class Partner:
             received=self.received + done.bytes_received,
             seen=done.ts,
         )
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the row, JSON-able."""
-        return asdict(self)
 
 
 Partners = Mapping[str, Partner]  # by peer id

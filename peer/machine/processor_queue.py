@@ -1,4 +1,4 @@
-"""How long a thread was ready to run while the machine ran something else: time that is nobody's fault in the swarm."""
+"""The time that a thread was ready to run and waited for a processor. Timeouts exclude it: the partner did not cause it."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from contextlib import suppress
 
 
 def queued_clock() -> Callable[[], float]:
-    """Return a clock, in seconds, that goes on only while the calling thread stands in the queue for a processor.
+    """Return a clock, in seconds, that advances only while the calling thread waits for a processor.
 
-    The kernel counts it; where it does not (anywhere but on Linux), the clock stands still. May be read from any thread.
+    Reads a counter of the Linux kernel; on other systems the clock stands still. May be read from any thread.
     """
     try:
         file = os.open(f"/proc/self/task/{threading.get_native_id()}/schedstat", os.O_RDONLY)

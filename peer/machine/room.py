@@ -113,14 +113,13 @@ def _rooms(root: Path, path: str, held_bytes: int, limit: str, used: str, reclai
         except (OSError, ValueError):
             continue
         if most < psutil.virtual_memory().total:
-            left = min(most, most - now + int(cached) + held_bytes)  # some of what is held may count elsewhere
+            left = min(most, most - now + int(cached) + held_bytes)  # some held memory may count in another group
             yield Room(left, f"the memory limit of this container or service, {megabytes(most)}")
 
 
 def disk_room(path: Path) -> Room:
     """Return what is free on the disk where `path` is or would be."""
-    place = next(folder for folder in (path, *path.parents) if folder.exists())
-    found = os.statvfs(place)
+    place, found = _disk_of(path)
     return Room(found.f_bavail * found.f_frsize, f"free on the disk of {place}")
 
 
@@ -132,9 +131,13 @@ def home_room(home: Home) -> Room:
 
 def free_files(path: Path) -> int | None:
     """Return how many files more the disk of `path` can hold, None where it does not count them."""
-    place = next(folder for folder in (path, *path.parents) if folder.exists())
-    found = os.statvfs(place)
+    _, found = _disk_of(path)
     return found.f_favail if found.f_files else None
+
+
+def _disk_of(path: Path) -> tuple[Path, os.statvfs_result]:
+    place = next(folder for folder in (path, *path.parents) if folder.exists())
+    return place, os.statvfs(place)
 
 
 def size_of(folder: Path) -> int:

@@ -1,9 +1,8 @@
 """The runtime folder of one running peer: private, short-lived, with a short path; holds the control sockets and the payloads in flight.
 
-It lies in memory (/dev/shm) where there is room for the payloads, else in the temporary folder, else in the peer's home: all that can be
-written to in a container whose root cannot, with the 64 MB of shared memory that containers have. Who owns it holds a lock on a file
-inside; the kernel drops that lock when the owner dies, so the next peer to start tells a live folder from an orphan even across containers
-that share /dev/shm but not process numbers.
+It lies in memory (/dev/shm) if there is room for the payloads, else in the temporary folder, else in the peer's home, which may be the only
+writable place in a container. Its owner holds a lock on a file inside. The kernel releases that lock when the owner dies, so the next peer
+tells a live folder from an orphan, even across containers that share /dev/shm but not process numbers.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from gossamer.peer.machine.home import try_lock
 from gossamer.protocol.errors import BadSettings
 
 PREFIX = "gossamer-"
@@ -30,9 +30,7 @@ ORPHAN_AGE_S = 60.0  # a younger folder may be one whose owner is about to lock 
 def runtime_folder(bytes_needed: int, last_resort: Path | None = None) -> Iterator[Path]:
     """Make a private folder with room for `bytes_needed`, remove orphans of dead peers, and remove the folder at the end.
 
-    It comes to lie in `last_resort` where no other place will do.
-
-    Raises BadSettings if no place has room. Call it in the process that outlives the others.
+    `last_resort` is used if no other place has room. Raises BadSettings if none has. Call it in the process that outlives the others.
     """
     parent = place_for(bytes_needed, last_resort)
     _remove_orphans(parent)
@@ -50,7 +48,7 @@ def place_for(bytes_needed: int, last_resort: Path | None = None) -> Path:
     """Return where a runtime folder with this much room would be made: in memory, else on disk. Raises BadSettings."""
     candidates = [MEMORY_FOLDER, *_temporary(), *([last_resort] if last_resort else [])]
     for place in candidates:
-        # Twice the need: other peers on this machine count on the same free space.
+        # Twice the need: other peers on this machine use the same free space.
         if len(os.fsencode(place)) + len(PREFIX) + 24 <= MAX_PATH_BYTES and _free_bytes(place) >= 2 * bytes_needed:
             return place
     places = ", ".join(str(place) for place in dict.fromkeys(candidates))
@@ -63,7 +61,7 @@ def place_for(bytes_needed: int, last_resort: Path | None = None) -> Path:
 def _temporary() -> list[Path]:
     try:
         return [Path(tempfile.gettempdir()), Path("/tmp")]  # noqa: S108 - mkdtemp makes a private folder inside
-    except FileNotFoundError:  # none can be written to
+    except FileNotFoundError:  # no temporary folder is writable
         return []
 
 
@@ -82,15 +80,12 @@ def _remove_orphans(parent: Path) -> None:
 
 def _is_held(folder: Path) -> bool:
     if folder.is_symlink() or folder.lstat().st_uid != os.getuid():
-        return True  # not ours to touch
+        return True  # of another user
     try:
         descriptor = os.open(folder / "lock", os.O_RDWR)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not try_lock(descriptor, fcntl.LOCK_EX)
     finally:
         os.close(descriptor)
-    return False

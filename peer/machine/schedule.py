@@ -1,7 +1,7 @@
 """The training schedule: windows of the week in local time, like "22:00-07:00" or "mon-fri 22:00-07:00, sat 00:00-24:00".
 
-A window that ends before it begins goes on past midnight and belongs to the day on which it begins. Local time decides: where clocks are
-put forward or back in the night, a window is as much shorter or longer.
+A window that ends before it begins continues past midnight and belongs to the day on which it begins. Windows are in local time: a change
+of the clocks makes a window of that night shorter or longer.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ class Window:
 
     days: frozenset[int]  # Monday is 0; on which it begins
     begin: int
-    end: int  # more than a day's minutes where it goes on past midnight
+    end: int  # more than the minutes of a day if it continues past midnight
 
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Read a window. Raises ValueError naming the nearest right one."""
+        """Read a window. Raises ValueError with the nearest valid form."""
         match = _WINDOW.fullmatch(text.strip().lower())
         if match is None:
             raise ValueError(f"{text.strip()!r} is no window; write it like 22:00-07:00, or mon-fri 22:00-07:00")
@@ -61,16 +61,14 @@ class Schedule:
 
     def allows(self, now_s: float) -> bool:
         """Tell whether a moment (Unix seconds) lies in a window."""
-        return not self.windows or self._holds(datetime.fromtimestamp(now_s, self.zone))
+        local = datetime.fromtimestamp(now_s, self.zone)
+        return not self.windows or any(window.holds(local) for window in self.windows)
 
     def changes_s(self, now_s: float) -> float | None:
-        """Return when it will next be otherwise (Unix seconds); None for never."""
+        """Return when the answer of `allows` changes next (Unix seconds); None for never."""
         minute = int(now_s // 60) + 1
         now = self.allows(now_s)
         return next((60.0 * later for later in range(minute, minute + _LOOK_AHEAD_MINUTES) if self.allows(60.0 * later) != now), None)
-
-    def _holds(self, local: datetime) -> bool:
-        return any(window.holds(local) for window in self.windows)
 
 
 def _minute(hours: str, minutes: str) -> int:

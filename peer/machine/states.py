@@ -5,36 +5,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Final
 
 from gossamer.peer.machine.events import StateChanged
 
-
-@dataclass(frozen=True, slots=True)
-class Usual:
-    """The default reason of a state, and what ends it."""
-
-    reason: str
-    way_out: str
-
-
 ON_ITS_OWN: Final = "goes on by itself"
-STATES: Final = {
-    "starting": Usual("starting its processes", f"{ON_ITS_OWN}, mostly within a minute"),
-    "joining": Usual("looking for the run", f"{ON_ITS_OWN} as soon as a member of the run answers and its weights are here"),
-    "waiting": Usual("waiting for peers", "ends when enough others have joined: `peer invite` prints an invite for them"),
-    "training": Usual("meeting others", "ends with the run, or with `peer leave`"),
-    "paused": Usual("asked to pause", "ends with `peer resume`"),
-    "finishing": Usual("averaging with the others", "ends by itself within minutes"),
-    "seeding": Usual("serving as a bootstrap node", "ends with `peer leave`"),
-    "leaving": Usual("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),
-    "left": Usual("gone", "`peer join` continues from here"),
-    "done": Usual("the run is over", "the run is complete: `peer export FOLDER` writes the model"),
-    "failed": Usual("stopped by an error", "correct the cause, then start the peer again with the same command"),
+STATES: Final[Mapping[str, tuple[str, str]]] = {
+    "starting": ("starting its processes", f"{ON_ITS_OWN}, mostly within a minute"),
+    "joining": ("looking for the run", f"{ON_ITS_OWN} as soon as a member of the run answers and its weights are here"),
+    "waiting": ("waiting for peers", "ends when enough others have joined: `peer invite` prints an invite for them"),
+    "training": ("meeting others", "ends with the run, or with `peer leave`"),
+    "paused": ("asked to pause", "ends with `peer resume`"),
+    "finishing": ("averaging with the others", "ends by itself within minutes"),
+    "seeding": ("serving as a bootstrap node", "ends with `peer leave`"),
+    "leaving": ("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),
+    "left": ("gone", "`peer join` continues from here"),
+    "done": ("the run is over", "the run is complete: `peer export FOLDER` writes the model"),
+    "failed": ("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 
-# What ends a trouble, or a way of working, that has no state of its own.
+# Ways out of conditions that have no state of their own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
@@ -44,5 +35,5 @@ SILENT: Final = "ends with the step; if it lasts for minutes, stop the peer and 
 
 def changed(state: str, reason: str = "", way_out: str = "") -> StateChanged:
     """Return a StateChanged; an empty reason or way out is replaced by the state's default."""
-    usual = STATES[state]
-    return StateChanged(state, reason or usual.reason, way_out or usual.way_out)
+    usual_reason, usual_way_out = STATES[state]
+    return StateChanged(state, reason or usual_reason, way_out or usual_way_out)

@@ -14,7 +14,7 @@ from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, 
 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "compiled", "reason"
-MANY_FAILURES = 3  # meetings in a row, before it is worth a word
+MANY_FAILURES = 3  # meetings in a row before a warning
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 
 
@@ -25,7 +25,7 @@ class Status:
     state: str = "starting"  # one of states.STATES
     reason: str = ""
     since: float = 0.0
-    way_out: str = ""  # what would end this state
+    way_out: str = ""  # what ends this state
     run_id: str = ""
     peer_id: str = ""
     step: int = 0  # the schedule clock
@@ -41,7 +41,7 @@ class Status:
     peers_seen: int = 0
     meetings: dict[str, int] = field(default_factory=lambda: {"completed": 0, "solo": 0, "refused": 0, "failed": 0})
     bytes: dict[str, int] = field(default_factory=lambda: {"sent": 0, "received": 0})
-    month_bytes: int = 0  # sent and received over the network in this calendar month, whatever for
+    month_bytes: int = 0  # network traffic in this calendar month
     inner_steps: int = 0  # mean countdown of a fragment to its next meeting; 0: not known yet
     inner_steps_reason: str = ""  # what sets it
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
@@ -53,18 +53,18 @@ class Status:
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
     limits: dict[str, str] = field(default_factory=dict)  # in force: settings by name
-    progress: dict[str, Any] | None = None  # of a long work: what it is, and the share that is done
+    progress: dict[str, Any] | None = None  # of a long operation: its name and completed share
     started: float = 0.0
     version: str = VERSION
-    # What is not shown as it is:
+    # Fields that to_json leaves out:
     earlier: Mapping[str, float] = field(default_factory=dict)  # `lifetime` when it started
-    tokens_of_others: int = 0  # those in sight say that they have trained so many
-    heard: float = 0.0  # when the newest event happened
+    tokens_of_others: int = 0  # tokens that the peers in sight report
+    heard: float = 0.0  # time of the newest event
     warned: Mapping[str, str] = field(default_factory=dict)  # topic: words
     failed_in_a_row: int = 0  # meetings
     partners: Partners = field(default_factory=dict)
     history: History = History()
-    flops: tuple[float, float] = (0.0, 0.0)  # of a token, and of the device's peak a second
+    flops: tuple[float, float] = (0.0, 0.0)  # per token, and the device's peak per second
     earlier_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # train, blocked, checkpoint, evaluation, of earlier processes
     earlier_cpu_s: Mapping[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes
 
@@ -122,7 +122,7 @@ SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN
 
 
 def apply(status: Status, event: events.Event) -> Status:
-    """Return the status after an event. All of a session's events, in their order, give all of its status."""
+    """Return the status after an event. The events of a session, in order, determine its status."""
     return replace(_apply(status, event), heard=event.ts)
 
 
@@ -193,12 +193,12 @@ def _troubled(status: Status, event: events.Event) -> Status:
         case events.CheckpointFailed():
             return _warn(status, "checkpoint", f"no checkpoint could be saved at step {event.step}: {event.reason}")
         case events.CheckpointSaved():
-            return _warn(_warn(status, "checkpoint", ""), "trainer", "")  # it works again
+            return _warn(_warn(status, "checkpoint", ""), "trainer", "")  # the trainer works again
         case events.EventsLost():
             return _warn(status, "events", f"{event.num_events} events were not written: {event.reason}")
         case events.Warned():
             return _warn(status, event.topic, event.words)
-        case _:  # it changes nothing that is shown
+        case _:  # without effect on the status
             return status
 
 
@@ -212,7 +212,7 @@ def _warn(status: Status, topic: str, words: str) -> Status:
 
 
 def _stepped(status: Status, event: events.StepDone) -> Status:
-    loss = event.loss if event.tokens_per_second else status.loss  # without an inner step the last loss stands
+    loss = event.loss if event.tokens_per_second else status.loss  # without an inner step the last loss remains
     now = replace(_trained(status, event), loss=loss, tokens_per_second=event.tokens_per_second)
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
     point = HistoryPoint(

@@ -1,7 +1,7 @@
 """The peer as a service of systemd's user manager: the unit, where it lies, and what systemd says of it.
 
-The same cage as the container's (docker/compose.yaml): nothing can be written to but the home, and nobody becomes anybody else. Only what
-the manager of a user without privileges can set is in it.
+The sandbox equals that of the container (docker/compose.yaml): only the home is writable, and no process gains privileges. It uses only
+options that the manager of an unprivileged user can set.
 """
 
 from __future__ import annotations
@@ -15,8 +15,12 @@ from typing import Final
 
 from gossamer.protocol.errors import BadSettings, ExitCode
 
-ASK_S: Final = 30.0  # to start a service, systemd waits until it has begun, not until it trains
-ONLY_THE_OPERATOR: Final = (ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH)  # can mend what ends like this
+ASK_S: Final = 30.0  # to start a service, systemd waits for the process, not for training
+ONLY_THE_OPERATOR: Final = (
+    ExitCode.BAD_INPUT,
+    ExitCode.REFUSED_BY_RUN,
+    ExitCode.VERSION_MISMATCH,
+)  # exit codes that a restart cannot correct
 
 UNIT: Final = """\
 [Unit]
@@ -70,7 +74,7 @@ def unit_text(home: Path) -> str:
 
 
 def unit_file(home: Path) -> Path:
-    """Return where the unit of this home lies; another home has another one."""
+    """Return the path of the unit of this home; each home has its own."""
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or "~/.config").expanduser() / "systemd" / "user"
     place = re.sub(r"[^A-Za-z0-9]+", "-", str(home)).strip("-")
     return folder / f"gossamer-{place}.service"
@@ -82,7 +86,7 @@ def lingers() -> bool:
 
 
 def systemctl(*arguments: str) -> str:
-    """Have systemd's user manager do something and return what it says. Raises BadSettings where there is none, or it refuses."""
+    """Run a command of systemd's user manager and return its output. Raises BadSettings if there is none or it refuses."""
     try:
         done = subprocess.run(["systemctl", "--user", *arguments], capture_output=True, text=True, timeout=ASK_S)
     except FileNotFoundError as error:
@@ -101,6 +105,6 @@ def systemctl(*arguments: str) -> str:
 
 
 def _quoted(value: Path | str) -> str:
-    """Write a value as one word of a unit: systemd splits at spaces, and gives % and $ a meaning."""
+    """Quote a value as one word of a unit: systemd splits at spaces and expands % and $."""
     escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
     return f'"{escaped}"' if re.search(r"[\s\"'\\]", escaped) else escaped

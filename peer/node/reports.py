@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.peer.link import messages
-from gossamer.peer.machine.child import cpu_s
+from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.machine.events import ConnectionsChanged, Event, NodeSpent, TrafficCounted
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide

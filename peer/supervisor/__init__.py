@@ -1,1 +1,1 @@
-"""The supervisor: the process that the operator starts; it keeps node and trainer alive and tells what they do."""
+"""The supervisor: the process that the operator starts; it restarts node and trainer when they fail, and reports their state."""

@@ -25,7 +25,7 @@ class ChildExit:
 
     code: int  # negative: the signal that killed it
     reason: str
-    failure: ProcessFailed | None  # its last words
+    failure: ProcessFailed | None  # the error that it reported, if any
 
 
 class ChildProcess:
@@ -45,7 +45,7 @@ class ChildProcess:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has been started, and has not ended."""
+        """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:

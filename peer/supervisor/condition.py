@@ -1,7 +1,7 @@
 """State and reason of a peer as text, composed from the reports of its processes and of the supervisor.
 
-The trainer's word comes first: a peer that trains is `training`, whatever the network does; what hinders it becomes the reason. Before
-that, or without a trainer, the node's word (joining, waiting, seeding) is the state. Pure bookkeeping; time is an argument.
+The trainer takes precedence: a peer that trains is `training`, and trouble of the network becomes the reason. Before training, or
+without a trainer, the state is the node's (joining, waiting, seeding). Pure bookkeeping; time is an argument.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from gossamer.peer.machine.events import Event, ProcessSays, StateChanged
 from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
 from gossamer.peer.supervisor.rest import Rest
 
-SILENT_S = 15.0  # a trainer speaks about once a second, so after this long it is worth a word
+SILENT_S = 15.0  # a trainer reports about once a second; a longer silence is shown
 HUNG_S = 300.0  # no inner step takes so long where training makes sense
 BUSY = ("training", "finishing")
 MEANWHILE = {TRAINER: "it goes on from its last checkpoint", NODE: "training goes on without it"}
@@ -32,16 +32,16 @@ class LastWord:
 class Condition:
     """The known state of the processes; `describe` combines it into one state with its reason."""
 
-    children: tuple[str, ...]  # those that this peer is made of
+    children: tuple[str, ...]  # of this peer
     has_trained: bool = False  # ever, in this start
     words: dict[str, LastWord] = field(default_factory=lambda: {TRAINER: LastWord(), NODE: LastWord()})
     heard_s: float = 0.0  # when the trainer last spoke
-    rest: Rest | None = None  # wanted now; the trainer may still be saving
-    ending: StateChanged | None = None  # the supervisor's own word, which nothing overrides
+    rest: Rest | None = None  # required now; the trainer may still be saving
+    ending: StateChanged | None = None  # the final state, set by the supervisor
 
     @property
     def trains(self) -> bool:
-        """Whether the trainer has begun, and runs."""
+        """Whether the trainer trains now."""
         return self.words[TRAINER].state in BUSY
 
     def hear(self, name: str, event: Event, now_s: float) -> None:

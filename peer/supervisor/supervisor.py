@@ -1,9 +1,9 @@
 """The supervisor: starts the node and the trainer of one peer, restarts what dies, answers the control socket, and stops both cleanly.
 
-What they tell, and what it sees itself, are events: folded into the status, shown, and written to the home folder by nobody else.
+Events of the children and its own are folded into the status and written to the home folder; no other process writes there.
 
-Light on purpose: no torch, no hivemind. It holds the home's lock and owns the runtime folder, so whatever way its children end,
-nothing of them stays behind; the children end with it (peer/machine/child.py).
+It imports neither torch nor hivemind. It holds the home's lock and owns the runtime folder, so a failed child leaves nothing behind. The
+children end with it (peer/machine/child.py).
 """
 
 from __future__ import annotations
@@ -14,12 +14,14 @@ import re
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from gossamer.peer.machine import control_socket as control
+from gossamer.peer.machine import events
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import (
     NODE,
@@ -32,21 +34,7 @@ from gossamer.peer.machine.config import (
     saved_settings,
     with_setting,
 )
-from gossamer.peer.machine.events import (
-    RESTING,
-    CheckpointSaved,
-    Event,
-    EventLog,
-    LimitsSet,
-    MonthCounted,
-    NodeRestarted,
-    PeerStarted,
-    ProcessSays,
-    RunKnown,
-    TrafficCounted,
-    TrainerRestarted,
-    Written,
-)
+from gossamer.peer.machine.events import RESTING, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from gossamer.peer.machine.states import changed
@@ -65,18 +53,22 @@ from gossamer.protocol.tasks import Changes, cancel, work_until
 PROGRAMS = {NODE: "gossamer.peer.node", TRAINER: "gossamer.peer.trainer"}  # python -m
 RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
 PAUSE_GROWTH = 4
-MAX_FAILURES = 3  # of one child in a row; then restarting hides what is wrong
-HEALTHY_S = 600.0  # a child that lived so long, several checkpoints, starts from a clean slate
-LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save what is small, before they are killed
-SAVES = 3  # of the length of the last one that the trainer gets: to end the one that it is at, and for its last
-BYTES_PER_PARAM, SLOW_DISK_BYTES_PER_S = 16, 1e8  # while no checkpoint has told how long it takes
+MAX_FAILURES = 3  # of one child in a row; then another restart would hide the cause
+HEALTHY_S = 600.0  # after a run of this length the count of failures starts again
+LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save small files, before they are killed
+SAVES = 3  # grace for the trainer, in durations of its last checkpoint: the one in progress, the final one, and a reserve
+BYTES_PER_PARAM, SLOW_DISK_BYTES_PER_S = 16, 1e8  # for an estimate before the first checkpoint
+RESTARTED: Mapping[str, type[events.NodeRestarted | events.TrainerRestarted]] = {
+    NODE: events.NodeRestarted,
+    TRAINER: events.TrainerRestarted,
+}
 LAST_WORK = {NODE: "ending meetings", TRAINER: "saving"}  # in this order
 ASKED = {signal.SIGINT: "Ctrl-C", signal.SIGTERM: "SIGTERM", signal.SIGHUP: "its terminal was closed"}  # to leave
-LOOK_S = 1.0  # between two looks at whether the trainer has fallen silent, and whether the settings want a rest
-LAST_MEETINGS_S = 600.0  # before a rest, for the meetings under way to come to their own ends
-LAST_SAVE_S = 300.0  # before a rest, for the trainer to save
+LOOK_S = 1.0  # between two checks for a silent trainer and for pauses that the settings require
+LAST_MEETINGS_S = 600.0  # before a pause, for meetings in progress to end
+LAST_SAVE_S = 300.0  # before a pause, for the trainer to save
 OUT_OF_MEMORY = "the system ran out of memory and killed it: free memory, or give the container more"
-NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # what ends a node for good even beside a trainer that trains
+NEVER_AGAIN = {ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH}  # exit codes of the node that end the peer even while it trains
 
 Watch = Callable[[Status], None]
 
@@ -90,11 +82,11 @@ class ChildFailed(GossamerError):
 
 
 async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
-    """Run one peer until its run ends, it is asked to leave, or it cannot go on. Its home folder is there (`Home.create`).
+    """Run one peer until its run ends, it is asked to leave, or it cannot continue. Its home folder exists (`Home.create`).
 
-    A manifest makes it the run's host, an invite a member; with neither, it goes on with what its home folder holds. A new run that
-    fails before it has trained leaves no manifest: only the children, which load torch, can tell that a codec or a model cannot be, and
-    the corrected command shall find the home free. `watch` is called with the live status after every change, on the event loop. Returns
+    A manifest makes it the run's host, an invite a member; with neither, it continues the run in its home folder. A new run that
+    fails before it has trained leaves no manifest: only the children, which load torch, can detect an impossible codec or model, and the
+    corrected command must find the home free. `watch` is called with the live status after every change, on the event loop. Returns
     the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
@@ -121,7 +113,7 @@ class Supervisor:
 
     def __init__(self, config: PeerConfig, peer_id: str, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
         self.status = Status()
-        self._save_s = 0.0  # the last checkpoint took to write
+        self._save_s = 0.0  # duration of the last checkpoint
         self.interrupted = False  # by Ctrl-C
         self._config = config
         self._peer_id = peer_id
@@ -139,23 +131,23 @@ class Supervisor:
         self._resting = Resting(self._home)
         self._restarting: set[str] = set()  # children whose settings have changed
         self._awake: set[str] = set()  # children that have their settings
-        self._away: set[str] = set()  # children that have ended, to be started again after the rest or with other settings
-        self._is_quiet = False  # the node has said that no meeting is under way
+        self._away: set[str] = set()  # children that were stopped for a pause or for other settings
+        self._is_quiet = False  # the node has reported that no meeting is in progress
         self._changes = Changes()
 
     @property
     def has_trained(self) -> bool:
-        """Whether the trainer has begun, in this start."""
+        """Whether the trainer has trained since this start."""
         return self._condition.has_trained
 
     async def run(self, runtime: Path) -> None:
-        """Run the peer until its run ends or it is asked to leave. Raises GossamerError when it cannot go on."""
+        """Run the peer until its run ends or it is asked to leave. Raises GossamerError when it cannot continue."""
         self._runtime = runtime
         if self._home.manifest.exists():
             self._manifest_ready.set()
-        self._note(PeerStarted(self._peer_id, earlier(self._home)))
-        self._note(LimitsSet(limits_in_force(self._config)))
-        self._note(MonthCounted(self._resting.month.num_bytes))
+        self._note(events.PeerStarted(self._peer_id, earlier(self._home)))
+        self._note(events.LimitsSet(limits_in_force(self._config)))
+        self._note(events.MonthCounted(self._resting.month.num_bytes))
         self._condition.rest = self._resting.wanted(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
@@ -187,7 +179,7 @@ class Supervisor:
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
             self._ends_as("done", "the run is over")
-        self._resting.save()
+        self._resting.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
         for name, last_work in LAST_WORK.items():
@@ -216,7 +208,7 @@ class Supervisor:
         return "stopped; the trainer did not save in time, so the last checkpoint is the newest state"
 
     def pid(self, name: str) -> int:
-        """Return a child's process id, for benchmarks and diagnosis. Raises KeyError for one that was not started yet."""
+        """Return a child's process id, for benchmarks and diagnosis. Raises KeyError before its first start."""
         return self._children[name].pid or 0
 
     async def _keep(self, name: str) -> None:
@@ -234,7 +226,7 @@ class Supervisor:
             self._come_back(name)
             exit = await self._until_sent_away(name, child)
             if exit is None:
-                self._resting.save()
+                self._resting.month.save(time.time())
                 if self._resting.asked is not None and self._resting.asked.is_last:
                     self.leave("asked to leave, and finished")
                 continue
@@ -270,12 +262,12 @@ class Supervisor:
 
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
         pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
-        self._note((NodeRestarted if name == NODE else TrainerRestarted)(exit.reason, failures))
+        self._note(RESTARTED[name](exit.reason, failures))
         self._condition.fell(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
 
-    # ------------------------------------------------------------------ rest
+    # ------------------------------------------------------------------ pauses
 
     def _look_at_rest(self) -> None:
         """Start or end a pause, as the operator or the settings require."""
@@ -324,32 +316,32 @@ class Supervisor:
         """Record that a child has its settings and runs."""
         self._awake.add(name)
         if name in self._away:
-            self._note((NodeRestarted if name == NODE else TrainerRestarted)("stopped because of a settings change or a pause", 0))
+            self._note(RESTARTED[name]("stopped because of a settings change or a pause", 0))
             self._away.discard(name)
         if name in self._restarting:
             self._restarting.discard(name)
             self._tell_node()
 
-    # ------------------------------------------------------------------ what is told
+    # ------------------------------------------------------------------ events and requests
 
     def _hear(self, name: str, event: Event) -> None:
-        if name == NODE and isinstance(event, ProcessSays) and event.state == RESTING:
+        if name == NODE and isinstance(event, events.ProcessSays) and event.state == RESTING:
             self._is_quiet = True
             self._changes.notify()
-        elif isinstance(event, TrafficCounted):
-            self._note(MonthCounted(self._resting.count_traffic(event.sent_bytes + event.received_bytes)))
+        elif isinstance(event, events.TrafficCounted):
+            self._note(events.MonthCounted(self._resting.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
             self._condition.hear(name, event, time.monotonic())
-        if isinstance(event, RunKnown):
+        if isinstance(event, events.RunKnown):
             self._manifest_ready.set()
-        if isinstance(event, CheckpointSaved):
+        if isinstance(event, events.CheckpointSaved):
             self._save_s = event.seconds
         self._note(event)
         self._describe()
 
     def _note(self, event: Event) -> None:
         self.status = apply(self.status, event)
-        if isinstance(event, Written):
+        if isinstance(event, events.Written):
             self._log.append(event)
 
     async def _look(self) -> None:
@@ -384,7 +376,7 @@ class Supervisor:
             case {"verb": "health"}:
                 return {"trouble": self._condition.trouble(time.monotonic())}
             case {"verb": "peers"}:
-                return {"peers": [partner.to_json() for partner in self.status.partners.values()]}
+                return {"peers": [asdict(partner) for partner in self.status.partners.values()]}
             case {"verb": "history"}:
                 return self.status.history.to_json()
             case {"verb": "leave"}:
@@ -431,7 +423,7 @@ class Supervisor:
         if config == self._config:
             return {"value": value}
         self._config = config
-        self._note(LimitsSet(limits_in_force(config)))
+        self._note(events.LimitsSet(limits_in_force(config)))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
         self._look_at_rest()
         self._tell_node()
@@ -446,7 +438,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _hearing_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
-        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
+        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # ignored under nohup
         for number in numbers:
             loop.add_signal_handler(number, self._on_signal, number)
         try:

@@ -1,7 +1,7 @@
 """Measurements for the pauses that settings require: use of the machine by other processes, battery, memory and disk of the peer.
 
-"Others" are all processes but this peer's: what they use of the processors is all that was used, less our own part. That says the same on a
-laptop and on a box without a screen; nobody's keyboard is looked at, and what others do on the GPU is not seen.
+"Others" are all processes except this peer's: their processor time is that of the machine less the peer's. Keyboard activity and the use of
+the GPU by others are not measured.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.machine.energy import busy_cpu_s
+from gossamer.peer.machine.energy import busy_cpu_s, cpu_s
 from gossamer.peer.machine.room import held_bytes, size_of
 from gossamer.peer.machine.units import UNLIMITED
 
@@ -31,7 +31,7 @@ class Surroundings:
     """The last measurements."""
 
     is_on_battery: bool = False
-    cores_of_others: float = 0.0  # where they have used the machine lately: how much of it; else 0
+    cores_of_others: float = 0.0  # processor cores that others used lately; 0 when the machine counts as idle
     held_bytes: int = 0  # memory of all the peer's processes
     home_bytes: int = 0  # on the disk
 
@@ -42,15 +42,15 @@ class Idleness:
     def __init__(self, num_cores: int) -> None:
         self.allowed_cores = max(LEAST_CORES, LEAST_SHARE * num_cores)
         self.cores_of_others = 0.0  # as in Surroundings
-        self._last: tuple[float, float] | None = None  # when, and the processor seconds of others until then
-        self._busy_s: float | None = None  # when they used more than that last
+        self._last: tuple[float, float] | None = None  # time of the last reading, and processor seconds of others until then
+        self._busy_s: float | None = None  # when others last used more than the allowed cores
 
     def is_due(self, now_s: float) -> bool:
         """Tell whether the last reading is old enough for another."""
         return self._last is None or now_s - self._last[0] >= MEASURE_S
 
     def read(self, now_s: float, others_cpu_s: float) -> None:
-        """Take in how much processor time others have used, ever."""
+        """Add a reading: the processor time of others since the machine started."""
         last, self._last = self._last, (now_s, others_cpu_s)
         if last is None:
             return
@@ -102,19 +102,10 @@ class Seldom:
 def others_cpu_s() -> float:
     """Return the processor seconds that all processes but this one and its descendants have used."""
     me = psutil.Process()
-    return busy_cpu_s() - sum(map(_cpu_s, (me, *me.children(recursive=True))))
-
-
-def _cpu_s(process: psutil.Process) -> float:
-    """Return the processor time of a process and of its children that have ended."""
-    try:
-        times = process.cpu_times()
-    except psutil.Error:
-        return 0.0
-    return times.user + times.system + times.children_user + times.children_system
+    return busy_cpu_s() - sum(cpu_s(process.pid) for process in (me, *me.children(recursive=True)))
 
 
 def is_on_battery() -> bool:
-    """Tell whether the machine runs from a battery now; one that has none, or does not say, does not."""
+    """Tell whether the machine runs on battery now; False where that is unknown."""
     battery = psutil.sensors_battery()
     return battery is not None and battery.power_plugged is False

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gossamer.peer.machine.child import cpu_s
 from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join, leave
 from gossamer.protocol.errors import GossamerError

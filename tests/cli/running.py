@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ class Running:
         answers = {
             "status": self.status.to_json(),
             "health": {"trouble": self.trouble},
-            "peers": {"peers": [partner.to_json() for partner in self.partners]},
+            "peers": {"peers": [asdict(partner) for partner in self.partners]},
             "history": self.status.history.to_json(),
             "leave": {"leaving": True},
         }

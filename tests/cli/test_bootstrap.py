@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cli.shell import Shell
 
 
-def test_without_a_run_there_is_nothing_to_be_a_seed_of(shell: Shell) -> None:
+def test_a_bootstrap_node_needs_a_run(shell: Shell) -> None:
     said = shell("bootstrap")
     assert said.code == 2
     assert "holds no run" in said.complaint[0]

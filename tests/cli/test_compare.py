@@ -29,7 +29,7 @@ def ran(home: Home, began_s: float, steps: int) -> None:
         log.append(event)
 
 
-def test_the_last_start_counts(tmp_path: Path) -> None:
+def test_only_the_last_start_is_compared(tmp_path: Path) -> None:
     home = Home(tmp_path)
     ran(home, 1000.0, 7)
     ran(home, 2000.0, 9)
@@ -37,7 +37,7 @@ def test_the_last_start_counts(tmp_path: Path) -> None:
     assert (status["own_steps"], began_s, ended_s) == (9, 2000.0, 2060.0)
 
 
-def test_who_has_never_trained_cannot_be_compared(tmp_path: Path) -> None:
+def test_a_peer_that_never_trained_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match=str(tmp_path)):
         last_session(tmp_path)
 

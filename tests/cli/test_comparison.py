@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
-from gossamer.cli.comparison import Comparison, total_meetings
+from gossamer.cli.compare import Comparison, total_meetings
 from tests.cli.test_figures import STATUS
 
 COMPARISON = Comparison(
@@ -29,7 +29,7 @@ COMPARISON = Comparison(
 
 
 def test_json_has_the_documented_keys() -> None:
-    assert set(COMPARISON.to_json()) == {
+    assert {field.name for field in fields(Comparison)} == {
         "peers",
         "steps",
         "params",
@@ -67,5 +67,5 @@ def test_statement_admits_a_lost_race() -> None:
     assert "is not ahead: it is 0.100 nats behind" in replace(COMPARISON, eval_loss_averaged=2.4).sentences("utf-8")
 
 
-def test_a_meeting_of_two_counts_once() -> None:
+def test_a_completed_meeting_counts_once() -> None:
     assert total_meetings([STATUS, STATUS]) == {"completed": 8, "solo": 2, "refused": 0, "failed": 4}

@@ -29,7 +29,7 @@ def test_a_key_may_be_written_like_its_option_and_a_path_from_here(shell: Shell)
     assert shell("config", "data", "text").out == f"{Path.cwd() / 'text'}\n"
 
 
-def test_what_is_wrong_is_answered_with_what_is_right(shell: Shell) -> None:
+def test_an_invalid_setting_is_refused_with_a_hint(shell: Shell) -> None:
     assert "did you mean 'threads'" in shell("config", "thread").complaint[1]
     assert "did you mean 'threads'" in shell("config", "thread", "2").complaint[1]
     assert "write it like 22:00-07:00" in shell("config", "schedule", "22-07").complaint[0]
@@ -37,7 +37,7 @@ def test_what_is_wrong_is_answered_with_what_is_right(shell: Shell) -> None:
     assert not Home(shell.home).config.exists()
 
 
-def test_a_pause_needs_a_length_of_time_and_a_peer(shell: Shell) -> None:
+def test_a_pause_needs_a_valid_duration_and_a_running_peer(shell: Shell) -> None:
     assert "did you mean 2 hour" in shell("pause", "2hrs").complaint[0]
     for verb in ("pause", "resume"):
         assert "no peer is running" in shell(verb).complaint[0]

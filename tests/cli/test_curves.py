@@ -22,7 +22,7 @@ def ran(folder: Path) -> Path:
     return home.path
 
 
-def test_curves_are_what_the_peer_wrote_down(tmp_path: Path) -> None:
+def test_curves_come_from_the_event_log(tmp_path: Path) -> None:
     training, held_out = curves(ran(tmp_path))
     assert [step for step, _ in training] == [1, 3]
     assert training[0][1] == 5.0
@@ -30,19 +30,19 @@ def test_curves_are_what_the_peer_wrote_down(tmp_path: Path) -> None:
     assert held_out == [(3, 4.5)]
 
 
-def test_a_picture_is_drawn_of_all(tmp_path: Path) -> None:
+def test_one_picture_shows_the_curves_of_all_peers(tmp_path: Path) -> None:
     homes = {"peer-1": ran(tmp_path / "1"), "alone": ran(tmp_path / "2"), "never": tmp_path / "3"}
     draw_curves(homes, "alone", tmp_path / "loss.png")
     assert (tmp_path / "loss.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_picture_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_failure_to_write_a_picture_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as caught:
         draw_curves({"alone": ran(tmp_path)}, "alone", tmp_path / "nowhere" / "loss.png")
     assert caught.value.hint
 
 
-def test_without_matplotlib_it_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_matplotlib_is_named_with_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadSettings, match="matplotlib") as caught:
         need_plot(tmp_path / "x.png")

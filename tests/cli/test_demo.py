@@ -21,7 +21,7 @@ def test_a_temporary_folder_is_removed_whatever_happens() -> None:
 
 
 @pytest.mark.parametrize(("code", "is_kept"), [(ExitCode.OUR_FAULT, True), (ExitCode.BAD_INPUT, False)])
-def test_what_a_bug_left_behind_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ExitCode, is_kept: bool) -> None:
+def test_the_folder_is_kept_after_a_bug(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: ExitCode, is_kept: bool) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     with pytest.raises(ChildFailed), demo_folder(None) as folder:
         raise ChildFailed("peer-1 stopped", hint=f"its folder is {folder}", exit_code=code)
@@ -40,7 +40,7 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         pass
 
 
-def test_after_the_first_steps_of_the_slowest_it_says_once_how_long_it_will_take() -> None:
+def test_the_forecast_is_given_once_after_the_first_steps_of_the_slowest_peer() -> None:
     forecast = Forecast(total_steps=600, num_peers=4, started_s=100.0)
 
     def said(*steps: int, at: float) -> str:

@@ -37,7 +37,7 @@ def test_several_faults_are_found_at_once(shell: Shell, busy_port: int) -> None:
     assert not shell.home.exists()
 
 
-def test_lines_are_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_output_has_one_line_for_each_check(capsys: pytest.CaptureFixture[str]) -> None:
     show("home", ok("it is there"))
     show("invite", warn("it ends soon", "ask for another"))
     assert capsys.readouterr().out.splitlines() == [

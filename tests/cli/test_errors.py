@@ -55,12 +55,12 @@ def test_an_error_of_the_operator_is_reported_with_its_hint(error: type[Operator
 
 
 @pytest.mark.parametrize("code", RefusalCode)
-def test_every_refusal_says_what_it_is_and_what_to_do(code: RefusalCode) -> None:
+def test_every_refusal_has_a_message_and_a_hint(code: RefusalCode) -> None:
     refusal = Refused(code, "a detail")
     assert str(refusal) == f"{code.message} (a detail)" and code.message and refusal.hint == code.hint != ""
 
 
-def test_every_error_of_the_protocol_says_whose_fault_it_is() -> None:
+def test_every_protocol_error_has_a_docstring() -> None:
     for name, one in inspect.getmembers(errors, inspect.isclass):
         assert one.__doc__, name
 
@@ -109,12 +109,12 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
 ROWS = [(verb, *row) for verb in COMMANDS for row in COMMANDS[verb]]
 
 
-def test_every_verb_is_tried() -> None:
+def test_the_table_of_bad_commands_covers_every_verb() -> None:
     assert list(COMMANDS) == list(VERBS)
 
 
 @pytest.mark.parametrize(("verb", "arguments", "error", "hint"), ROWS, ids=[" ".join((verb, *arguments)) for verb, arguments, *_ in ROWS])
-def test_a_command_that_cannot_work_says_why_and_what_to_do(
+def test_a_bad_command_fails_with_error_and_hint(
     verb: str, arguments: tuple[str, ...], error: str, hint: str, shell: Shell, tmp_path: Path
 ) -> None:
     said = shell(

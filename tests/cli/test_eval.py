@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.cli.shell import Shell
 
 
-def test_without_a_checkpoint_there_is_nothing_to_measure(shell: Shell) -> None:
+def test_evaluation_without_a_checkpoint_is_refused(shell: Shell) -> None:
     shell("id")
     said = shell("eval")
     assert said.code == 2

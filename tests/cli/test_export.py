@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.cli.shell import Shell
 
 
-def test_without_a_checkpoint_there_is_nothing_to_export(shell: Shell, tmp_path: Path) -> None:
+def test_export_without_a_checkpoint_is_refused(shell: Shell, tmp_path: Path) -> None:
     shell("id")
     said = shell("export", tmp_path / "model")
     assert said.code == 2
@@ -15,7 +15,7 @@ def test_without_a_checkpoint_there_is_nothing_to_export(shell: Shell, tmp_path:
     assert not (tmp_path / "model").exists()
 
 
-def test_somebody_elses_folder_is_left_alone(shell: Shell, tmp_path: Path) -> None:
+def test_a_foreign_folder_is_not_overwritten(shell: Shell, tmp_path: Path) -> None:
     folder = tmp_path / "precious"
     folder.mkdir()
     (folder / "thesis.txt").write_text("years of work")

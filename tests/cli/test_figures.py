@@ -37,7 +37,7 @@ def test_every_column_gets_its_cell() -> None:
     }
 
 
-def test_line_ends_with_the_reason_where_there_is_one() -> None:
+def test_a_line_ends_with_the_reason_of_the_state() -> None:
     assert "meetings 8 (1 solo, 2 failed)" in line("peer-1", STATUS)
     assert line("peer-1", STATUS).endswith("blocked 0.5 %")
     assert line("peer-1", STATUS | {"reason": "no partner answered"}).endswith("blocked 0.5 % (no partner answered)")

@@ -33,23 +33,23 @@ def identity(home: Home) -> Identity:
 
 
 def own(identity: Identity, steps: int = 800) -> Manifest:
-    return changed(Manifest(), steps=steps).with_host(identity.peer_id)
+    return changed(Manifest(), {"steps": steps}).with_host(identity.peer_id)
 
 
-def test_an_empty_home_hosts_what_is_wanted(home: Home, identity: Identity) -> None:
+def test_an_empty_home_hosts_the_given_manifest(home: Home, identity: Identity) -> None:
     signed = run_to_host(home, identity, own(identity, 55), must_match=True)
     assert signed.manifest().run.total_steps == 55
     assert signed.host == identity.peer_id
 
 
-def test_a_home_with_a_run_goes_on_with_it(home: Home, identity: Identity) -> None:
+def test_a_home_with_a_run_continues_it(home: Home, identity: Identity) -> None:
     held = SignedManifest.sign(own(identity, 55), identity)
     home.manifest.write_bytes(held.to_bytes())
     assert run_to_host(home, identity, own(identity), must_match=False) == held
     assert run_to_host(home, identity, own(identity, 55), must_match=True) == held
 
 
-def test_a_home_with_a_run_takes_no_other(home: Home, identity: Identity) -> None:
+def test_a_home_with_a_run_refuses_another_run(home: Home, identity: Identity) -> None:
     home.manifest.write_bytes(SignedManifest.sign(own(identity, 55), identity).to_bytes())
     with pytest.raises(BadSettings, match="already holds another run") as caught:
         run_to_host(home, identity, own(identity, 56), must_match=True)
@@ -64,7 +64,7 @@ def test_a_run_that_was_joined_is_not_hosted(home: Home, identity: Identity) -> 
     assert "peer join" in caught.value.hint
 
 
-def test_the_invite_is_printed_once_and_alone(identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_invite_is_printed_once_on_its_own_line(identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = SignedManifest.sign(own(identity), identity)
     written = tmp_path / "invite"
     line = invite_line(Home(tmp_path), identity, signed, written)
@@ -88,7 +88,7 @@ def test_a_place_where_the_invite_cannot_be_written_is_refused_at_once(shell: Sh
     assert "none/invite" in said.complaint[0]
 
 
-def test_a_manifest_that_is_not_there_is_named(shell: Shell, tmp_path: Path) -> None:
+def test_a_missing_manifest_file_is_named(shell: Shell, tmp_path: Path) -> None:
     said = shell("host", tmp_path / "none.toml")
     assert said.code == 2
     assert "none.toml" in said.complaint[0]

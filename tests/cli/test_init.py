@@ -33,20 +33,20 @@ def test_a_manifest_is_never_overwritten(shell: Shell, tmp_path: Path) -> None:
     assert file.read_text() == "mine"
 
 
-def test_a_place_that_cannot_be_written_to_is_named(shell: Shell, tmp_path: Path) -> None:
+def test_an_unwritable_file_is_named(shell: Shell, tmp_path: Path) -> None:
     said = shell("init", tmp_path / "missing" / "run.toml")
     assert said.code == 2
     assert "missing" in said.complaint[0]
 
 
-def test_a_value_that_cannot_work_is_named(shell: Shell, tmp_path: Path) -> None:
+def test_an_invalid_value_is_named(shell: Shell, tmp_path: Path) -> None:
     said = shell("init", tmp_path / "run.toml", "--codec", "No Such Codec")
     assert said.code == 2
     assert "codec" in said.complaint[0]
     assert not (tmp_path / "run.toml").exists()
 
 
-def test_a_name_that_means_nothing_here_is_refused_with_the_nearest(shell: Shell, tmp_path: Path) -> None:
+def test_an_unknown_name_is_refused_with_the_nearest_one(shell: Shell, tmp_path: Path) -> None:
     said = shell("init", tmp_path / "run.toml", "--codec", "modul4")
     assert said.code == 2
     assert 'codec.name = "modul4"' in said.complaint[0]

@@ -36,7 +36,7 @@ def remember(home: Path, peer: PeerId) -> str:
     return f"{ADDRESS}/p2p/{peer}"
 
 
-def test_a_running_peer_invites_to_itself(shell: Shell, me: PeerId) -> None:
+def test_the_invite_of_a_running_peer_holds_its_own_addresses(shell: Shell, me: PeerId) -> None:
     peer = Running(shell)
     peer.status = replace(peer.status, addresses=[f"{ADDRESS}/p2p/{me}"])
     invite = Invite.from_text(peer.during(lambda: shell("invite")).out)
@@ -45,12 +45,12 @@ def test_a_running_peer_invites_to_itself(shell: Shell, me: PeerId) -> None:
     invite.check(OTHER, time.time() + 29 * 24 * 3600)
 
 
-def test_a_peer_at_rest_invites_to_those_whom_it_knows(shell: Shell, me: PeerId) -> None:
+def test_the_invite_of_a_stopped_peer_holds_addresses_of_known_peers(shell: Shell, me: PeerId) -> None:
     address = remember(shell.home, OTHER)
     assert Invite.from_text(shell("invite").out).bootstraps == (address,)
 
 
-def test_an_invite_leads_to_as_many_peers_as_it_can(shell: Shell, me: PeerId) -> None:
+def test_an_invite_holds_addresses_of_as_many_peers_as_fit(shell: Shell, me: PeerId) -> None:
     met = [Identity(bytes([number]) * 32).peer_id for number in range(1, 8)]
     book = AddressBook(me)
     for peer in met:
@@ -65,7 +65,7 @@ def test_an_invite_leads_to_as_many_peers_as_it_can(shell: Shell, me: PeerId) ->
     assert invite.bootstraps == (*own[:3], *(f"/ip4/5.5.0.1/tcp/4001/p2p/{peer}" for peer in met[:5]))
 
 
-def test_an_invite_may_lead_to_a_seed_as_well(shell: Shell, me: PeerId) -> None:
+def test_an_invite_may_include_a_bootstrap_node(shell: Shell, me: PeerId) -> None:
     seed = f"/dns4/seed.example.org/tcp/4001/p2p/{Identity(b's' * 32).peer_id}"
     known = remember(shell.home, OTHER)
     assert Invite.from_text(shell("invite", "--also", seed).out).bootstraps == (seed, known)
@@ -81,7 +81,7 @@ def test_an_invite_may_be_for_one_peer_and_short(shell: Shell, me: PeerId) -> No
     assert answer["run_id"] == invite.run_id.hex()
 
 
-def test_only_issuers_invite(shell: Shell) -> None:
+def test_only_issuers_may_write_invites(shell: Shell) -> None:
     shell("id")
     host = Identity(b"h" * 32)
     Home(shell.home).manifest.write_bytes(SignedManifest.sign(Manifest().with_host(host.peer_id), host).to_bytes())
@@ -90,11 +90,11 @@ def test_only_issuers_invite(shell: Shell) -> None:
     assert "run.issuers" in said.complaint[1]
 
 
-def test_without_a_run_there_is_nothing_to_invite_to(shell: Shell) -> None:
+def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
     assert shell("invite").code == 2
 
 
-def test_without_an_address_nobody_could_come(shell: Shell, me: PeerId) -> None:
+def test_an_invite_without_a_bootstrap_address_is_refused(shell: Shell, me: PeerId) -> None:
     said = shell("invite")
     assert said.code == 2
     assert "no bootstrap address" in said.complaint[0]
@@ -106,11 +106,11 @@ def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:
 
 
 @pytest.mark.parametrize(("text", "seconds"), [("1m", 60), ("12h", 43200), ("30d", 2592000)])
-def test_lengths_of_time(text: str, seconds: int) -> None:
+def test_valid_durations(text: str, seconds: int) -> None:
     assert lifetime_s(text) == seconds
 
 
 @pytest.mark.parametrize("text", ["", "30", "0d", "-1d", "1y", "1.5h", "d"])
-def test_what_is_no_length_of_time(text: str) -> None:
+def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(BadSettings):
         lifetime_s(text)

@@ -25,14 +25,14 @@ def invite(subject: PeerId | None = None, lifetime_s: int = HOUR_S) -> str:
 EXPIRED = invite(lifetime_s=-HOUR_S)
 
 
-def test_an_invite_may_come_by_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invite_is_read_from_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GOSSAMER_INVITE", EXPIRED)
     assert "expired" in shell("join").complaint[0]
     monkeypatch.setenv("GOSSAMER_INVITE", " ")
     assert "empty" in shell("join").complaint[0]
 
 
-def test_an_invite_may_come_by_a_file_that_comes_later(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invite_file_may_appear_later(shell: Shell, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "invite"
     monkeypatch.setattr("gossamer.cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
     monkeypatch.setenv("GOSSAMER_INVITE_FILE", str(file))
@@ -41,7 +41,7 @@ def test_an_invite_may_come_by_a_file_that_comes_later(shell: Shell, tmp_path: P
     assert "expired" in said.complaint[0]
 
 
-def test_a_file_beside_an_invite_is_one_too_many(shell: Shell, tmp_path: Path) -> None:
+def test_an_invite_and_an_invite_file_together_are_refused(shell: Shell, tmp_path: Path) -> None:
     assert "leave out one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
 
 
@@ -77,13 +77,13 @@ def test_a_home_that_holds_another_run_is_left_alone(shell: Shell) -> None:
     assert Home(shell.home).manifest.read_bytes() == held
 
 
-def test_without_an_invite_there_must_be_a_run_to_go_on_with(shell: Shell) -> None:
+def test_joining_without_an_invite_needs_a_run_in_the_home(shell: Shell) -> None:
     said = shell("join")
     assert said.code == 2
     assert "holds no run" in said.complaint[0]
 
 
-def test_text_that_is_not_there_is_refused(shell: Shell) -> None:
+def test_a_missing_data_path_is_refused(shell: Shell) -> None:
     said = shell("join", invite(), "--data", "/nonexistent/text")
     assert said.code == 2
     assert "/nonexistent/text" in said.complaint[0]

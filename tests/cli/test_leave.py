@@ -12,7 +12,7 @@ def test_the_running_peer_is_asked_to_leave(shell: Shell) -> None:
     assert [request["verb"] for request in peer.asked] == ["leave"]
 
 
-def test_nobody_runs(shell: Shell) -> None:
+def test_a_missing_peer_is_reported(shell: Shell) -> None:
     said = shell("leave")
     assert said.code == 2
     assert "no peer is running" in said.complaint[0]

@@ -29,7 +29,7 @@ def sleeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(script))
 
 
-def test_a_child_that_ends_well_is_over(tmp_path: Path) -> None:
+def test_a_child_that_ends_with_success_has_stopped(tmp_path: Path) -> None:
     peer = LocalPeer("peer-1", tmp_path, ["id"])
     wait_ended(peer)
     assert not peer.refresh()
@@ -42,7 +42,7 @@ def test_a_childs_home_is_its_owners_alone(tmp_path: Path) -> None:
     assert not peer.refresh() and (tmp_path / "home").stat().st_mode & 0o077 == 0
 
 
-def test_what_the_operator_must_mend_is_said_as_the_child_said_it(tmp_path: Path) -> None:
+def test_an_operator_error_of_a_child_is_reported_in_its_own_words(tmp_path: Path) -> None:
     peer = LocalPeer("peer-2", tmp_path, ["join", "nonsense"])
     wait_ended(peer)
     with pytest.raises(ChildFailed, match="^peer-2: .*an invite starts with gossamer1") as caught:
@@ -51,7 +51,7 @@ def test_what_the_operator_must_mend_is_said_as_the_child_said_it(tmp_path: Path
     assert "peer invite" in caught.value.hint
 
 
-def test_a_child_that_dies_otherwise_is_reported_with_its_last_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_any_other_failure_of_a_child_is_reported_with_the_end_of_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "broken"
     script.write_text("#!/bin/sh\necho 'out of cheese' >&2\necho 'error: internal' >&2\nexit 1\n")
     script.chmod(0o755)
@@ -102,7 +102,7 @@ with local_swarm(Path(sys.argv[1])) as swarm:
 """
 
 
-def test_a_killed_demo_takes_its_peers_with_it(tmp_path: Path) -> None:
+def test_the_peers_of_a_killed_demo_end(tmp_path: Path) -> None:
     """Here by a verb that runs on and loads little; on its SIGTERM a whole peer leaves: tests/peer/supervisor/test_supervisor_real.py."""
     home = Home(tmp_path / "peer-1")
     home.create()
@@ -125,7 +125,7 @@ def test_a_demo_under_nohup_goes_on_when_its_terminal_is_closed(tmp_path: Path) 
         signal.signal(signal.SIGHUP, before)
 
 
-def test_a_child_that_does_not_listen_is_ended_by_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_that_ignores_sigterm_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     script = tmp_path / "stubborn"
     script.write_text("#!/bin/sh\ntrap '' TERM\necho ready\nwhile :; do sleep 1; done\n")
     script.chmod(0o755)

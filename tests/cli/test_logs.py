@@ -46,7 +46,7 @@ def test_lines_are_in_order_and_filtered(shell: Shell, home: Home, options: tupl
     assert [line.split()[3] for line in said.out.splitlines()] == names
 
 
-def test_a_report_names_nobody(shell: Shell, home: Home) -> None:
+def test_a_report_holds_no_identifying_data(shell: Shell, home: Home) -> None:
     status = apply(Status(peer_id="12D3KooWMUkXeJ7opGyyab", addresses=["/ip4/203.0.113.7/tcp/1"]), changed("failed", f"no {home.path}"))
     home.status.write_text(json.dumps(status.to_json()))
     said = shell("logs", "--report")
@@ -57,9 +57,9 @@ def test_a_report_names_nobody(shell: Shell, home: Home) -> None:
 
 
 @pytest.mark.parametrize("options", [("--level", "loud"), ("--grep", "(")])
-def test_a_filter_that_is_none_is_refused(shell: Shell, home: Home, options: tuple[str, ...]) -> None:
+def test_an_invalid_filter_is_refused(shell: Shell, home: Home, options: tuple[str, ...]) -> None:
     assert shell("logs", *options).code == 2
 
 
-def test_where_no_peer_has_run(shell: Shell) -> None:
+def test_logs_of_an_unused_home_are_refused(shell: Shell) -> None:
     assert "no peer has run" in shell("logs").complaint[0]

@@ -42,7 +42,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("arguments", [["fly"], ["id", "--wings"], ["host", "--port", "70000"], ["demo", "--peers", "1"], ["export"]])
-def test_what_is_not_understood_is_bad_input(arguments: list[str], shell: Shell) -> None:
+def test_an_unknown_verb_or_option_is_bad_input(arguments: list[str], shell: Shell) -> None:
     said = shell(*arguments)
     assert said.code == ExitCode.BAD_INPUT
     assert said.out == ""
@@ -59,7 +59,7 @@ def test_what_is_not_understood_is_bad_input(arguments: list[str], shell: Shell)
         (ZeroDivisionError("oops"), 1),
     ],
 )
-def test_the_exit_code_says_whose_fault_it_was(failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_kind_of_error_has_its_exit_code(failure: BaseException, code: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(verbs: object) -> None:
         raise failure
 
@@ -67,7 +67,7 @@ def test_the_exit_code_says_whose_fault_it_was(failure: BaseException, code: int
     assert run(["id"]) == code
 
 
-def test_a_bug_of_ours_shows_where_it_is(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_internal_error_prints_a_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def fail(verbs: object) -> None:
         raise ZeroDivisionError("oops")
 
@@ -103,7 +103,7 @@ def test_help_loads_nothing_that_is_slow_to_import() -> None:
     subprocess.run([sys.executable, "-c", loaded], check=True, stdout=subprocess.DEVNULL, timeout=30)
 
 
-def test_a_status_waits_for_nothing_that_it_does_not_need(tmp_path: Path) -> None:
+def test_status_imports_no_slow_package(tmp_path: Path) -> None:
     slow = "{'asyncio', 'rich', 'hivemind'}"
     program = f"import sys; from gossamer.cli.main import run; run(sys.argv[1:]); sys.exit(bool({slow} & set(sys.modules)))"
     command = [sys.executable, "-c", program, "status", "--home", str(tmp_path)]

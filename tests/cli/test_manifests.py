@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.manifests import changed, default_manifest, pinned, read_manifest, with_pins
+from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
 from gossamer.peer.model.model import layout_digest, parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
@@ -16,15 +16,15 @@ from gossamer.protocol.run.sections import DEMO_LLAMA
 
 def test_no_file_means_the_default_run() -> None:
     assert read_manifest(None) == Manifest()
-    assert default_manifest(own_text=True).data.source == "text"
+    assert read_manifest(None, own_text=True).data.source == "text"
 
 
 def test_nothing_given_changes_nothing() -> None:
-    assert changed(Manifest()).run_id == Manifest().run_id
+    assert changed(Manifest(), {}).run_id == Manifest().run_id
 
 
 def test_each_change_makes_it_another_run() -> None:
-    changes = [changed(Manifest(), steps=9), changed(Manifest(), seed=9), changed(Manifest(), codec="fp32")]
+    changes = [changed(Manifest(), {name: value}) for name, value in (("steps", 9), ("seed", 9), ("codec", "fp32"))]
     assert len({manifest.run_id for manifest in (Manifest(), *changes)}) == 4
 
 

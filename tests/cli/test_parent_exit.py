@@ -15,12 +15,12 @@ ON_LINUX = sys.platform == "linux"
 FOLLOW = [sys.executable, "-c", "from gossamer.cli.parent_exit import follow_parent; follow_parent(); print('lives')"]
 
 
-def test_without_a_parent_that_asks_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_variable_the_process_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(VARIABLE, raising=False)
     follow_parent()
 
 
-def test_a_child_of_the_parent_lives(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_child_of_a_living_parent_continues(monkeypatch: pytest.MonkeyPatch) -> None:
     done = subprocess.run(FOLLOW, env=os.environ | exits_with_this_process(), capture_output=True, text=True, timeout=30)
     assert (done.returncode, done.stdout) == (0, "lives\n")
 

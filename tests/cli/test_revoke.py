@@ -33,7 +33,7 @@ def test_an_invite_and_a_member_are_revoked_once_each(shell: Shell, host: Identi
         revocation.verify(host.peer_id)
 
 
-def test_nobody_takes_back_what_another_has_written(shell: Shell, host: Identity) -> None:
+def test_only_the_issuer_may_revoke_an_invite(shell: Shell, host: Identity) -> None:
     for issuer, run in ((STRANGER, run_id(shell)), (host, b"r" * 32)):
         said = shell("revoke", Invite.issue(issuer, run, (ADDRESS,), None, int(time.time()) + 3600).to_text())
         assert said.code == 2 and said.complaint
@@ -50,5 +50,5 @@ def test_only_a_host_of_a_run_with_invites_revokes(shell: Shell) -> None:
     assert "open" in shell("revoke", str(GUEST.peer_id)).complaint[0]
 
 
-def test_what_is_neither_an_invite_nor_a_peer_is_named(shell: Shell, host: Identity) -> None:
+def test_text_that_is_neither_invite_nor_peer_id_is_refused(shell: Shell, host: Identity) -> None:
     assert "12D3Oops" in shell("revoke", "12D3Oops").complaint[0]

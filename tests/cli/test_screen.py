@@ -84,7 +84,7 @@ def test_terminal_shows_every_peer_with_its_reason(monkeypatch: pytest.MonkeyPat
         assert wanted in text
 
 
-def test_a_long_work_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_operation_is_shown_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.setenv("COLUMNS", "100")
     out = Terminal()

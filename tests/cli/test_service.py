@@ -61,7 +61,7 @@ def test_install_writes_the_unit_and_starts_it(shell: Shell, systemctl: Path) ->
     assert "gossamer1" not in said.out
 
 
-def test_what_it_starts_is_a_command_of_ours_in_this_home(shell: Shell, systemctl: Path) -> None:
+def test_the_unit_starts_peer_join_in_this_home(shell: Shell, systemctl: Path) -> None:
     shell("service", "install", invite())
     started = shlex.split(unit_of(shell)["ExecStart"])
     assert started[1:4] == ["-P", "-m", "gossamer.cli.main"]
@@ -69,7 +69,7 @@ def test_what_it_starts_is_a_command_of_ours_in_this_home(shell: Shell, systemct
     assert started[-1] == str(shell.home) == unit_of(shell)["ReadWritePaths"]
 
 
-def test_it_is_started_again_but_not_for_ever(shell: Shell, systemctl: Path) -> None:
+def test_the_unit_limits_restarts(shell: Shell, systemctl: Path) -> None:
     shell("service", "install", invite())
     unit = unit_of(shell)
     assert (unit["Restart"], unit["StartLimitBurst"]) == ("on-failure", "3")
@@ -106,7 +106,7 @@ def test_remove_stops_it_and_leaves_the_home(shell: Shell, systemctl: Path) -> N
 
 
 @pytest.mark.parametrize("action", ["remove", "status"])
-def test_where_none_is_installed(shell: Shell, systemctl: Path, action: str) -> None:
+def test_a_missing_service_is_reported(shell: Shell, systemctl: Path, action: str) -> None:
     said = shell("service", action)
     assert said.code == 2
     assert "no service is installed" in said.complaint[0]
@@ -132,7 +132,7 @@ def test_a_machine_without_systemd(shell: Shell, systemctl: Path, monkeypatch: p
     assert "containers.md" in said.complaint[1]
 
 
-def test_status_says_what_a_failed_peer_said_last(shell: Shell, systemctl: Path) -> None:
+def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, systemctl: Path) -> None:
     shell("service", "install", invite())
     log = EventLog(Home(shell.home).events)
     log.append(PeerStarted("12D3KooX"))
@@ -144,7 +144,7 @@ def test_status_says_what_a_failed_peer_said_last(shell: Shell, systemctl: Path)
     assert (answer["state"], answer["systemd"]["ActiveState"]) == ("failed", "failed")
 
 
-def test_a_peer_that_runs_is_not_started_twice(shell: Shell, systemctl: Path) -> None:
+def test_a_running_peer_is_not_installed_as_a_service(shell: Shell, systemctl: Path) -> None:
     shell("id")
     with Home(shell.home).locked():
         assert "already runs" in shell("service", "install", invite()).complaint[0]

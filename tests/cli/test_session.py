@@ -30,7 +30,7 @@ def test_options_override_the_file_and_the_file_the_defaults(tmp_path: Path) -> 
     assert saved_settings(Home(tmp_path))["threads"] == 3
 
 
-def test_who_says_when_to_save_is_not_overruled_by_steps(tmp_path: Path) -> None:
+def test_a_given_checkpoint_interval_in_seconds_switches_steps_off(tmp_path: Path) -> None:
     config = settings(tmp_path, LOCAL | {"checkpoint_interval_s": 600.0})
     assert (config.checkpoint_interval_s, config.checkpoint_interval_steps) == (600.0, 0)
     config = settings(tmp_path, LOCAL)
@@ -48,13 +48,13 @@ def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     assert caught.value.hint
 
 
-def test_the_end_of_the_run_leads_to_the_model() -> None:
+def test_the_farewell_after_the_run_names_export() -> None:
     said = farewell(Status(state="done", step=800, total_steps=800, loss=2.04), CONFIG)
     assert said.startswith("the run is over: step 800 of 800, loss 2.040\nhint: ")
     assert "peer export FOLDER --home /home/somebody/peer" in said
 
 
-def test_leaving_says_how_to_come_back() -> None:
+def test_the_farewell_after_leaving_names_join() -> None:
     said = farewell(Status(state="left", step=12, total_steps=800), CONFIG)
     assert said.startswith("left the run: step 12 of 800, loss -\nhint: ")
     assert "peer join --home /home/somebody/peer" in said

@@ -59,7 +59,7 @@ def test_a_sweep_ends_with_a_table_and_a_picture(shell: Shell, manifest: Path) -
 
 
 @pytest.mark.parametrize("swept", [("--sweep", "method=local,ddp"), ()])
-def test_what_was_found_is_told_before_the_picture_fails(shell: Shell, manifest: Path, swept: tuple[str, ...]) -> None:
+def test_results_are_printed_before_the_picture_fails(shell: Shell, manifest: Path, swept: tuple[str, ...]) -> None:
     picture = manifest.parent / "curves.png"
     picture.mkdir()
     said = simulated(shell, manifest, *swept, "--plot", picture, "--json")
@@ -68,7 +68,7 @@ def test_what_was_found_is_told_before_the_picture_fails(shell: Shell, manifest:
     assert set(json.loads(said.out)) == ({"sweep"} if swept else set(JSON_KEYS))
 
 
-def test_where_everything_diverged_there_is_a_table_and_no_picture(shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sweep_that_diverged_has_a_table_and_no_picture(shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def diverge(*_: object) -> Result:
         raise Diverged("peer 0 diverged", hint="lower the learning rate")
 
@@ -81,7 +81,7 @@ def test_where_everything_diverged_there_is_a_table_and_no_picture(shell: Shell,
     assert not picture.exists()
 
 
-def test_people_get_sentences(shell: Shell, manifest: Path) -> None:
+def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> None:
     said = simulated(shell, manifest, "--method", "streaming", "--set", "beta=0.5", "--no-token-weights")
     assert said.code == 0
     assert "streaming with e3m0" in said.out
@@ -103,7 +103,7 @@ def test_people_get_sentences(shell: Shell, manifest: Path) -> None:
         (("--device", "cuda:99"), "no device cuda:99", "--device"),
     ],
 )
-def test_bad_input_is_answered_with_what_to_do(shell: Shell, manifest: Path, arguments: tuple[str, ...], error: str, hint: str) -> None:
+def test_bad_input_is_refused_with_a_hint(shell: Shell, manifest: Path, arguments: tuple[str, ...], error: str, hint: str) -> None:
     said = simulated(shell, manifest, *arguments)
     assert said.code == 2
     assert error in said.complaint[0]
@@ -218,7 +218,7 @@ def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tupl
         (("--peers", "501"), "--peers must lie between 2 and 500 with --swarm"),
     ],
 )
-def test_what_a_swarm_does_not_take_is_refused(shell: Shell, given: tuple[str, ...], says: str) -> None:
+def test_options_without_effect_on_a_swarm_are_refused(shell: Shell, given: tuple[str, ...], says: str) -> None:
     said = shell("simulate", "--swarm", *given)
     assert (said.code, said.complaint[0], said.out) == (2, says, "")
 
@@ -231,7 +231,7 @@ def test_a_swarm_of_real_nodes(shell: Shell) -> None:
     assert "s simulated" in said.err
 
 
-def test_the_network_of_a_run_says_what_a_peer_can_expect(shell: Shell, manifest: Path) -> None:
+def test_the_network_of_a_run_prints_estimates_for_a_peer(shell: Shell, manifest: Path) -> None:
     said = shell("simulate", "--network", manifest, "--bandwidth", "20", "--json")
     found = json.loads(said.out)
     assert found["estimate"]["join_s"] > 0 and found["bytes_needed"]["cpu"]["disk"] > 0
@@ -255,7 +255,7 @@ def test_settings_of_training_are_refused_with_the_network_alone(shell: Shell, s
     assert says in said.complaint[0]
 
 
-def test_what_the_network_takes_reaches_it(shell: Shell) -> None:
+def test_options_of_the_network_reach_it(shell: Shell) -> None:
     said = shell(
         "simulate", "--network", "--peers", "5", "--inner-steps", "7", "--set", "codec=nf4", "--seed", "3", "--json", *NETWORK["params"]
     )
@@ -276,7 +276,7 @@ def test_what_the_network_takes_reaches_it(shell: Shell) -> None:
         (("--peers", "1000000000000"), "--peers must lie between 2 and 10000000"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused(shell: Shell, given: tuple[str, str], says: str) -> None:
+def test_an_impossible_network_is_refused(shell: Shell, given: tuple[str, str], says: str) -> None:
     said = shell("simulate", "--network", "--json", *given)
     assert said.code == 2
     assert says in said.complaint[0]

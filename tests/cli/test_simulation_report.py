@@ -30,7 +30,7 @@ NETWORK = {
 }
 
 
-def test_one_result_is_told_in_sentences() -> None:
+def test_one_result_is_printed_as_sentences() -> None:
     text = result_text(result())
     assert "mean of 2 peers" in text
     assert "2.125 (2.000 to 2.250)" in text
@@ -57,12 +57,12 @@ def test_json_is_one_object_with_the_keys_of_the_contract() -> None:
     assert swept[1] == {"settings": {"learning_rate": 9.0, "codec": "nf4"}, "diverged": "peer 0 diverged"}
 
 
-def test_for_people_one_result_is_sentences_and_more_are_a_table() -> None:
+def test_text_output_is_sentences_for_one_result_and_a_table_for_more() -> None:
     assert rows_text([Row({}, result())], as_json=False) == result_text(result())
     assert rows_text(ROWS, as_json=False) == sweep_text(ROWS)
 
 
-def test_a_network_is_told_in_lines() -> None:
+def test_a_network_is_printed_as_lines() -> None:
     text = network_text(NETWORK)
     assert "1.25e+08 parameters between 8 peers, 4.14 bits each" in text
     assert "30.25 s" in text
@@ -80,7 +80,7 @@ def test_a_picture_is_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("rows", [[], [row("everybody away", curve=())]])
-def test_where_nothing_can_be_drawn_it_says_so(tmp_path: Path, rows: list[Row]) -> None:
+def test_a_picture_without_a_curve_is_refused(tmp_path: Path, rows: list[Row]) -> None:
     with pytest.raises(BadSettings, match="nothing to draw") as caught:
         plot_rows(rows, tmp_path / "x.png")
     assert "learning_rate" in caught.value.hint
@@ -100,7 +100,7 @@ def test_a_curve_that_begins_at_infinity_can_be_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "y.png").exists()
 
 
-def test_a_failure_to_write_is_the_operators(tmp_path: Path) -> None:
+def test_a_failure_to_write_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "x.png").mkdir()
     with pytest.raises(BadSettings, match="cannot be written"):
         plot_rows([row("noloco")], tmp_path / "x.png")

@@ -56,7 +56,7 @@ def rows(**values: Any) -> dict[str, str]:
     return {line[:11].strip(): line[11:] for line in lines}
 
 
-def test_what_it_costs_is_said_with_how_it_is_known() -> None:
+def test_costs_show_whether_energy_is_measured_or_estimated() -> None:
     earlier = {
         "joined": NOW_S - 7200,
         "seconds": 3600.0,
@@ -73,7 +73,7 @@ def test_what_it_costs_is_said_with_how_it_is_known() -> None:
     assert shown["my part"] == "900 tokens in 9 steps, 3 meetings since it joined 2 h 0 min ago; 0 tokens/s now"
 
 
-def test_my_part_is_said_beside_that_of_others() -> None:
+def test_the_token_share_is_shown_beside_the_other_peers() -> None:
     status = reduce(apply, (PeersSeen(3), OthersTrained(2700), MonthCounted(3_200_000_000)), Status(tokens=900))
     assert status.to_json()["token_share"] == 0.25
     shown = description(status.to_json(), NOW_S)
@@ -81,12 +81,12 @@ def test_my_part_is_said_beside_that_of_others() -> None:
     assert "3.2 GB in all this month" in shown
 
 
-def test_warnings_add_up() -> None:
+def test_all_warnings_are_shown() -> None:
     assert rows()["warnings"] == "none"
     assert rows(warned={"disk": "the disk is nearly full", "clock": ""})["warnings"] == "the disk is nearly full"
 
 
-def test_nobody_runs(shell: Shell) -> None:
+def test_a_missing_peer_is_reported(shell: Shell) -> None:
     said = shell("status")
     assert said.code == 2
     assert "no peer is running" in said.complaint[0]
@@ -105,7 +105,7 @@ def test_health_is_an_exit_code(shell: Shell) -> None:
     assert "no peer is running" in said.complaint[0]
 
 
-def test_a_peer_that_has_ended_left_its_last_word(shell: Shell) -> None:
+def test_the_last_state_of_a_stopped_peer_is_shown(shell: Shell) -> None:
     home = Home(shell.home)
     home.create()
     ended = apply(Status(), changed("failed", "the port is busy", "choose another"))

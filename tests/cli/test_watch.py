@@ -24,7 +24,7 @@ def trained() -> Status:
     return status
 
 
-def test_it_shows_what_the_peers_tell(tmp_path: Path) -> None:
+def test_the_full_screen_shows_the_answers_of_the_peers(tmp_path: Path) -> None:
     home, status = Home(tmp_path / "home"), trained()
     home.create()
     answers = {"status": status.to_json(), "peers": {"peers": []}, "history": status.history.to_json()}

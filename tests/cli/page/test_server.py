@@ -85,14 +85,14 @@ PATHS = ("/", "/page.js", "/plotly.min.js", "/live/peers", "/peers/0/pause")
         (HERE | {"sec-fetch-site": "cross-site"}, TOKEN),
     ],
 )
-def test_anybody_else_is_refused(path: str, headers: dict[str, str], token: str | None) -> None:
+def test_requests_without_token_or_from_other_sites_are_refused(path: str, headers: dict[str, str], token: str | None) -> None:
     answer = get(path, headers, token)
     assert answer.code == 403
     assert answer.body.startswith(b"refused: ")
 
 
 @pytest.mark.parametrize("path", PATHS[:3])
-def test_who_has_the_address_gets_the_page_and_all_of_it_from_here(path: str) -> None:
+def test_the_address_with_its_token_serves_the_page_and_its_files(path: str) -> None:
     answer = get(path, HERE | {"origin": f"http://127.0.0.1:{PORT}", "sec-fetch-site": "same-origin"})
     assert answer.code == 200
     assert len(answer.body) > 100
@@ -102,7 +102,7 @@ def test_who_has_the_address_gets_the_page_and_all_of_it_from_here(path: str) ->
         assert b"http" not in answer.body
 
 
-def test_what_is_not_there_is_not_found() -> None:
+def test_an_unknown_path_is_not_found() -> None:
     assert get("/../server.py", HERE).code == 404
     assert get("/server.py", HERE).code == 404
 
@@ -135,14 +135,14 @@ def told(answer: Answer) -> Any:
     return json.loads(answer.body.removeprefix(b"data: "))
 
 
-def test_the_page_is_told_what_the_peer_tells(tmp_path: Path) -> None:
+def test_the_page_receives_the_peers_answers(tmp_path: Path) -> None:
     (peer,) = told(Running(tmp_path).during("/live/peers"))
     assert peer["runs"]
     assert peer["status"] == STATUS.to_json()
     assert peer["sentence"].startswith("training for ")
 
 
-def test_of_a_peer_that_has_ended_its_last_word_is_shown(tmp_path: Path) -> None:
+def test_a_stopped_peer_is_shown_with_its_last_state(tmp_path: Path) -> None:
     Home(tmp_path).status.write_text(json.dumps(apply(STATUS, changed("failed", "no room")).to_json()))
     (peer,) = told(asyncio.run(request([tmp_path], "/live/peers", HERE)))
     assert (peer["runs"], peer["status"]["state"]) == (False, "failed")
@@ -177,13 +177,13 @@ def test_it_can_pause_resume_and_set_limits(tmp_path: Path, path: str, body: dic
         ("1/resume", b"{}"),
     ],
 )
-def test_and_nothing_else(tmp_path: Path, path: str, body: bytes) -> None:
+def test_other_requests_are_refused(tmp_path: Path, path: str, body: bytes) -> None:
     running = Running(tmp_path)
     assert running.during(f"/peers/{path}", body).code == 400
     assert not running.asked
 
 
-def test_a_peer_that_is_gone_is_said_to_be(tmp_path: Path) -> None:
+def test_a_request_to_a_stopped_peer_returns_an_error(tmp_path: Path) -> None:
     answer = asyncio.run(request([tmp_path], "/peers/0/resume", HERE, body=b""))
     assert answer.code == 409
     assert "no peer is running" in json.loads(answer.body)["error"]

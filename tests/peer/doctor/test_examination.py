@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.doctor.case import Case, Once
+from gossamer.peer.doctor.case import Case, once
 from gossamer.peer.doctor.examination import examine, exit_code
 from gossamer.peer.doctor.finding import Finding, Level, fail, ok, warn
 from gossamer.protocol.errors import ExitCode, SwarmUnreachable
@@ -30,7 +30,7 @@ def buggy(case: Case) -> Finding:
     return ok(str(1 // 0))
 
 
-def test_each_says_its_own_in_order(tmp_path: Path) -> None:
+def test_findings_come_in_the_order_of_the_checks(tmp_path: Path) -> None:
     found = list(examine(case(tmp_path), {"lost": quite_lost, "fine": fine, "unreadable": unreadable, "buggy": buggy}))
     assert [name for name, _ in found] == ["lost", "fine", "unreadable", "buggy"]
     assert found[0][1] == fail("nobody is there", "look elsewhere", ExitCode.SWARM_UNREACHABLE)
@@ -39,7 +39,7 @@ def test_each_says_its_own_in_order(tmp_path: Path) -> None:
     assert found[3][1].exit_code is ExitCode.OUR_FAULT
 
 
-def test_one_that_hangs_does_not_hold_the_others(tmp_path: Path) -> None:
+def test_a_hanging_check_does_not_delay_the_others(tmp_path: Path) -> None:
     over = threading.Event()
 
     def hangs(case: Case) -> Finding:
@@ -57,25 +57,25 @@ def test_the_first_that_failed_decides_the_exit_code() -> None:
     assert exit_code([warn("", "x"), fail("", "x", ExitCode.SWARM_UNREACHABLE), fail("", "x")]) is ExitCode.SWARM_UNREACHABLE
 
 
-def test_what_several_want_to_know_is_found_out_once() -> None:
+def test_a_shared_fact_is_computed_once() -> None:
     asked: list[int] = []
-    once = Once(lambda: asked.append(1))
-    for thread in (threads := [threading.Thread(target=once) for _ in range(4)]):
+    told = once(lambda: asked.append(1))
+    for thread in (threads := [threading.Thread(target=told) for _ in range(4)]):
         thread.start()
     for thread in threads:
         thread.join()
     assert asked == [1]
 
 
-def test_what_cannot_be_found_out_is_not_tried_again() -> None:
+def test_a_failed_fact_is_not_computed_again() -> None:
     asked: list[int] = []
 
     def breaks() -> None:
         asked.append(1)
         raise ValueError
 
-    once = Once(breaks)
+    told = once(breaks)
     for _ in range(2):
         with pytest.raises(ValueError):
-            once()
+            told()
     assert asked == [1]

@@ -27,13 +27,13 @@ def names(finding: Finding, level: Level, *words: str) -> None:
     assert level is Level.OK or finding.way_out, finding
 
 
-def test_a_home_that_is_not_there_is_not_made(tmp_path: Path) -> None:
+def test_a_missing_home_is_not_created(tmp_path: Path) -> None:
     for check in ("home", "key", "other peer", "port"):
         names(found(check, tmp_path / "a" / "b"), Level.OK)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_sound_home_is_left_as_it_was(tmp_path: Path) -> None:
+def test_a_valid_home_is_unchanged(tmp_path: Path) -> None:
     home = made_home(tmp_path / "home")
     before = sorted(path.name for path in home.path.iterdir())
     for check in ("home", "key", "other peer", "port"):
@@ -42,7 +42,7 @@ def test_a_sound_home_is_left_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("text", "words"), [("thread = 2", "thread"), ("threads = -1", "threads"), ("threads", "cannot be read")])
-def test_settings_that_cannot_work(tmp_path: Path, text: str, words: str) -> None:
+def test_invalid_settings_fail(tmp_path: Path, text: str, words: str) -> None:
     home = made_home(tmp_path / "home")
     names(found("settings", home.path), Level.OK)
     home.config.write_text(text)
@@ -130,7 +130,7 @@ def test_an_invite_for_another_run_than_the_home_holds(tmp_path: Path) -> None:
     names(found("invite", home.path, invite_text()), Level.FAIL, SIGNED.run_id.hex()[:12], other.run_id.hex()[:12])
 
 
-def test_the_invite_of_the_home_is_looked_at_too(tmp_path: Path) -> None:
+def test_the_invite_of_the_home_is_checked(tmp_path: Path) -> None:
     home = made_home(tmp_path / "home")
     Home(home.path).invite.write_text(invite_text(lifetime_s=-HOUR_S))
     names(found("invite", home.path), Level.FAIL, "expired")

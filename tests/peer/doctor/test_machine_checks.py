@@ -16,7 +16,7 @@ from tests.peer.doctor.cases import case, examined
 PYTHON = ">=3.11"
 
 
-def test_this_installation_is_as_wanted(tmp_path: Path) -> None:
+def test_this_installation_meets_the_requirements(tmp_path: Path) -> None:
     assert examined("versions", case(tmp_path)).level is Level.OK
 
 
@@ -30,12 +30,12 @@ def test_this_installation_is_as_wanted(tmp_path: Path) -> None:
     ],
     ids=["too old", "too new", "missing", "python"],
 )
-def test_a_version_that_does_not_work(python: str, requirement: str, there: str | None, words: str) -> None:
+def test_a_wrong_version_fails(python: str, requirement: str, there: str | None, words: str) -> None:
     finding = versions(python, [requirement], lambda name: there)
     assert finding.level is Level.FAIL and words in finding.found and finding.way_out
 
 
-def test_what_only_tests_need_is_not_asked_for() -> None:
+def test_requirements_of_extras_are_ignored() -> None:
     assert versions(PYTHON, ['pytest>=9; extra == "test"'], lambda name: None).level is Level.OK
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.room_checks import device_memory, disk, memory, shared_memory
+from gossamer.peer.doctor.machine_checks import device_memory, disk, memory, shared_memory
 from gossamer.peer.machine.room import Room, disk_room
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
 from gossamer.peer.trainer.need import Need, run_need

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.line_checks import clock
-from gossamer.peer.doctor.swarm_checks import bootstraps
+from gossamer.peer.doctor.network_checks import bootstraps, clock
 from gossamer.peer.doctor.visit import Call, short_reason
 from gossamer.peer.machine.home import write_whole
 from gossamer.peer.node.dispatcher import Dispatcher
@@ -99,7 +98,7 @@ def test_a_bootstrap_that_is_not_there(tmp_path: Path) -> None:
     assert not (tmp_path / "home").exists()
 
 
-def test_a_bootstrap_to_which_there_is_no_way(tmp_path: Path) -> None:
+def test_an_unroutable_bootstrap_fails(tmp_path: Path) -> None:
     visit = case(tmp_path / "home", invite_text(at="/ip6/2001:db8::1/tcp/4001")).visit()  # of documentation: nobody has a route
     gc.collect()
     assert visit.calls[0].trouble in ("network is unreachable", "no route to host", "i/o timeout")
@@ -111,16 +110,16 @@ def test_without_an_invite_nobody_is_called(tmp_path: Path) -> None:
     assert "no run" in case(tmp_path / "home").visit().trouble
 
 
-def test_an_invite_that_cannot_be_read_is_said_once_more_without_a_call(tmp_path: Path) -> None:
+def test_an_unreadable_invite_causes_no_call(tmp_path: Path) -> None:
     assert "nobody can be asked" in case(tmp_path / "home", "hello").visit().trouble
 
 
-def test_the_reason_is_found_in_what_p2pd_says() -> None:
+def test_the_reason_is_extracted_from_the_message_of_p2pd() -> None:
     said = "p2pd: failed to dial 12D3: all dials failed * [/ip4/203.0.113.5/tcp/4001] dial tcp4 203.0.113.5:4001: connect: no route to host"
     assert short_reason(said) == "no route to host"
     assert short_reason("something new") == "something new"
 
 
-def test_a_peer_is_named_by_its_end_and_where_it_is() -> None:
+def test_a_peer_is_named_by_the_end_of_its_id_and_its_address() -> None:
     call = Call(f"/ip4/203.0.113.5/tcp/4001/p2p/{HOST.peer_id}")
     assert call.name == f"{str(HOST.peer_id)[-6:]} at 203.0.113.5:4001"

@@ -40,7 +40,7 @@ def test_an_unknown_setting_names_its_neighbour() -> None:
     assert caught.value.exit_code == ExitCode.BAD_INPUT
 
 
-def test_a_setting_like_no_other_leads_to_a_page_that_exists() -> None:
+def test_an_unknown_setting_without_a_near_name_hints_at_an_existing_page() -> None:
     with pytest.raises(BadSettings, match="'zzz'") as caught:
         peer_config({"home": "h", "zzz": 1})
     assert SETTINGS_PAGE in caught.value.hint
@@ -60,13 +60,13 @@ def test_a_setting_like_no_other_leads_to_a_page_that_exists() -> None:
         ("schedule", "22-7"),
     ],
 )
-def test_a_value_that_cannot_work_is_named(name: str, value: object) -> None:
+def test_an_invalid_value_is_named(name: str, value: object) -> None:
     with pytest.raises(BadSettings, match=name) as caught:
         peer_config({"home": "h", name: value})
     assert caught.value.hint
 
 
-def test_a_peer_is_made_of_what_its_settings_ask_for() -> None:
+def test_the_settings_decide_which_processes_a_peer_has() -> None:
     asked = [{}, {"alone": True}, {"trains": False}]
     assert [peer_config({"home": "h", **settings}).children for settings in asked] == [(TRAINER, NODE), (TRAINER,), (NODE,)]
 
@@ -80,7 +80,7 @@ def test_settings_cross_the_pipe_whole() -> None:
     assert ChildSettings.model_validate_json(line) == settings
 
 
-def test_a_folder_whose_name_cannot_be_told_is_refused() -> None:
+def test_a_folder_name_that_is_not_utf8_is_refused() -> None:
     with pytest.raises(BadSettings, match="not UTF-8"):
         peer_config({"home": Path("h\udce9")})
 
@@ -97,7 +97,7 @@ def test_a_home_without_a_file_has_the_defaults(home: Home) -> None:
     assert saved_settings(home) == {}
 
 
-def test_what_is_set_is_kept_and_explained_with_all_else(home: Home) -> None:
+def test_the_settings_file_explains_every_setting(home: Home) -> None:
     given = with_setting(with_setting({}, "threads", "3"), "announce", "/ip4/203.0.113.7/tcp/1, /ip4/203.0.113.7/tcp/2")
     given = with_setting(given, "data", '/some \\ "text"')
     save_settings(home, given)
@@ -109,7 +109,7 @@ def test_what_is_set_is_kept_and_explained_with_all_else(home: Home) -> None:
         assert f"\n{key} = " in text or f"\n# {key} =" in text
 
 
-def test_a_setting_that_is_taken_out_has_its_default(home: Home) -> None:
+def test_a_removed_setting_has_its_default(home: Home) -> None:
     save_settings(home, with_setting({"threads": 3, "devices": "cpu"}, "threads", None))
     assert saved_settings(home) == {"devices": "cpu"}
 
@@ -123,13 +123,13 @@ def test_a_setting_that_is_taken_out_has_its_default(home: Home) -> None:
         ("schedule", "mon-fry 22:00-07:00", "When to train"),
     ],
 )
-def test_a_wrong_key_or_value_is_answered_with_what_is_right(key: str, text: str, says: str) -> None:
+def test_a_wrong_key_or_value_is_refused_with_a_hint(key: str, text: str, says: str) -> None:
     with pytest.raises(BadSettings) as caught:
         with_setting({}, key, text)
     assert says in caught.value.hint
 
 
-def test_a_wrong_unit_or_day_is_answered_with_the_nearest() -> None:
+def test_a_wrong_unit_or_day_is_refused_with_the_nearest_name() -> None:
     with pytest.raises(BadSettings, match="did you mean fri"):
         with_setting({}, "schedule", "mon-fry 22:00-07:00")
 

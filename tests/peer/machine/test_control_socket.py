@@ -69,7 +69,7 @@ def test_many_questions_at_once(home: Home, runtime: Path) -> None:
     assert asyncio.run(both()) == [{"heard": {"number": number}} for number in range(20)]
 
 
-def test_where_it_listens_is_written_down_while_it_does(home: Home, runtime: Path) -> None:
+def test_the_running_file_exists_while_the_socket_serves(home: Home, runtime: Path) -> None:
     def look() -> None:
         told = json.loads(home.running.read_text())
         assert told["pid"] == os.getpid()
@@ -81,7 +81,7 @@ def test_where_it_listens_is_written_down_while_it_does(home: Home, runtime: Pat
 
 
 @pytest.mark.parametrize("said", [b"", b"\n", b"nonsense\n", b"[]\n", b'{"cut', b"\xff\n", b"x" * (control.LINE_BYTES + 10) + b"\n"])
-def test_nonsense_harms_nobody(home: Home, runtime: Path, said: bytes) -> None:
+def test_invalid_requests_do_not_stop_the_server(home: Home, runtime: Path, said: bytes) -> None:
     def work() -> dict[str, Any]:
         reply = raw(runtime, said)
         assert reply == b"" or "error" in json.loads(reply)
@@ -90,7 +90,7 @@ def test_nonsense_harms_nobody(home: Home, runtime: Path, said: bytes) -> None:
     assert during(home, runtime, work) == {"heard": {"verb": "status"}}
 
 
-def test_who_says_nothing_does_not_keep_the_others_waiting(home: Home, runtime: Path) -> None:
+def test_a_silent_client_does_not_block_other_clients(home: Home, runtime: Path) -> None:
     def work() -> dict[str, Any]:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as silent:
             silent.connect(str(runtime / control.SOCKET_NAME))
@@ -106,13 +106,13 @@ def test_nobody_runs_in_an_empty_home(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("left", ["", "{}", "[]", "not json", '{"control": 5}'])
-def test_a_note_left_by_a_killed_peer_misleads_nobody(home: Home, left: str) -> None:
+def test_a_stale_running_file_counts_as_no_peer(home: Home, left: str) -> None:
     home.running.write_text(left)
     with pytest.raises(BadSettings, match="no peer is running"):
         ask(home.path, {"verb": "status"})
 
 
-def test_a_socket_left_by_a_killed_peer_misleads_nobody(home: Home, runtime: Path) -> None:
+def test_a_stale_socket_counts_as_no_peer(home: Home, runtime: Path) -> None:
     path = runtime / control.SOCKET_NAME
     home.running.write_text(json.dumps({"pid": 1, "control": str(path)}))
     with pytest.raises(BadSettings, match="no peer is running"):

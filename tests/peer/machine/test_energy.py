@@ -29,7 +29,7 @@ def test_packages_are_summed_up_and_run_over(tmp_path: Path) -> None:
     assert packages.joules() == 0.0
 
 
-def test_a_machine_that_does_not_tell_is_estimated(tmp_path: Path) -> None:
+def test_energy_is_estimated_without_counters(tmp_path: Path) -> None:
     meter = EnergyMeter(Packages(tmp_path), tmp_path)
     meter.look(3600.0, 3600.0)
     assert (meter.how, meter.watt_hours) == (ESTIMATED, CORE_WATTS)

@@ -47,7 +47,7 @@ def test_trend_and_end_follow_from_the_pace() -> None:
     assert history.ends(1000) == pytest.approx(1000.0 + 500)
 
 
-def test_nothing_is_told_too_early() -> None:
+def test_trend_and_end_need_enough_points() -> None:
     history = falling(FEWEST_POINTS - 1)
     assert history.loss_trend is None
     assert history.ends(1000) is None

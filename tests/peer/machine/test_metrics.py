@@ -73,7 +73,7 @@ def test_a_port_is_this_machines_unless_an_address_is_given(text: str, where: tu
 
 
 @pytest.mark.parametrize("text", ["", "many", "0", "70000", "localhost:9464", "0.0.0.0:"])
-def test_what_is_no_place_is_refused_with_a_hint(text: str) -> None:
+def test_an_invalid_metrics_address_is_refused_with_a_hint(text: str) -> None:
     with pytest.raises(BadSettings) as caught:
         place(text)
     assert caught.value.hint

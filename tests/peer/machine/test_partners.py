@@ -25,7 +25,7 @@ def test_a_route_is_known_while_a_connection_is_open() -> None:
     assert (rows["a"].route, routes(rows)) == ("", {"local": 1})
 
 
-def test_whom_we_have_not_seen_for_longest_goes_first() -> None:
+def test_the_partner_seen_longest_ago_is_dropped_first() -> None:
     rows: Partners = {}
     for number in range(MAX_PARTNERS + 2):
         rows = after_meeting(rows, met(str(number), "completed", number))

@@ -31,7 +31,7 @@ def test_the_port_of_last_time_is_taken_again(tmp_path: Path) -> None:
     assert usual_port(Home(tmp_path), "127.0.0.1") == port
 
 
-def test_a_port_that_is_taken_is_left_alone(tmp_path: Path) -> None:
+def test_a_busy_usual_port_is_replaced_by_any_free_port(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -57,7 +57,7 @@ def test_an_address_that_is_not_of_this_machine_is_refused(listen: str, complain
     assert caught.value.hint
 
 
-def test_a_peer_that_is_not_up_yet_forgets_nothing(tmp_path: Path) -> None:
+def test_the_kept_port_survives_a_status_without_addresses(tmp_path: Path) -> None:
     keep_port(PeerConfig(home=tmp_path), ["/ip4/127.0.0.1/tcp/4001"])
     keep_port(PeerConfig(home=tmp_path), [])
     assert (tmp_path / "port").read_text() == "4001"
@@ -70,6 +70,6 @@ def test_only_the_own_port_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "many", "99999999", "-1"])
-def test_nonsense_counts_as_nothing(content: str, tmp_path: Path) -> None:
+def test_an_unreadable_port_file_counts_as_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "port").write_text(content)
     assert usual_port(Home(tmp_path), "127.0.0.1") == 0

@@ -29,12 +29,12 @@ finally:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel counts it on Linux only")
-def test_it_goes_on_while_others_have_the_processor() -> None:
+def test_the_clock_advances_while_the_thread_waits_for_a_processor() -> None:
     ran = subprocess.run([sys.executable, "-c", CROWDED], capture_output=True, text=True, check=False, timeout=50)
     assert ran.stdout == "waited\n", ran.stderr
 
 
-def test_it_never_goes_faster_than_time() -> None:
+def test_the_clock_is_never_faster_than_real_time() -> None:
     queued_s = queued_clock()
     before_s, start_s = queued_s(), time.monotonic()
     while time.monotonic() - start_s < 0.02:
@@ -42,7 +42,7 @@ def test_it_never_goes_faster_than_time() -> None:
     assert 0.0 <= queued_s() - before_s <= time.monotonic() - start_s
 
 
-def test_it_lets_go_of_its_file() -> None:
+def test_the_clock_closes_its_file() -> None:
     num_files = len(os.listdir("/proc/self/fd")) if sys.platform == "linux" else 0
     clock = queued_clock()
     clock()

@@ -50,7 +50,7 @@ def test_in_a_container_the_own_group_is_the_root(tmp_path: Path) -> None:
     assert [room.num_bytes for room in cgroup_rooms(lambda: "0::/system.slice/docker-12.scope\n", GB, tmp_path)] == [GB]
 
 
-def test_no_limit_is_none(tmp_path: Path) -> None:
+def test_unlimited_cgroups_give_no_room(tmp_path: Path) -> None:
     group(tmp_path, memory__max=1 << 62, memory__current=0, memory__stat="")
     assert not list(cgroup_rooms(lambda: "0::/\n", 0, tmp_path))
     assert not list(cgroup_rooms(lambda: "", 0, tmp_path))
@@ -59,14 +59,14 @@ def test_no_limit_is_none(tmp_path: Path) -> None:
 def test_the_limit_of_a_process_counts() -> None:
     program = (
         "import resource; resource.setrlimit(resource.RLIMIT_AS, (10**9, 10**9))\n"
-        "from peer.machine.room import memory_room\n"
+        "from gossamer.peer.machine.room import memory_room\n"
         "room = memory_room(0); print(room.num_bytes < 10**9, room.limit)"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True the limit of a process's address space, 1.0 GB"
 
 
-def test_what_is_held_already_is_there_too() -> None:
+def test_held_memory_counts_as_room() -> None:
     assert memory_room(1 << 50).num_bytes > 1 << 49
 
 
@@ -85,7 +85,7 @@ def test_a_sum_says_its_parts() -> None:
     assert summed({"for this": GB, "for that": 2 * GB, "for nothing": 5}) == "3.0 GB: 2.0 GB for that + 1.0 GB for this"
 
 
-def test_what_does_not_fit_is_refused_with_the_sum() -> None:
+def test_a_need_beyond_the_room_is_refused_with_the_sum() -> None:
     need_room("memory", {"for this": GB}, Room(GB, "free"), "buy some")
     with pytest.raises(BadSettings, match=r"needs 1.5 GB of memory, and there are 1.0 GB \(free\)") as caught:
         need_room("memory", {"for this": GB, "for that": GB // 2}, Room(GB, "free"), "buy some")

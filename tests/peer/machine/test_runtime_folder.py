@@ -77,7 +77,7 @@ def test_no_room_anywhere_says_how_much_is_needed() -> None:
     assert "TMPDIR" in caught.value.hint
 
 
-def test_orphans_go_and_live_folders_stay(tmp_path: Path) -> None:
+def test_orphans_are_removed_and_live_folders_stay(tmp_path: Path) -> None:
     orphan = tmp_path / f"{PREFIX}{os.getuid()}-orphan"
     unlocked = tmp_path / f"{PREFIX}{os.getuid()}-unlocked"  # its owner died before it could lock it
     unlocked.mkdir()

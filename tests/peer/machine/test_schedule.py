@@ -73,6 +73,6 @@ def test_clocks_put_forward_make_a_night_shorter_and_back_longer() -> None:
         ("nightly", "write it like"),
     ],
 )
-def test_what_is_no_schedule_is_answered_with_the_nearest(text: str, says: str) -> None:
+def test_an_invalid_schedule_is_refused_with_a_hint(text: str, says: str) -> None:
     with pytest.raises(ValueError, match=says):
         schedule(text)

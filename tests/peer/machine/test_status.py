@@ -99,7 +99,7 @@ def test_since_moves_with_the_state_only() -> None:
         ("failed", "failed"), ("abandoned", "failed"),
     ],
 )  # fmt: skip
-def test_a_meeting_counts_as_what_it_came_to(outcome: str, counted: str) -> None:
+def test_each_meeting_counts_under_its_outcome(outcome: str, counted: str) -> None:
     status = after(met(outcome), met(outcome, "relayed"))
     assert status.meetings == Status().meetings | {counted: 2}
     assert status.bytes == {"sent": 20, "received": 40}
@@ -153,7 +153,7 @@ def test_a_figure_that_is_not_finite_is_shown_as_none() -> None:
     json.dumps(shown, allow_nan=False)
 
 
-def test_a_life_counts_over_all_starts() -> None:
+def test_lifetime_totals_cover_all_starts() -> None:
     earlier = {"joined": 10.0, "seconds": 5.0, "train_seconds": 4.0, "meetings": 3.0, "sent": 100.0, "received": 200.0, "watt_hours": 1.5}
     status = after(PeerStarted("x", earlier, ts=100.0), met("completed"), EnergyUsed(0.5, "measured"), StateChanged("left", "", ts=130.0))
     assert status.lifetime == earlier | {"seconds": 35.0, "meetings": 4, "sent": 110, "received": 220, "watt_hours": 2.0}
@@ -171,7 +171,7 @@ def test_the_limits_in_force_are_those_set_last() -> None:
     assert after(LimitsSet({"threads": "2"}), LimitsSet({"max_upload": "1 Mbit/s"})).to_json()["limits"] == {"max_upload": "1 Mbit/s"}
 
 
-def test_a_process_that_fell_is_a_warning_until_it_works_again() -> None:
+def test_a_failed_process_is_a_warning_until_it_works_again() -> None:
     status = after(
         TrainerRestarted("killed", 1), NodeRestarted("killed", 2), StepDone(1, 1, 1, math.nan, math.nan, 0.0, 1.0, 0.0, 1.0, 0.0)
     )

@@ -32,12 +32,12 @@ def test_sizes_and_lengths_of_time() -> None:
         ("5 Gbits/s", "5 Gbit/s"),
     ],
 )
-def test_a_wrong_unit_is_answered_with_the_nearest(text: str, nearest: str) -> None:
+def test_an_unknown_unit_is_refused_with_the_nearest_one(text: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {nearest}"):
         rate_bytes_per_s(text)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "5", "-5 Mbit/s", "5 5 Mbit/s"])
-def test_what_is_no_amount_is_answered_with_an_example(text: str) -> None:
+def test_an_invalid_amount_is_refused_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="5 Mbit/s|no unit"):
         rate_bytes_per_s(text)

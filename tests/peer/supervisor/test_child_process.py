@@ -96,7 +96,7 @@ def test_stopping_what_never_ran(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_signals_for_the_group_are_the_supervisors_affair(tmp_path: Path, number: signal.Signals) -> None:
+def test_a_child_ignores_signals_to_its_group(tmp_path: Path, number: signal.Signals) -> None:
     async def test() -> None:
         child = Started(tmp_path)
         await child.start("obey")
@@ -110,7 +110,7 @@ def test_signals_for_the_group_are_the_supervisors_affair(tmp_path: Path, number
     run(test())
 
 
-def test_a_killed_child_is_told_from_others(tmp_path: Path) -> None:
+def test_the_exit_of_a_killed_child_names_the_signal(tmp_path: Path) -> None:
     async def test() -> None:
         child = Started(tmp_path)
         await child.start("deaf")
@@ -129,13 +129,13 @@ def test_a_killed_child_is_told_from_others(tmp_path: Path) -> None:
         ("bug", ProcessFailed("ValueError: out of cheese", "", 1, False)),
     ],
 )
-def test_last_words_arrive(tmp_path: Path, behaviour: str, failure: ProcessFailed) -> None:
+def test_the_final_error_of_a_child_arrives(tmp_path: Path, behaviour: str, failure: ProcessFailed) -> None:
     end, child = started_and_ended(tmp_path, behaviour)
     assert end == ChildExit(failure.exit_code, failure.error, failure)
     assert len(child.events) == 1
 
 
-def test_an_event_cut_in_the_middle_is_passed_over(tmp_path: Path) -> None:
+def test_a_truncated_event_is_skipped(tmp_path: Path) -> None:
     end, child = started_and_ended(tmp_path, "half")
     assert end.code == -9
     assert child.events[1:] == [SoloStep(1, "")]
@@ -164,7 +164,7 @@ def test_a_child_whose_events_nobody_reads_goes_on_and_counts_what_it_lost(tmp_p
     run(test())
 
 
-def test_a_child_that_was_told_nothing_ends_quietly(tmp_path: Path) -> None:
+def test_a_child_without_settings_ends_without_an_error(tmp_path: Path) -> None:
     async def test() -> None:
         child = Started(tmp_path)
         await child.process.start()

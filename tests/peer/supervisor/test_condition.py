@@ -17,7 +17,7 @@ def read_of(condition: Condition, peers_seen: int, now_s: float) -> tuple[str, s
     return event.state, event.reason
 
 
-def test_a_joiner_as_a_person_reads_it() -> None:
+def test_states_of_a_joining_peer() -> None:
     """The whole way of a peer that joins, in the order in which the words come."""
     condition = Condition(BOTH)
     read = [read_of(condition, 0, 0.0)]
@@ -80,7 +80,7 @@ def test_training_goes_on_without_the_node() -> None:
     assert read_of(condition, 3, 100.0) == ("training", "meeting others")
 
 
-def test_what_the_node_says_does_not_hide_that_the_trainer_trains() -> None:
+def test_a_training_trainer_takes_precedence_over_the_node() -> None:
     condition = training()
     says(condition, NODE, "joining", "downloading weights from QmX: 3 %")
     assert read_of(condition, 1, 100.0) == ("training", "meeting others")
@@ -91,7 +91,7 @@ def test_the_trainers_own_remark_is_shown() -> None:
     assert read_of(training(reason=reason), 1, 100.0) == ("training", reason)
 
 
-def test_a_trainer_that_is_down_is_said_to_be() -> None:
+def test_a_failed_trainer_is_reported() -> None:
     condition = training()
     assert condition.trains
     condition.fell(TRAINER, "killed by SIGKILL", 2.0)
@@ -112,7 +112,7 @@ def test_a_node_that_is_down_before_anything_is_trained() -> None:
     assert reason.startswith("the node ended (exit code 1); starting it again in 0.5 s")
 
 
-def test_silence_is_told() -> None:
+def test_a_silent_trainer_is_reported() -> None:
     condition = training()
     assert read_of(condition, 1, 100.0 + SILENT_S - 1) == ("training", "meeting others")
     state, reason = read_of(condition, 1, 143.0)
@@ -120,13 +120,13 @@ def test_silence_is_told() -> None:
     assert "silent for 40 s" in reason
 
 
-def test_who_is_alone_misses_nobody() -> None:
+def test_a_peer_alone_reports_no_missing_partners() -> None:
     condition = Condition((TRAINER,))
     says(condition, TRAINER, "training", "")
     assert read_of(condition, 0, 100.0) == ("training", "training alone (--alone)")
 
 
-def test_without_a_trainer_the_nodes_word_is_the_state() -> None:
+def test_without_a_trainer_the_state_is_the_nodes() -> None:
     condition = Condition((NODE,))
     read = [read_of(condition, 0, 0.0)]
     says(condition, NODE, "seeding", "3 connected")
@@ -140,7 +140,7 @@ def test_without_a_trainer_the_nodes_word_is_the_state() -> None:
     ]
 
 
-def test_nothing_overrides_the_end() -> None:
+def test_the_ending_state_is_final() -> None:
     condition = training()
     condition.ending = changed("leaving", "SIGTERM: saving")
     says(condition, TRAINER, "training", "")

@@ -19,7 +19,7 @@ def look(housekeeping: Housekeeping, status: Status) -> list[Event]:
     return list(housekeeping.look(status))
 
 
-def test_it_looks_only_now_and_then(tmp_path: Path) -> None:
+def test_housekeeping_acts_at_intervals(tmp_path: Path) -> None:
     now = [0.0]
     housekeeping = Housekeeping(Home(tmp_path), lambda: now[0])
     assert not look(housekeeping, Status())
@@ -28,7 +28,7 @@ def test_it_looks_only_now_and_then(tmp_path: Path) -> None:
     assert not look(housekeeping, Status())
 
 
-def test_a_disk_that_fills_up_is_told_once_and_taken_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_one_warning_that_ends_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, free, status = [0.0], [10], Status()
     monkeypatch.setattr("gossamer.peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
     housekeeping, told = Housekeeping(Home(tmp_path), lambda: now[0]), []

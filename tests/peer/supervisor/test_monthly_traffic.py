@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from gossamer.peer.supervisor.monthly_traffic import SAVE_S, MonthlyTraffic
+from gossamer.peer.supervisor.resting import SAVE_S, MonthlyTraffic
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()
 DECEMBER_S = datetime(2026, 12, 1).timestamp()
@@ -42,7 +42,7 @@ def test_another_month_begins_at_zero(tmp_path: Path) -> None:
     assert month.num_bytes == 50
 
 
-def test_what_is_no_count_is_like_none(tmp_path: Path) -> None:
+def test_an_unreadable_count_starts_at_zero(tmp_path: Path) -> None:
     path = tmp_path / "traffic.json"
     path.write_text('{"month": 3')
     assert MonthlyTraffic(path, NOON_S).num_bytes == 0

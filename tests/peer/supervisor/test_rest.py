@@ -15,7 +15,7 @@ NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()
 
 
-def test_nothing_asked_for_is_no_rest() -> None:
+def test_default_settings_require_no_pause() -> None:
     assert ruled_rest(LocalSettings(), NOON_S, Surroundings(is_on_battery=True, cores_of_others=3.0)) is None
 
 
@@ -74,7 +74,7 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert seen.home_bytes == 1000
 
 
-def test_what_takes_long_is_measured_seldom() -> None:
+def test_a_slow_measurement_is_repeated_only_after_its_interval() -> None:
     measured: list[int] = []
     seldom = Seldom(30.0, lambda: measured.append(1) or len(measured))  # type: ignore[func-returns-value]
     assert [seldom.read(now_s) for now_s in (5.0, 20.0, 35.0, 40.0)] == [1, 1, 2, 2]

@@ -75,7 +75,7 @@ def test_a_joiner_gets_its_manifest_from_the_node(tmp_path: Path) -> None:
     run(test())
 
 
-def test_who_waits_for_peers_is_told_to_start(tmp_path: Path) -> None:
+def test_a_peer_that_waits_for_peers_tells_its_trainer_to_wait(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, wait_for_peers=1) as (running, _):
             await eventually(lambda: running.status.step == 7, "the trainer's word")
@@ -84,7 +84,7 @@ def test_who_waits_for_peers_is_told_to_start(tmp_path: Path) -> None:
     run(test())
 
 
-def test_who_is_alone_has_no_node(tmp_path: Path) -> None:
+def test_a_peer_alone_has_no_node(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, alone=True) as (running, _):
             await eventually(lambda: running.status.state == "training", "training")
@@ -111,7 +111,7 @@ def test_the_control_socket_answers(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- ends that are not orderly
 
 
-def test_a_trainer_that_does_not_stop_is_killed_and_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trainer_that_does_not_stop_is_killed_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LEAVE_S", {"node": 0.2, "trainer": 0.2})
 
     async def test() -> None:
@@ -152,7 +152,7 @@ def test_leaving_while_a_child_rests_between_two_lives(tmp_path: Path, monkeypat
     run(test())
 
 
-def test_a_screen_that_was_closed_does_not_stop_the_peer(tmp_path: Path) -> None:
+def test_a_closed_terminal_output_does_not_stop_the_peer(tmp_path: Path) -> None:
     async def test() -> None:
         drawn: list[int] = []
 

@@ -92,7 +92,7 @@ def test_being_refused_ends_the_peer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("who", "trouble", "code"), [("trainer", "operator", 2), ("node", "operator", 2), ("node", "refused", 4)])
-def test_what_the_operator_must_mend_is_said_at_once(tmp_path: Path, who: str, trouble: str, code: int) -> None:
+def test_an_operator_error_ends_the_peer_at_once(tmp_path: Path, who: str, trouble: str, code: int) -> None:
     async def test() -> None:
         async with peer(tmp_path, wait_for_peers=1, **{who: trouble}) as (running, work):
             with pytest.raises(ChildFailed) as caught:
@@ -105,7 +105,7 @@ def test_what_the_operator_must_mend_is_said_at_once(tmp_path: Path, who: str, t
 
 
 @pytest.mark.parametrize(("trouble", "hint"), [("die", "ran out of memory"), ("bug", "peer.log")])
-def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, trouble: str, hint: str) -> None:
+def test_a_trainer_that_always_fails_ends_the_peer(tmp_path: Path, trouble: str, hint: str) -> None:
     async def test() -> None:
         async with peer(tmp_path, trainer=trouble) as (running, work):
             with pytest.raises(ChildFailed, match="the trainer failed 3 times in a row") as caught:
@@ -120,7 +120,7 @@ def test_a_trainer_that_never_gets_going_is_given_up(tmp_path: Path, trouble: st
 
 
 @pytest.mark.parametrize("keep_trying", [True, False])
-def test_nobody_answers(tmp_path: Path, keep_trying: bool) -> None:
+def test_an_unreachable_swarm_ends_the_peer_unless_it_keeps_trying(tmp_path: Path, keep_trying: bool) -> None:
     """The end of a joiner, unless it was told to keep trying: then it goes on as soon as somebody answers."""
 
     async def test() -> None:

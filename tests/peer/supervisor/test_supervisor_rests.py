@@ -131,7 +131,7 @@ def test_a_setting_that_the_trainer_starts_with_starts_it_again(tmp_path: Path) 
     run(test())
 
 
-def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
+def test_an_invalid_setting_changes_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
@@ -148,7 +148,7 @@ def test_a_setting_that_cannot_be_changes_nothing(tmp_path: Path) -> None:
     run(test())
 
 
-def test_who_is_paused_can_leave(tmp_path: Path) -> None:
+def test_a_paused_peer_can_leave(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
             await until_training(running)
@@ -161,7 +161,7 @@ def test_who_is_paused_can_leave(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_seed_has_nothing_to_pause(tmp_path: Path) -> None:
+def test_a_bootstrap_node_cannot_pause(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, node="seed", trains=False, schedule="mon 00:00-00:01") as (running, _):
             await eventually(lambda: running.status.state == "seeding", "a seed")
@@ -171,7 +171,7 @@ def test_a_seed_has_nothing_to_pause(tmp_path: Path) -> None:
     run(test())
 
 
-def test_who_leaves_when_it_has_finished_lets_the_meeting_end_first(tmp_path: Path) -> None:
+def test_leaving_with_finish_waits_for_the_meeting(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, node="meets") as (running, work):
             await until_training(running)
@@ -188,7 +188,7 @@ def test_who_leaves_when_it_has_finished_lets_the_meeting_end_first(tmp_path: Pa
     run(test())
 
 
-def test_who_has_used_up_its_month_is_off_the_network_until_more_is_allowed(tmp_path: Path) -> None:
+def test_a_peer_with_used_up_traffic_is_offline_until_the_limit_is_raised(tmp_path: Path) -> None:
     async def test() -> None:
         month = datetime.now().strftime("%Y-%m")
         home = Home(tmp_path / "home")
@@ -226,9 +226,7 @@ def test_a_trainer_that_cannot_start_with_other_settings_pauses_the_peer_instead
     run(test())
 
 
-def test_who_holds_more_memory_than_it_may_is_paused_until_its_operator_says_otherwise(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_peer_beyond_its_memory_limit_pauses_until_the_operator_resumes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.05)
 
     async def test() -> None:

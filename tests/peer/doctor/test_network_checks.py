@@ -1,4 +1,4 @@
-"""Clock, reachability, router and line, from what others saw and what was measured."""
+"""Checks of the network, from the answers of the peers that were called."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import replace
 import pytest
 
 from gossamer.peer.doctor.finding import Level
-from gossamer.peer.doctor.line_checks import clock, line, reachable, router
-from gossamer.peer.doctor.router import Router
-from gossamer.peer.doctor.visit import Call
+from gossamer.peer.doctor.network_checks import bootstraps, clock, line, membership, reachable, router
+from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.protocol.errors import ExitCode, RefusalCode, Refused
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from tests.peer.doctor.cases import HOST, SIGNED
 
 HOUR_S = 3600.0
-THERE = Call(f"/ip4/203.0.113.5/tcp/4001/p2p/{HOST.peer_id}", round_trip_s=0.02, manifest=SIGNED)
+ADDRESS = f"/ip4/203.0.113.5/tcp/4001/p2p/{HOST.peer_id}"
+THERE = Call(ADDRESS, connect_s=0.1, round_trip_s=0.023, manifest=SIGNED)
+GONE = Call(ADDRESS, "connection refused")
 PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
 
 
@@ -55,16 +57,16 @@ def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, w
     [
         (["/ip4/8.8.4.4/tcp/4001"], {"8.8.4.4"}, None, Level.OK, "address of its own"),
         (["/ip4/8.8.4.4/tcp/4001"] * 2, {"192.168.1.2"}, None, Level.OK, "same port"),
-        (["/ip4/8.8.4.4/tcp/4001"] * 2, {"192.168.1.2"}, Router("8.8.4.4"), Level.OK, "asks it to open"),
+        (["/ip4/8.8.4.4/tcp/4001"] * 2, {"192.168.1.2"}, "8.8.4.4", Level.OK, "asks it to open"),
         (["/ip4/8.8.4.4/tcp/4001", "/ip4/8.8.4.4/tcp/7777"], {"192.168.1.2"}, None, Level.WARN, "symmetric"),
-        (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, Router("100.64.3.2"), Level.WARN, "shares one address"),
-        (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, Router("10.1.2.3"), Level.WARN, "shares one address"),
+        (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, "100.64.3.2", Level.WARN, "shares one address"),
+        (["/ip4/8.8.4.4/tcp/4001"], {"192.168.1.2"}, "10.1.2.3", Level.WARN, "shares one address"),
         (["/ip4/192.168.1.9/tcp/4001", ""], {"192.168.1.2"}, None, Level.OK, "not known"),
-        ([], set(), Router(""), Level.OK, "not known"),
+        ([], set(), "", Level.OK, "not known"),
     ],
     ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "nobody"],
 )
-def test_the_router(observed: list[str], own: set[str], found: Router | None, level: Level, words: str) -> None:
+def test_the_router(observed: list[str], own: set[str], found: str | None, level: Level, words: str) -> None:
     finding = router(observed, own, found)
     assert finding.level is level and words in finding.found
 
@@ -81,3 +83,40 @@ def test_the_router(observed: list[str], own: set[str], found: Router | None, le
 def test_the_line(rates: tuple[float, float], level: Level, words: str) -> None:
     finding = line(rates, lambda: (PLAN, 200))
     assert finding.level is level and words in finding.found
+
+
+def test_reached_peers_are_listed_with_their_round_trip() -> None:
+    finding = bootstraps(CallRound(calls=(THERE,)))
+    assert finding.level is Level.OK and "203.0.113.5:4001 in 23 ms" in finding.found
+
+
+def test_one_of_several_is_enough() -> None:
+    finding = bootstraps(CallRound(calls=(GONE, THERE)))
+    assert finding.level is Level.WARN and "connection refused" in finding.found
+
+
+def test_nobody_was_reached() -> None:
+    finding = bootstraps(CallRound(calls=(GONE, replace(GONE, trouble="no route to host"))))
+    assert (finding.level, finding.exit_code) == (Level.FAIL, ExitCode.SWARM_UNREACHABLE)
+    assert "no route to host" in finding.found
+    assert membership(CallRound(calls=(GONE,))).level is Level.OK, "which is said once"
+
+
+@pytest.mark.parametrize(
+    ("code", "own", "level", "exit_code"),
+    [
+        (RefusalCode.NOT_INVITED, True, Level.FAIL, ExitCode.REFUSED_BY_RUN),
+        (RefusalCode.WRONG_VERSION, True, Level.FAIL, ExitCode.VERSION_MISMATCH),
+        (RefusalCode.NOT_INVITED, False, Level.WARN, ExitCode.DONE),
+        (RefusalCode.NOT_READY, True, Level.WARN, ExitCode.DONE),
+    ],
+    ids=["not a member", "another version", "a stranger's name was used", "not ready"],
+)
+def test_a_refusal_by_the_run(code: RefusalCode, own: bool, level: Level, exit_code: ExitCode) -> None:
+    refused = Call(ADDRESS, refused=Refused(code))
+    finding = membership(CallRound(calls=(refused,), under_own_name=own))
+    assert (finding.level, finding.exit_code) == (level, exit_code)
+
+
+def test_acceptance_by_the_run() -> None:
+    assert membership(CallRound(calls=(THERE,))).level is Level.OK

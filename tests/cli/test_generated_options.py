@@ -1,4 +1,4 @@
-"""Options that are generated from the local settings: spelling, value, bounds, and what a command receives."""
+"""Options that are generated from a model: spelling, value, bounds, and what a command receives."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from gossamer.cli.setting_options import EVERY, Given, takes_settings
+from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.peer.machine.config import LocalSettings
 
 Run = Callable[..., Given]
@@ -21,7 +21,7 @@ def given() -> Run:
     app = typer.Typer()
 
     @app.command()
-    @takes_settings(*EVERY)
+    @takes("given", LocalSettings, *EVERY)
     def command(first: str = "", *, given: Given, last: int = 0) -> None:
         received.append(given)
 
@@ -56,7 +56,7 @@ def test_a_number_keeps_the_bounds_of_its_setting_and_a_folder_must_be_there(giv
     assert given("--model", str(tmp_path)) == {"model": tmp_path}
 
 
-def test_every_setting_says_how_it_is_offered() -> None:
+def test_every_setting_has_setting_metadata() -> None:
     for name in LocalSettings.model_fields:
         assert LocalSettings.setting(name)
     assert set(LocalSettings.model_fields) - set(EVERY) == {"recompute", "compile", "checkpoint_interval_steps"}

@@ -1,4 +1,4 @@
-"""Checks of the line and the router, from the answers of other peers: clock, reachability, kind of router, rate."""
+"""Checks of the network, from the answers of the peers that were called and of the router. They ask, and change nothing."""
 
 from __future__ import annotations
 
@@ -8,22 +8,60 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from gossamer.peer.doctor.finding import Finding, fail, ok, warn
-from gossamer.peer.doctor.router import Router
-from gossamer.peer.doctor.visit import Call
+import miniupnpc
+import psutil
+
+from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
+from gossamer.peer.doctor.visit import Call, CallRound
+from gossamer.peer.machine.units import rate_text
 from gossamer.peer.meeting.line import transfer_s
+from gossamer.peer.sync.client import as_final
+from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.limits import CLOCK_SKEW_S
 
 if TYPE_CHECKING:
     from gossamer.protocol.messages.terms import ModelPlan
 
+NO_RUN = ok("no invite and no run in the home: no peer was called")
 NOBODY = "nobody could be asked"
 CLOCK_WARN_S = 5.0
-STEP_S = 1.0  # an inner step, where nobody has measured one
+ASK_MS = 2000
+STEP_S = 1.0  # assumed duration of an inner step
 SET_CLOCK = "set it by network time: `sudo timedatectl set-ntp true`"
 OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, a peer is reached through a relay, if the run has one"
 _HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
 _SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers that put many customers behind one address
+
+
+def bootstraps(visit: CallRound) -> Finding:
+    """Tell which peers that lead to the swarm were reached, and how fast."""
+    if visit.trouble:
+        return warn(visit.trouble, visit.way_out)
+    there = ", ".join(f"{call.name} in {1000 * (call.round_trip_s or call.connect_s):.0f} ms" for call in visit.reached)
+    missing = ", ".join(f"{call.name} ({call.trouble})" for call in visit.calls if call.trouble)
+    if not there:
+        return fail(
+            f"none was reached: {missing}",
+            "check that this machine is online and that one of them runs; else ask for a newer invite",
+            ExitCode.SWARM_UNREACHABLE,
+        )
+    if missing:
+        return warn(f"reached {there}; not reached {missing}", "one is enough to join; the others may be offline")
+    return ok(f"reached {there}")
+
+
+def membership(visit: CallRound) -> Finding:
+    """Tell whether the run's members accept this peer."""
+    if not visit.reached:
+        return ok("nobody could be asked")
+    if visit.manifest:
+        return ok("the run lets this peer in")
+    refusals = [call.refused for call in visit.reached if call.refused]
+    final = next((error for refusal in refusals if (error := as_final(refusal))), None)
+    if final and visit.under_own_name:
+        return failed_by(final)
+    said = "; ".join(sorted({str(call.refused or "no answer") for call in visit.reached}))
+    return warn(f"not known: {said}", "retry in a minute; `peer join` retries by itself")
 
 
 def clock(ahead_s: Sequence[float]) -> Finding:
@@ -53,16 +91,16 @@ def reachable(answered: Sequence[Call]) -> Finding:
     return ok(f"not known: {'those on the same network do not try' if answered else NOBODY}")
 
 
-def router(observed: Sequence[str], own: set[str], found: Router | None) -> Finding:
-    """Tell the kind of router from the multiaddrs that other peers observe, this machine's own IP addresses, and the router's answer."""
+def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding:
+    """Tell the kind of router from the multiaddrs that other peers observe, this machine's own IP addresses, and `ask_router`."""
     seen = [(match[1], match[2]) for match in map(_HOST_PORT.fullmatch, observed) if match]
-    can_ask = "it speaks UPnP, so a peer asks it to open its port" if found else "it does not speak UPnP"
+    can_ask = "it does not speak UPnP" if found is None else "it speaks UPnP, so a peer asks it to open its port"
     outside = [(host, port) for host, port in seen if ipaddress.ip_address(host).is_global]
     if outside and {host for host, _ in outside} <= own:
         return ok("none: this machine has an address of its own on the internet")
-    if found and found.outer_ip and _is_shared(found.outer_ip, outside):
+    if found and _is_shared(found, outside):
         return warn(
-            f"the provider shares one address among customers (the router has {found.outer_ip}): no port can be opened",
+            f"the provider shares one address among customers (the router has {found}): no port can be opened",
             "ask the provider for an address of your own; until then others reach this peer through a relay, if the run has one",
         )
     if len(outside) < 2:
@@ -70,6 +108,23 @@ def router(observed: Sequence[str], own: set[str], found: Router | None) -> Find
     if len(set(outside)) > 1:
         return warn(f"it shows each partner another port of this peer (symmetric); {can_ask}", OPEN_PORT)
     return ok(f"it shows all partners the same port of this peer; {can_ask}")
+
+
+def own_addresses() -> set[str]:
+    """Return the IP addresses of this machine's interfaces."""
+    return {address.address for addresses in psutil.net_if_addrs().values() for address in addresses}
+
+
+def ask_router() -> str | None:
+    """Return the outer address of a router that speaks UPnP, empty where it does not tell; None where none answers. Blocks for seconds."""
+    client = miniupnpc.UPnP()
+    client.discoverdelay = ASK_MS
+    try:
+        client.discover()
+        client.selectigd()
+        return str(client.externalipaddress() or "")
+    except Exception:  # the library raises plain Exception
+        return None
 
 
 def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
@@ -81,7 +136,7 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     """Tell what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
     if rates is None:
         return ok(NOBODY)
-    plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
+    plan, gap_steps = plan_and_gap()  # first: it imports the same modules, and two threads must not import them at once
     from gossamer.peer.trainer.estimate import estimate
     from gossamer.peer.trainer.interval import LONGEST_STEPS
 
@@ -90,7 +145,7 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     found = estimate(plan, gap_steps, min(rates), STEP_S)
     join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
     said = (
-        f"{_megabits(up)} up, {_megabits(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
+        f"{rate_text(up)} up, {rate_text(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
         f"each part about every {interval} steps of {STEP_S:.0f} s, and {1e-9 * found.day_bytes:.3g} GB a day each way"
     )
     longest_s = transfer_s(largest)
@@ -99,10 +154,6 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     if interval >= LONGEST_STEPS:
         return warn(f"slow for this run: {said}", "this peer will train mostly alone; a run with a smaller model suits this line")
     return ok(said)
-
-
-def _megabits(bytes_per_s: float) -> str:
-    return f"{8e-6 * bytes_per_s:.3g} Mbit/s"
 
 
 def _span(seconds: float) -> str:
