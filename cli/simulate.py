@@ -201,17 +201,13 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
     import torch
 
     from gossamer.optim.codecs.hadamard import keep_products_exact
-    from gossamer.peer.simulator.training import Headway, run
+    from gossamer.peer.simulator.training import run
 
     keep_products_exact()
     if num_threads:
         torch.set_num_threads(num_threads)
     with meter(sys.stderr) as show:
-
-        def follow(name: str, headway: Headway) -> None:
-            show(name, headway.num_tokens, headway.total_tokens, headway.train_loss)
-
-        return run(request, venue, follow)
+        return run(request, venue, show)
 
 
 def network_answer(
