@@ -1,9 +1,8 @@
 """The codec interface: one side's message becomes bytes, and the bytes of both sides become one gap.
 
 Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of the two *decoded* messages, the own one included.
-So the two gaps are exactly each other's negative, and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md). A
-codec whose payload decodes without the receiver's message is a `Packing`. Codecs keep no state and do not use the network. Sizes depend
-on the number of values alone.
+So the two gaps are exactly each other's negative, and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md).
+Codecs keep no state. Sizes depend on the number of values alone.
 """
 
 from __future__ import annotations

@@ -8,9 +8,8 @@ q2:    4 levels, Lloyd's for the normal distribution, scale = root mean square; 
 sign1: the sign, scale = mean magnitude; 1.125 bit. Use with error feedback.
 
 nf4, q2 and sign1 have one bf16 scale per block of 128. Layout: all scales (little-endian), then all codes; the last block may be short and
-is coded as if followed by zeros. Codes of 4 bits and fewer share bytes, the first code in the lowest bits. Decoding only multiplies, once
-per value, so the result is the same bit for bit on every device (dividing by a constant is not). Below 8 bits, packings are for
-pseudo-gradients, not for weights: the error is relative to the values, and weights are much larger than the gaps between partners.
+is coded as if followed by zeros. Codes of 4 bits and fewer share bytes, the first code in the lowest bits. Decoding multiplies once per
+value, so it gives the same bits on every device. Below 8 bits, packings are for pseudo-gradients, not for the larger weights.
 """
 
 from __future__ import annotations
