@@ -256,7 +256,7 @@ def swarm_answer(manifest: Path | None, peers: int, given: dict[str, Any], *, as
             print(f"{done_s:.0f} of about {total_s:.0f} s simulated", file=sys.stderr, flush=True)
 
     result = simulate_swarm(SwarmScene(peers=peers, **given), read_manifest(manifest, own_text=False), follow)
-    return json.dumps(result.to_json()) if as_json else swarm_text(result)
+    return json.dumps(asdict(result)) if as_json else swarm_text(result)
 
 
 def _refuse_ignored_options(context: typer.Context) -> None:

@@ -1,8 +1,8 @@
 """Group methods: all peers that are present take the same step at the same time, wait for the slowest, and send to the whole group.
 
-`ddp` averages gradients at every step, so one set of weights stands for all peers. DiLoCo sends the pseudo-gradients of all fragments
-together every inner_steps and waits. Streaming DiLoCo sends them in turn and takes the mean some steps later, while training continues. A
-returning peer starts from the group's weights. The bytes counted are one copy per exchange: a lower bound.
+`ddp` averages gradients at every step, so one set of weights stands for all peers. DiLoCo sends all fragments together every inner_steps
+and waits. Streaming DiLoCo sends them in turn and takes the mean some steps later. A returning peer starts from the group's weights. The
+bytes counted are one copy per exchange: a lower bound.
 """
 
 from __future__ import annotations
@@ -23,9 +23,6 @@ from gossamer.peer.simulator.population import Layout, Population, SimulatedRepl
 
 # As the codecs' papers: arXiv 2503.09799 none from 4 bits up, 1-bit Adam 1.
 FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0}
-
-
-# ---------------------------------------------------------------------- broadcast to a group
 
 
 def feedback_decay(codec: str, decay: float | None) -> float:
@@ -90,9 +87,6 @@ class Broadcast:
         return channel.send(values, step * len(self._channels) + peer)
 
 
-# ---------------------------------------------------------------------- gradients
-
-
 def data_parallel(population: Population) -> Iterator[Fraction]:
     """Train one set of weights on the mean gradient of all peers, waiting for it in each step; yield the time after each step."""
     scenario, layout, [replica], traffic = population.scenario, population.layout, population.replicas, population.traffic
@@ -119,9 +113,6 @@ def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tens
         yield gather(codec.fragment, gradients)
     for gradient in gradients.values():
         gradient.zero_()
-
-
-# ---------------------------------------------------------------------- pseudo-gradients
 
 
 @dataclass(frozen=True, slots=True)

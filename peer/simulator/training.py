@@ -108,7 +108,7 @@ class Recorder:
     def after(self, now: Fraction) -> None:
         """Record the inner steps up to an instant."""
         self._now = now
-        newest = [loss for replica in self._population.replicas for loss in _taken(replica)]
+        newest = [loss for replica in self._population.replicas for loss in replica.taken_losses()]
         self._num_steps += len(newest)
         self._losses += newest
         if newest:
@@ -164,11 +164,6 @@ class Recorder:
 
     def _output_distance(self, batch: Tensor) -> float:
         return output_distance([predictions(replica.model, batch[:1]) for replica in self._population.replicas])
-
-
-def _taken(replica: SimulatedReplica) -> list[float]:
-    losses, replica.losses = replica.losses, []
-    return losses
 
 
 def _mean(values: list[float]) -> float:

@@ -1,4 +1,4 @@
-"""Documents, the rule that holds some of them out, and local text: the standard library, or the operator's folder or file.
+"""Local text, block by block: the interpreter's standard library, or the operator's folder or file.
 
 Each block is marked as training or held-out by a hash that no peer chooses: of the file's name in the built-in corpus, of the block's
 content in an operator's text. So text that two peers share is held out at both.
@@ -6,7 +6,6 @@ content in an operator's text. So text that two peers share is held out at both.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -14,15 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-import numpy.typing as npt
-
+from gossamer.peer.text.document import Document, content, is_held_out
 from gossamer.protocol.errors import BadSettings
 
-Document = str | npt.NDArray[np.int64]
-"""Text, or the tokens of a text that was tokenized before."""
-
-HELD_OUT_SHARE = 0.05
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
@@ -39,17 +32,6 @@ class Block:
     text: Document
     is_held_out: bool
     ends_document: bool
-
-
-def content(document: Document) -> bytes:
-    """Return the bytes that `is_held_out` hashes."""
-    return document.encode() if isinstance(document, str) else document.tobytes()
-
-
-def is_held_out(content: bytes) -> bool:
-    """Return whether content belongs to the held-out share, by its hash: the same at every peer."""
-    first = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    return first < HELD_OUT_SHARE * 2**64
 
 
 def standard_library() -> Iterator[Block]:
