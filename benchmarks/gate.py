@@ -25,9 +25,8 @@ from torch import Tensor
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.simulator.choices import scenario, setting
-from gossamer.peer.simulator.matching import Floor, Matcher, matcher
 from gossamer.peer.simulator.methods import method, pair_rule
-from gossamer.peer.simulator.pairs import Gossip, PairPeer
+from gossamer.peer.simulator.pairs import Floor, Gossip, Matcher, PairPeer, matcher
 from gossamer.peer.simulator.population import Population, populate
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import load_texts

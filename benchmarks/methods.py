@@ -225,7 +225,7 @@ def _outcome(wanted: str) -> Outcome:
     made = _scenario(wanted.partition(" #")[0])
     with tempfile.TemporaryDirectory() as folder:
         try:
-            result = simulate(made, Venue(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda progress: None)
+            result = simulate(made, Venue(Path(folder), device="cpu", num_eval_batches=EVAL_BATCHES), lambda *_: None)
         except Diverged:
             return Outcome()
     return Outcome(result.eval_loss_mean, result.eval_loss_averaged, result.weight_std, result.bits_per_step)

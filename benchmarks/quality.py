@@ -55,7 +55,7 @@ def _trained(base: Manifest, way: str, steps: int, venue: Venue) -> Result:
     tables["inner"] = {**tables.get("inner", {}), "learning_rate": RATE, "warmup_steps": steps // WARM_UP_SHARE}
     tables["fragments"] = {"max_fragment_mb": UNCUT_MB}
     made = scenario(Manifest.checked(tables), {"peers": NUM_PEERS, **METHODS[way]})
-    return simulate(made, venue, lambda headway: None)
+    return simulate(made, venue, lambda *_: None)
 
 
 def _figures(result: Result) -> dict[str, float]:

@@ -158,17 +158,13 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
     import torch
 
     from gossamer.optim.codecs.hadamard import keep_products_exact
-    from gossamer.peer.simulator.training import Headway, run
+    from gossamer.peer.simulator.training import run
 
     keep_products_exact()
     if num_threads:
         torch.set_num_threads(num_threads)
     with meter(sys.stderr) as show:
-
-        def follow(name: str, headway: Headway) -> None:
-            show(name, headway.num_tokens, headway.total_tokens, headway.train_loss)
-
-        return run(request, venue, follow)
+        return run(request, venue, show)
 
 
 def network_answer(request: SimulationRequest, options: SimulationOptions, *, is_of_a_run: bool, as_json: bool) -> str:
@@ -222,7 +218,7 @@ def swarm_answer(manifest: Path | None, options: SimulationOptions, *, as_json: 
         reachable=options.reachable, latency_s=options.latency, bandwidth=options.bandwidth * 1e6, seed=options.seed or 0,
     )  # fmt: skip
     result = simulate_swarm(scene, read_manifest(manifest, own_text=False), follow)
-    return json.dumps(result.to_json()) if as_json else swarm_text(result)
+    return json.dumps(asdict(result)) if as_json else swarm_text(result)
 
 
 def _refuse_ignored_options(given: Given, *, has_manifest: bool) -> None:

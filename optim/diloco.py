@@ -1,9 +1,8 @@
 """DiLoCo and Streaming DiLoCo: a whole group averages its pseudo-gradients, and every peer takes the same outer step.
 
 DiLoCo (arXiv 2311.08105) comes in its Nesterov form and in the heavy-ball form that the NoLoCo paper compares with. Options: the outer
-learning rate by group size (arXiv 2503.09799), the clip and the staleness penalty of CO2 (arXiv 2401.16265). Streaming DiLoCo (arXiv
-2501.18512, Algorithm 2) takes the step fragment by fragment, on a schedule, and mixes it into fast weights that have moved on. A
-pseudo-gradient is slow - fast, as everywhere. Pure functions on f32 tensors of one shape; results are new tensors.
+learning rate by group size, and CO2's clip and staleness penalty (arXiv 2401.16265). Streaming DiLoCo (arXiv 2501.18512, Algorithm 2) takes
+the step fragment by fragment. A pseudo-gradient is slow - fast. Pure functions on f32 tensors of one shape; results are new tensors.
 """
 
 from __future__ import annotations
@@ -49,8 +48,8 @@ def learning_rate_for(group_size: int) -> float:
 def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean of the decoded pseudo-gradients, accumulated in f32 in the given order.
 
-    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Weights are token
-    counts, or ones. Raises ValueError for no tensors, another number of weights, a negative weight, or weights that are all zero.
+    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Raises ValueError for no
+    tensors, another number of weights, a negative weight, or weights that are all zero.
     """
     total = sum(weights)
     if not decoded or len(decoded) != len(weights) or min(weights) < 0 or not total > 0:
@@ -105,15 +104,12 @@ class StreamingSchedule:
         if not 0 <= self.overlap_steps < self.inner_steps:
             raise ValueError(f"overlap_steps must satisfy 0 <= overlap_steps < inner_steps, and is {self.overlap_steps}.")
 
-    def _offset_steps(self, fragment_id: int) -> int:
-        """Return the inner steps by which the fragment is behind fragment 0."""
-        return round(fragment_id * self.inner_steps / self.num_fragments)
-
     def sending(self, step: int) -> list[int]:
         """Return the fragments to send after inner step `step` (the first is 1)."""
         if step < self.inner_steps:
             return []
-        return [fragment for fragment in range(self.num_fragments) if (step - self._offset_steps(fragment)) % self.inner_steps == 0]
+        offsets = enumerate(round(fragment * self.inner_steps / self.num_fragments) for fragment in range(self.num_fragments))
+        return [fragment for fragment, offset in offsets if (step - offset) % self.inner_steps == 0]
 
     def arriving(self, step: int) -> list[int]:
         """Return the fragments to apply after inner step `step`: those sent `overlap_steps` earlier."""

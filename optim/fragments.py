@@ -2,7 +2,6 @@
 
 A fragment is a group of transformer blocks (strided, as in Streaming DiLoCo, arXiv 2501.18512 section 2.2), or everything outside the
 blocks. Inside a fragment the large tensors come first and go through the codec. The small ones follow and travel in fp32.
-This module keeps no tensor, and it does not depend on partners or the network.
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from random import Random
 from typing import Any
 
@@ -63,10 +63,9 @@ def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = Non
     """Cut a model into fragments of at most `max_values` values: of strided transformer blocks, and of all that is outside the blocks.
 
     A model that fits is one fragment. Otherwise, and where `blocks_per_fragment` is given, fragment p of P holds blocks p, p+P, p+2P, ...;
-    the last fragment holds embeddings, head and final norm. A group that is still too large is cut at tensors, and tensors at
-    rows: only a single row may have more than `max_values`. `shapes` maps each parameter's name to its shape, in
-    the model's order (which the fragments keep). A model without blocks is cut by size alone. Raises ValueError for a model without
-    parameters, an empty parameter, or a size below 1.
+    the last fragment holds embeddings, head and final norm. A group that is still too large is cut at tensors, and tensors at rows: only
+    a single row may have more than `max_values`. Fragments keep the order of `shapes`. Raises ValueError for a model without parameters,
+    an empty parameter, or a size below 1.
     """
     if max_values < 1 or (blocks_per_fragment is not None and blocks_per_fragment < 1):
         raise ValueError(f"A fragment needs at least one value and one block, not {max_values} and {blocks_per_fragment}.")
@@ -75,10 +74,13 @@ def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = Non
     blocks, outside = _blocks(shapes)
     in_blocks = sum(_numel(block) for block in blocks)
     if blocks_per_fragment is None and in_blocks + _numel(outside) <= max_values:
-        groups = [("all", [*_flatten(blocks), *outside])]
+        groups = [("all", [*chain.from_iterable(blocks), *outside])]
     else:
         stride = math.ceil(len(blocks) / blocks_per_fragment if blocks_per_fragment else min(len(blocks), in_blocks / max_values))
-        groups = [(f"blocks-{'-'.join(map(str, range(p, len(blocks), stride)))}", _flatten(blocks[p::stride])) for p in range(stride)]
+        groups = [
+            (f"blocks-{'-'.join(map(str, range(p, len(blocks), stride)))}", list(chain.from_iterable(blocks[p::stride])))
+            for p in range(stride)
+        ]
         groups += [("outside-blocks", outside)] * bool(outside)
     parts = [part for name, pieces in groups for part in _parts(name, pieces, shapes, max_values)]
     return tuple(_fragment(index, name, pieces) for index, (name, pieces) in enumerate(parts))
@@ -95,10 +97,6 @@ def _blocks(shapes: Shapes) -> tuple[list[list[Piece]], list[Piece]]:
         found = BLOCK_NAME.search(name)
         (blocks.setdefault(name[: found.end()], []) if found else outside).append(piece)
     return list(blocks.values()), outside
-
-
-def _flatten(blocks: list[list[Piece]]) -> list[Piece]:
-    return [piece for block in blocks for piece in block]
 
 
 def _numel(pieces: list[Piece]) -> int:

@@ -1,14 +1,11 @@
 """The inner optimizers by the name in the manifest, and a learning rate that follows the run's clock.
 
-adamw: torch's; weight decay only on tensors of two or more dimensions (not on norms and biases).
-muon:  Muon for the matrices inside the blocks (two dimensions, and a name of a block), torch's AdamW for everything else. Muon (Keller
-       Jordan, 2024; as the inner optimizer of DiLoCo: MuLoCo, arXiv 2505.23725): momentum, then the nearest orthogonal matrix by five
-       Newton-Schulz steps, then a step whose root mean square is 0.2, like AdamW's (Moonlight, arXiv 2502.16982): so both parts share
-       one learning rate and one weight decay.
+adamw: torch's; weight decay only on tensors of two or more dimensions.
+muon:  Muon (Keller Jordan, 2024; MuLoCo, arXiv 2505.23725) for the matrices inside the blocks, torch's AdamW for everything else. Its step
+       has the root mean square 0.2, like AdamW's (Moonlight, arXiv 2502.16982), so both parts share learning rate and weight decay.
 
-Learning rate: warm-up, then cosine over the global step of the run. A peer that joins late ramps up again from zero over its own first
-steps (re-warming, arXiv 2308.04014), so that a fresh optimizer state does not disturb the weights that it received. This module does not
-depend on outer steps.
+Learning rate: warm-up, then cosine over the global step of the run. A peer that joins late ramps up again over its own first steps
+(re-warming, arXiv 2308.04014).
 """
 
 from __future__ import annotations
@@ -60,8 +57,7 @@ def learning_rate(clock_steps: int, steps_since_join: int, settings: InnerSettin
     """Return the learning rate of the next inner step.
 
     `clock_steps` is the global step before the inner step. `steps_since_join` counts the peer's own steps since it received a partner's
-    weights (a founder passes its global step). The rate is the smaller of the linear warm-up and the linear re-warm, times a cosine that
-    ends at `final_fraction` of the peak when the global step reaches `total_steps`.
+    weights (a founder passes its global step). The cosine ends at `final_fraction` of the peak after `total_steps`.
     """
     ramp = min(_ramp(clock_steps, settings.warmup_steps), _ramp(steps_since_join, settings.rewarm_steps))
     falling_steps = max(1, settings.total_steps - settings.warmup_steps)
@@ -77,8 +73,7 @@ def _ramp(done_steps: int, ramp_steps: int) -> float:
 def build_optimizer(name: str, parameters: Iterable[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
     """Build the inner optimizer of that name over named parameters.
 
-    Parameters that do not require a gradient are left out. The learning rate is the peak until `set_learning_rate`. Raises ValueError with
-    a suggestion for an unknown name.
+    Leaves out parameters that do not require a gradient. Raises ValueError with a suggestion for an unknown name.
     """
     build = look_up("inner optimizer", name, OPTIMIZERS)
     return build([(name, parameter) for name, parameter in parameters if parameter.requires_grad], settings)
@@ -202,16 +197,14 @@ def shared_out(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> 
     Muon's matrices are divided by the work of a Newton-Schulz step, then the rest by number of values.
     """
     matrices = {key: math.prod(shape) * min(shape) for key, shape in shapes.items() if name == "muon" and _is_hidden(key, shape)}
+    others = sorted(shapes.keys() - matrices.keys(), key=lambda key: (-math.prod(shapes[key]), key))
     work, values, shares = [0] * count, [0] * count, [set[str]() for _ in range(count)]
-    for key in sorted(matrices, key=lambda key: -matrices[key]):
-        least = min(range(count), key=work.__getitem__)
-        work[least] += matrices[key]
-        values[least] += math.prod(shapes[key])
-        shares[least].add(key)
-    for key in sorted(shapes.keys() - matrices.keys(), key=lambda key: (-math.prod(shapes[key]), key)):
-        least = min(range(count), key=values.__getitem__)
-        values[least] += math.prod(shapes[key])
-        shares[least].add(key)
+    for load, keys in ((work, sorted(matrices, key=lambda key: -matrices[key])), (values, others)):
+        for key in keys:
+            least = min(range(count), key=load.__getitem__)
+            work[least] += matrices.get(key, 0)
+            values[least] += math.prod(shapes[key])
+            shares[least].add(key)
     return [[key for key in shapes if key in share] for share in shares]
 
 

@@ -1,10 +1,8 @@
 """NoLoCo's outer step for a pair of peers, with one tensor per meeting.
 
-Pure functions on flat f32 tensors of any one shape and device. They work value by value, keep nothing, and write to no input.
-NoLoCo (arXiv 2506.10911, Eq. 1-3, with the sign of its released code) is rewritten so that the partner enters only through its message u.
-Token weights, the solo step and the exact stability bound are our additions (docs/concepts/mathematics.md). In the formulas:
+Pure functions on flat f32 tensors of any one shape and device; they write to no input. NoLoCo (arXiv 2506.10911, Eq. 1-3, with the sign of
+its released code) is rewritten so that the partner enters only through its message u (docs/concepts/mathematics.md). In the formulas:
 phi = slow weights, theta = fast weights (the snapshot), g = phi - theta, delta = momentum, w = the peer's share of the pair's tokens.
-Codecs for the message are in optim/codecs.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@
 The sender adds up its unwrapped integers, each times a fixed odd weight, and sends 16 bits of the sum above the b bits that the codes
 already contain. A value that decoded one window off shifts the receiver's sum by plus or minus its weight. All weights differ, up to sign,
 so the shift identifies a single such value, which is corrected. Two always leave an even shift, which is detected. A difference of exactly
-half a window, which could have either sign, is the same case. Correction costs no bit and allows a narrower window. All arithmetic is on
-integers and the same, mirrored, on both sides of a meeting.
+half a window, which could have either sign, is the same case. Both sides of a meeting compute the same, mirrored, on integers.
 """
 
 from __future__ import annotations

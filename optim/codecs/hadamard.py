@@ -1,11 +1,9 @@
 """A randomized Hadamard rotation of blocks of 1024 values, and the randomness that two partners share.
 
-rotate(x) = H (signs * x) with H = H32 (x) H32 (Sylvester), not normalized: divide by 32 for a rotation. H is its own inverse up to
-1024, so `rotate` undone is signs * rotate_back(y) / 1024. It is computed as two products with a 32 x 32 matrix per block, the fastest
-of three ways (docs/log.md). On integers the result is exact on every device as long as it stays below 2^24.
-Signs and dither come from SHAKE-128 of the shared seed, so they are the same on every machine. Each block reads a window of one pool,
-STRIDE further than its neighbour's: blocks differ, with 1/64 of the random numbers. Idea: Moniqua (arXiv 2002.11787) over rotated
-blocks, as in the randomized Hadamard quantizers (e.g. arXiv 1611.00429).
+rotate(x) = H (signs * x) with H = H32 (x) H32 (Sylvester), not normalized: divide by 32 for a rotation. H is its own inverse up to 1024.
+On integers the result is exact on every device as long as it stays below 2^24. Signs and dither come from SHAKE-128 of the shared seed, so
+they are the same on every machine. Each block reads a window of one pool, STRIDE further than its neighbour's. Idea: Moniqua (arXiv
+2002.11787) over rotated blocks, as in the randomized Hadamard quantizers (e.g. arXiv 1611.00429).
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """The codec interface: one side's message becomes bytes, and the bytes of both sides become one gap.
 
 Both sides of a meeting encode, exchange payloads, and call `gap`: the difference of the two *decoded* messages, the own one included.
-So the two gaps are exactly each other's negative, and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md). A
-codec whose payload decodes without the receiver's message is a `Packing`. Codecs keep no state and do not use the network. Sizes depend
-on the number of values alone.
+So the two gaps are exactly each other's negative, and the pair's mean moves as if nothing were coded (docs/concepts/mathematics.md).
+Codecs keep no state. Sizes depend on the number of values alone.
 """
 
 from __future__ import annotations
@@ -74,9 +73,8 @@ class Codec(Protocol):
 class Packing(ABC):
     """A codec whose payload decodes by itself: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
 
-    It has no sketch, no block can fail, and gap = unpack(partner) - unpack(own). Group methods (DiLoCo) call `pack` and `unpack`
-    directly. `pack` raises ValueError for values that are not finite or above MAX_MAGNITUDE, `unpack` for bytes that `pack` never
-    writes. A subclass implements `payload_bytes`, `_pack` and `_unpack`, which get checked arguments.
+    It has no sketch, no block can fail, and gap = unpack(partner) - unpack(own). A subclass implements `payload_bytes`, `_pack` and
+    `_unpack`, which get checked arguments.
     """
 
     name: str
@@ -94,21 +92,22 @@ class Packing(ABC):
     def _unpack(self, payload: Tensor, num_values: int) -> Tensor: ...
 
     def pack(self, values: Tensor) -> Tensor:
-        """Return uint8[payload_bytes] for flat f32 values; may share memory with them."""
-        require_message(values)
+        """Return uint8[payload_bytes] for flat f32 values; may share memory. Raises ValueError unless all are finite and bounded."""
+        require_vector(values)
+        require_bounded(values, "message")
         return self._pack(values)
 
     def unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        """Return f32[num_values] on the payload's device; may share memory with it."""
+        """Return f32[num_values]; may share memory with the payload. Raises ValueError for bytes that `pack` never writes."""
         require_payload(payload, self.payload_bytes(num_values), self.name)
         return self._unpack(payload, num_values)
 
     def sketch_bytes(self, num_values: int) -> int:
-        """Return 0: there is no sketch stage."""
+        """Return 0."""
         return 0
 
     def num_blocks(self, num_values: int) -> int:
-        """Return 0: no block can fail."""
+        """Return 0."""
         return 0
 
     def sketch(self, message: Tensor, seed: int) -> Tensor:
@@ -120,7 +119,7 @@ class Packing(ABC):
         return Encoded(self.pack(message), message.numel())
 
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return the partner's decoded message minus the own decoded one, and `room` uninitialized values for the caller to fill."""
+        """Return unpack(partner) - unpack(own); see Codec."""
         partner = self.unpack(partner_payload.to(own.payload.device), own.num_values)
         values = partner.new_empty(own.num_values + room)
         torch.sub(partner, self.unpack(own.payload, own.num_values), out=values[: own.num_values])
@@ -131,12 +130,6 @@ def require_payload(payload: Tensor, num_bytes: int, name: str) -> None:
     """Raise ValueError unless `payload` is flat uint8 of exactly `num_bytes`."""
     if payload.dtype != torch.uint8 or payload.shape != (num_bytes,):
         raise ValueError(f"A {name} payload of {num_bytes} bytes was expected, not {payload.dtype} of shape {tuple(payload.shape)}.")
-
-
-def require_message(values: Tensor) -> None:
-    """Raise ValueError unless `values` is flat f32, finite and at most MAX_MAGNITUDE."""
-    require_vector(values)
-    require_bounded(values, "message")
 
 
 def require_vector(values: Tensor) -> None:

@@ -4,12 +4,10 @@ Each block of 1024 values is rotated (optim/codecs/hadamard), which makes its ga
 rotated values in fp16 crosses first; from both sketches both sides compute the same gap scale sigma (optim/codecs/sketches). Then each
 sends the integers round(r / step + dither) modulo 2^b, with step = 2 * kappa * sigma / 2^b, and 16 check bits per block. The receiver
 takes the integer nearest to its own. Blocks whose difference did not fit the window are corrected or reported (optim/codecs/checks).
-After Moniqua (arXiv 2002.11787); sketch, rotation and checks are additions (docs/concepts/mathematics.md). Only for messages between
-partners: the payload does not decode without the receiver's own message.
+After Moniqua (arXiv 2002.11787); sketch, rotation and checks are additions (docs/concepts/mathematics.md).
 
 Bits per value: b + (8 * 16 + 16) / 1024. Payload: all codes (optim/codecs/planes), then all checks (16 bit), little-endian; the last
-block is padded with zeros. The gap is the same bit for bit, but for its sign, on both sides and on every device: the steps are equal,
-and the rest is exact on integers up to one last product.
+block is padded with zeros. The gap is the same bit for bit, but for its sign, on both sides and on every device.
 """
 
 from __future__ import annotations
@@ -94,10 +92,7 @@ class Modulo:
         return encoded
 
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return partner minus own, and the blocks that failed (the same on both sides); their values are zero.
-
-        `room` uninitialized values follow, for the caller to fill.
-        """
+        """Return partner minus own, and the blocks that failed (the same on both sides); see Codec."""
         if not isinstance(own, ModuloEncoded):
             raise TypeError("The gap of a modulo codec needs what its own encode returned.")
         require_payload(partner_payload, self.payload_bytes(own.num_values), self.name)

@@ -1,4 +1,4 @@
-"""Packings: codecs of 32 to 1 bit per value whose bytes decode alone, and error feedback for the coarse ones.
+"""Packings: codecs of 32 to 1 bit per value whose bytes decode alone.
 
 fp32, bf16: every value as a number of its own, little-endian.
 int8:  signed codes against the largest magnitude of blocks of 256; 8.0625 bit.
@@ -8,9 +8,8 @@ q2:    4 levels, Lloyd's for the normal distribution, scale = root mean square; 
 sign1: the sign, scale = mean magnitude; 1.125 bit. Use with error feedback.
 
 nf4, q2 and sign1 have one bf16 scale per block of 128. Layout: all scales (little-endian), then all codes; the last block may be short and
-is coded as if followed by zeros. Codes of 4 bits and fewer share bytes, the first code in the lowest bits. Decoding only multiplies, once
-per value, so the result is the same bit for bit on every device (dividing by a constant is not). Below 8 bits, packings are for
-pseudo-gradients, not for weights: the error is relative to the values, and weights are much larger than the gaps between partners.
+is coded as if followed by zeros. Codes of 4 bits and fewer share bytes, the first code in the lowest bits. Decoding multiplies once per
+value, so it gives the same bits on every device. Below 8 bits, packings are for pseudo-gradients, not for the larger weights.
 """
 
 from __future__ import annotations
@@ -143,33 +142,6 @@ class E3M0(Packing):
         steps = [0.0] + [math.ldexp(1.0, exponent - E3M0_BIAS) for exponent in range(1, 8)]
         levels = torch.tensor(steps + [-step for step in steps], dtype=torch.float32, device=payload.device)
         return levels[unpack_codes(payload[4:], 4, num_values).to(torch.int32)].mul_(scale)
-
-
-class Feedback:
-    """Error feedback of one tensor: what a packing lost of one pseudo-gradient is added to the next.
-
-    a = decay * e + x; send Q(a); e = a - Q(a) (SparseLoCo, arXiv 2508.15706; classic error feedback at decay 1). For pseudo-gradients
-    of group methods only: the message of a pair needs none (docs/concepts/mathematics.md). A new or returning peer starts from zero.
-    Not thread safe. It owns its residual. Raises ValueError for a decay outside [0, 1].
-    """
-
-    def __init__(self, packing: Packing, decay: float, num_values: int, device: torch.device | str = "cpu") -> None:
-        if not 0.0 <= decay <= 1.0:
-            raise ValueError(f"The decay of error feedback must lie in [0, 1], and is {decay}.")
-        self.residual = torch.zeros(num_values, dtype=torch.float32, device=device)  # not yet sent
-        self._packing = packing
-        self._decay = decay
-
-    def pack(self, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the payload for `values` plus the residual, and the tensor that every peer decodes from it; keep the rest as residual.
-
-        Every peer, the sender included, must use the decoded tensor in place of `values`.
-        """
-        wanted = self.residual.mul_(self._decay).add_(values)
-        payload = self._packing.pack(wanted)
-        decoded = self._packing.unpack(payload, values.numel())
-        self.residual = wanted - decoded
-        return payload, decoded
 
 
 def num_blocks(num_values: int, block_values: int) -> int:

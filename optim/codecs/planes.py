@@ -1,8 +1,7 @@
 """Codes of 2, 3, 4, 6 or 8 bits packed into bytes, row by row, with no arithmetic across rows.
 
 A code is cut into planes of 8, 4, 2 or 1 bits (6 = 4 + 2, 3 = 2 + 1). In a plane, byte c of a row holds column c in its lowest bits,
-then column c + width, c + 2*width, .... Neighbours in a row never share a byte, so every operation handles four contiguous bytes at a
-time. Rows must be multiples of 32 codes and begin at multiples of 4 bytes.
+then column c + width, c + 2*width, .... Rows must be multiples of 32 codes and begin at multiples of 4 bytes.
 """
 
 from __future__ import annotations

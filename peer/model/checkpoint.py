@@ -2,11 +2,8 @@
 
 A checkpoint is a folder `step-00000800` with `state.safetensors` (every tensor) and `header.json` (all else, and the SHA-256 of both
 files). It is written under a temporary name, synced to the disk and renamed, so a crash or a full disk leaves the earlier checkpoints as
-they were. Two are kept. Nothing is ever unpickled. Tensors are hashed while they are written, one at a time. The safetensors library's own
-writer first copies every tensor into memory and can neither hash nor sync. So this module writes the format (eight bytes of header length,
-a JSON header, the raw values), and the library reads it.
-
-The meaning of the tensors is in peer/trainer/replica.py, the times of saving in peer/trainer/saver.py.
+they were. Two are kept. The safetensors library's own writer first copies every tensor into memory and can neither hash nor sync, so this
+module writes the format, and the library reads it.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ import json
 import os
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -86,7 +83,8 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
     """
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _remove_unfinished(folder)
+        for path in folder.glob(f"{UNFINISHED}*"):
+            shutil.rmtree(path, ignore_errors=True)
         order = contents.step, _free_number(folder, contents.step)
         path = folder / (f"step-{contents.step:08d}" + (f".{order[1]}" if order[1] else ""))
         unfinished = folder / f"{UNFINISHED}{path.name}"
@@ -136,10 +134,7 @@ def _write(folder: Path, contents: CheckpointContents) -> None:
     digest = write_tensors(folder / TENSORS, contents.tensors)
     header = {"format": FORMAT, "run_id": contents.run_id.hex(), "step": contents.step, "state": dict(contents.state), "tensors": digest}
     body = json.dumps(header).encode()
-    with (folder / HEADER).open("xb") as file:
-        file.write(hashlib.sha256(body).hexdigest().encode() + b"\n" + body)
-        file.flush()
-        os.fsync(file.fileno())
+    _write_file(folder / HEADER, [hashlib.sha256(body).hexdigest().encode(), b"\n", body])
     sync_folder(folder)
 
 
@@ -193,21 +188,20 @@ def _prune(folder: Path, newest: tuple[int, int]) -> None:
         shutil.rmtree(found[order], ignore_errors=True)
 
 
-def _remove_unfinished(folder: Path) -> None:
-    for path in folder.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
     """Write a new file, sync it, and return the SHA-256 of its content in hex. Tensors on any device; they are only read.
 
     Raises OSError when the disk refuses (the file is then incomplete), FileExistsError if the file is there.
     """
+    return _write_file(path, _pieces(tensors))
+
+
+def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
     with path.open("xb") as file:
-        for data in _pieces(tensors):
-            digest.update(data)
-            file.write(data)
+        for piece in pieces:
+            digest.update(piece)
+            file.write(piece)
         file.flush()
         os.fsync(file.fileno())
     return digest.hexdigest()
@@ -217,7 +211,7 @@ def _pieces(tensors: Mapping[str, Tensor]) -> Iterator[memoryview]:
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))  # so that each tensor is aligned in the file
     yield memoryview(_header(ordered))
     for tensor in ordered.values():
-        data = _bytes(tensor)
+        data = tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().data
         for start in range(0, len(data), PIECE_BYTES):
             yield data[start : start + PIECE_BYTES]
 
@@ -231,9 +225,3 @@ def _header(tensors: Mapping[str, Tensor]) -> bytes:
     text = json.dumps(entries, separators=(",", ":")).encode()
     text += b" " * (-len(text) % ALIGNMENT)
     return len(text).to_bytes(8, "little") + text
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    """Return a tensor's values as bytes, without a copy if it is contiguous and on the CPU."""
-    flat = tensor.detach().cpu().contiguous().view(-1)
-    return flat.view(torch.uint8).numpy().data

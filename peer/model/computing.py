@@ -1,8 +1,7 @@
 """Computing a model of any size on a device: number format, head in parts, recomputed activations, compiled blocks.
 
-The weights are always f32. On a GPU with bf16, a matrix product in bf16 takes a fraction of the time. Logits of all tokens at once can
-take more memory than all else, so a large head is computed some tokens at a time, and again in the backward pass
-(docs/decisions/2026-11-22-inner-step.md).
+The weights are always f32. A large head is computed some tokens at a time, and again in the backward pass, because its logits can take
+more memory than all else (docs/decisions/2026-11-22-inner-step.md).
 """
 
 from __future__ import annotations
@@ -131,8 +130,7 @@ def compile_blocks(model: nn.Module) -> None:
 def mask_documents(model: Any, document_end: int) -> None:
     """Mask documents from each other: no token attends to an earlier document, and each document begins at position 0.
 
-    The token that ends a document is the first of the next. transformers derives the mask from the restarting positions. Raises
-    BadManifest for a model that ignores them.
+    transformers derives the mask from the restarting positions. Raises BadManifest for a model that ignores them.
     """
 
     def positions(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -1,7 +1,6 @@
 """Export of a trained model as a Hugging Face folder: weights, config, tokenizer, and a model card with its origin.
 
-The default is the fast weights. After the last averaging fast and slow weights are equal, early in a run the fast ones are better
-(docs/log.md), and at a peer that trains alone the slow ones never move.
+The default is the fast weights: early in a run they are better (docs/log.md), and at a peer that trains alone the slow ones never move.
 """
 
 from __future__ import annotations

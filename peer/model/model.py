@@ -11,7 +11,7 @@ import hashlib
 import inspect
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,19 +39,21 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
         if section.hub is None:
-            model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
-        else:
-            model = pretrained(auto_model, section.hub, revision=section.revision)
-    model.train()
-    return model
+            return _from_config(section, model_config(section))
+        return pretrained(auto_model, section.hub, revision=section.revision).train()
 
 
 def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
     """Build the model in float32 on a device, in training mode, with undefined weights, to be set by the caller. Raises BadManifest."""
-    with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), torch.device(device):
-        model = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
-    model.train()
-    return model
+    with torch.random.fork_rng(devices=[]), torch.device(device):
+        return _from_config(section, model_config(section))
+
+
+def _from_config(section: ModelSection, config: PreTrainedConfig) -> PreTrainedModel:
+    """Build the model in float32 on torch's default device, in training mode. Raises BadManifest."""
+    with auto_classes(_name(section)) as (_, auto_model):
+        model: PreTrainedModel = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    return model.train()
 
 
 def model_config(section: ModelSection) -> PreTrainedConfig:
@@ -67,8 +69,8 @@ def model_config(section: ModelSection) -> PreTrainedConfig:
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
     config = model_config(section)
-    with auto_classes(_name(section)) as (_, auto_model), torch.device("meta"):
-        model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+    with torch.device("meta"):
+        model = _from_config(section, config)
     return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
 
 
@@ -248,8 +250,7 @@ def _known_architecture(name: str) -> str:
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
 
     if name not in KNOWN:
-        near = difflib.get_close_matches(name, list(KNOWN), n=1)
-        hint = f"did you mean {near[0]!r}?" if near else "take a causal language model of transformers, such as 'llama'"
+        hint = _nearest(name, KNOWN) or "take a causal language model of transformers, such as 'llama'"
         raise BadManifest(f"there is no model architecture {name!r}", hint=hint)
     return name
 
@@ -258,9 +259,12 @@ def _refuse_unknown_fields(config_class: type[Any], fields: Mapping[str, object]
     known = {*inspect.signature(config_class).parameters, *config_class.attribute_map, *LEGACY_FIELDS}
     for name in fields:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"see {config_class.__name__} in transformers"
+            hint = _nearest(name, known) or f"see {config_class.__name__} in transformers"
             raise BadManifest(f"the model config has no field {name!r}", hint=hint)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
+    return "".join(f"did you mean {near!r}?" for near in difflib.get_close_matches(name, list(known), n=1))
 
 
 def _name(section: ModelSection) -> str:

@@ -1,7 +1,6 @@
 """Initial weights from a folder in the format of transformers, instead of random ones.
 
-The manifest names them by digest, so their source does not matter: a peer's own copy of the folder is checked against the digest. A peer
-without a copy receives the weights of training peers, like every later joiner.
+The manifest names them by digest. A peer without a copy of the folder receives the weights of training peers, like every later joiner.
 """
 
 from __future__ import annotations

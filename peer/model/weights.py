@@ -13,7 +13,7 @@ from gossamer.optim.fragments import scatter
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import CheckpointContents, Reading, load_latest
 from gossamer.peer.model.model import parameter_shapes, state_tensors
-from gossamer.peer.model.plan import fragments
+from gossamer.peer.model.plan import fragment_codecs
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
@@ -55,8 +55,8 @@ def slow_weights(trained: Trained) -> dict[str, Tensor]:
     """
     shapes = parameter_shapes(trained.manifest.model)
     weights = {name: torch.empty(shape) for name, shape in shapes.items()}
-    for fragment in fragments(trained.manifest, shapes):
-        scatter(fragment, trained.checkpoint.tensors[f"slow/{fragment.id}"], weights)
+    for codec in fragment_codecs(trained.manifest, shapes):
+        scatter(codec.fragment, trained.checkpoint.tensors[f"slow/{codec.fragment.id}"], weights)
     return weights
 
 

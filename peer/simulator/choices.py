@@ -87,16 +87,11 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
     mine = {**defaults, **choices}
     made = Scenario(manifest, **{field: mine[key] for key, (field, _, _) in SCENARIO_NAMES.items() if key in mine})
     if manifest.outer.inner_steps == "auto" and chosen.at_own_rate:
-        made = replace(made, auto_steps=_afforded_steps(made))
+        codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
+        round_bytes = model_plan(codecs, manifest.outer.alpha).round_bytes
+        made = replace(made, auto_steps=afforded_steps(round_bytes, made.line_mbit * 1e6 / 8, made.step_s))
     chosen.train(made, 1)  # refuse a method's bad settings now, not after the model is built
     return made
-
-
-def _afforded_steps(made: Scenario) -> int:
-    """Return the interval that the scenario's line affords, which is the only limit of simulated peers."""
-    codecs = fragment_codecs(made.manifest, parameter_shapes(made.manifest.model))
-    plan = model_plan(codecs, made.manifest.outer.alpha)
-    return afforded_steps(plan.round_bytes, made.line_mbit * 1e6 / 8, made.step_s)
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -1,8 +1,8 @@
 """Group methods: all peers that are present take the same step at the same time, wait for the slowest, and send to the whole group.
 
-`ddp` averages gradients at every step, so one set of weights stands for all peers. DiLoCo sends the pseudo-gradients of all fragments
-together every inner_steps and waits. Streaming DiLoCo sends them in turn and takes the mean some steps later, while training continues. A
-returning peer starts from the group's weights. The bytes counted are one copy per exchange: a lower bound.
+`ddp` averages gradients at every step, so one set of weights stands for all peers. DiLoCo sends all fragments together every inner_steps
+and waits. Streaming DiLoCo sends them in turn and takes the mean some steps later. A returning peer starts from the group's weights. The
+bytes counted are one copy per exchange: a lower bound.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import PACKINGS
-from gossamer.optim.codecs.packings import Feedback
 from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, mean_gradient, mix, outer_step
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import gather, scatter
@@ -24,10 +23,6 @@ from gossamer.peer.simulator.population import Layout, Population, SimulatedRepl
 
 # As the codecs' papers: arXiv 2503.09799 none from 4 bits up, 1-bit Adam 1.
 FEEDBACK_DECAY: Final = {"q2": 1.0, "sign1": 1.0}
-SMALL: Final = PACKINGS["fp32"]  # codec of small tensors, as in FragmentCodec
-
-
-# ---------------------------------------------------------------------- broadcast to a group
 
 
 def feedback_decay(codec: str, decay: float | None) -> float:
@@ -36,27 +31,18 @@ def feedback_decay(codec: str, decay: float | None) -> float:
     return chosen if codec in PACKINGS else 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class Coded:
-    """The bytes of one message, both uint8; the sketch is empty unless the codec is a modulo codec."""
-
-    sketch: Tensor
-    payload: Tensor
-
-
 class Channel:
     """Sends one peer's tensors of one fragment to its group: coded once, decoded alike by every peer, the sender included.
 
-    A packing is sent as it is, with error feedback (whose residual this owns) where its few bits need it. A modulo codec is decoded against
-    a message of zeros: its window then spans the values themselves, and blocks that do not decode count as zero.
+    A message is decoded against a message of zeros. So the window of a modulo codec spans the values themselves, and blocks that do not
+    decode count as zero. With error feedback (SparseLoCo, arXiv 2508.15706), the loss of one message, times the decay, is added to the
+    next. `residual` is that loss; None without feedback.
     """
 
     def __init__(self, codec: FragmentCodec, decay: float | None, device: torch.device) -> None:
         self._codec = codec
-        self._num_coded = codec.fragment.num_coded
-        self._packing = PACKINGS.get(codec.codec.name)
-        chosen = feedback_decay(codec.codec.name, decay)
-        self._feedback = Feedback(self._packing, chosen, self._num_coded, device) if self._packing and chosen else None
+        self._decay = feedback_decay(codec.codec.name, decay)
+        self.residual = torch.zeros(codec.fragment.numel, device=device) if self._decay else None
 
     @property
     def num_bytes(self) -> int:
@@ -66,28 +52,22 @@ class Channel:
     def send(self, values: Tensor, seed: int) -> Tensor:
         """Return the tensor that every peer decodes of f32[numel] values: a new one. Raises Diverged for values that cannot be sent."""
         with coding("a group of peers"):
-            return self.decode(self.encode(values, seed), seed)
+            return self.decode(*self.encode(values, seed), seed)
 
-    def encode(self, values: Tensor, seed: int) -> Coded:
-        """Return the message, and keep its error where there is feedback. Raises ValueError for values that cannot be sent."""
-        sketch = self._codec.sketch(values, seed)
-        if self._feedback is not None:
-            coded, _ = self._feedback.pack(values[: self._num_coded])
-            return Coded(sketch, torch.cat((coded, SMALL.pack(values[self._num_coded :]))))
-        nothing = sketch if self._packing else self._codec.sketch(torch.zeros_like(values), seed)
-        return Coded(sketch, self._codec.encode(values, seed, sketch, nothing).payload)
+    def encode(self, values: Tensor, seed: int) -> tuple[Tensor, Tensor]:
+        """Return sketch and payload, and keep the loss where there is feedback. Raises ValueError for values that cannot be sent."""
+        wanted = values if self.residual is None else self.residual.mul_(self._decay).add_(values)
+        sketch, of_zeros = self._codec.sketch(wanted, seed), self._codec.sketch(torch.zeros_like(wanted), seed)
+        payload = self._codec.encode(wanted, seed, sketch, of_zeros).payload
+        if self.residual is not None:
+            self.residual = wanted - self.decode(sketch, payload, seed)
+        return sketch, payload
 
-    def decode(self, sent: Coded, seed: int) -> Tensor:
+    def decode(self, sketch: Tensor, payload: Tensor, seed: int) -> Tensor:
         """Return the decoded f32[numel]; the same for every peer's channel of this fragment, whatever that peer has sent."""
-        numel = self._codec.fragment.numel
-        if self._packing:
-            coded, small = sent.payload.split_with_sizes(
-                [self._packing.payload_bytes(self._num_coded), SMALL.payload_bytes(numel - self._num_coded)]
-            )
-            return torch.cat((self._packing.unpack(coded, self._num_coded), SMALL.unpack(small, numel - self._num_coded)))
-        zeros = torch.zeros(numel, device=sent.payload.device)
-        own = self._codec.encode(zeros, seed, self._codec.sketch(zeros, seed), sent.sketch)
-        return self._codec.gap(own, sent.payload).values
+        zeros = torch.zeros(self._codec.fragment.numel, device=payload.device)
+        own = self._codec.encode(zeros, seed, self._codec.sketch(zeros, seed), sketch)
+        return self._codec.gap(own, payload).values
 
 
 class Broadcast:
@@ -105,9 +85,6 @@ class Broadcast:
         channel = self._channels[peer][fragment]
         self._traffic.sent_bytes += channel.num_bytes
         return channel.send(values, step * len(self._channels) + peer)
-
-
-# ---------------------------------------------------------------------- gradients
 
 
 def data_parallel(population: Population) -> Iterator[Fraction]:
@@ -136,9 +113,6 @@ def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tens
         yield gather(codec.fragment, gradients)
     for gradient in gradients.values():
         gradient.zero_()
-
-
-# ---------------------------------------------------------------------- pseudo-gradients
 
 
 @dataclass(frozen=True, slots=True)

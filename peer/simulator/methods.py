@@ -51,10 +51,6 @@ class Method:
         return [rate] * (1 if self.one_replica else scenario.num_peers)
 
 
-def _pairs(scenario: Scenario, num_fragments: int) -> Train:
-    return partial(gossip, rule=pair_rule(scenario))
-
-
 def pair_rule(scenario: Scenario) -> NoLoCo:
     """Return NoLoCo's step with the scenario's constants. Raises BadSettings outside its stable range."""
     outer = scenario.manifest.outer
@@ -64,41 +60,33 @@ def pair_rule(scenario: Scenario) -> NoLoCo:
         raise BadSettings(str(error), hint="change alpha or gamma") from None
 
 
-def group(*, nesterov: bool, **defaults: Any) -> Method:
-    """Make a method in which a group exchanges all fragments at once and waits."""
+def _group(*, nesterov: bool, streams: bool = False) -> Callable[[Scenario, int], Train]:
+    """Make the training of a group that exchanges all fragments at once and waits, or streams them in turn."""
 
-    def train(scenario: Scenario, _: int) -> Train:
-        schedule = StreamingSchedule(1, scenario.period, 0)
-        return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=nesterov)))
+    def train(scenario: Scenario, num_fragments: int) -> Train:
+        overlap_steps = math.ceil(scenario.delay_steps / scenario.slowest_step) if streams else 0
+        try:
+            schedule = StreamingSchedule(num_fragments if streams else 1, scenario.period, overlap_steps)
+        except ValueError as error:
+            raise BadSettings(str(error), hint="lower --delay or raise --inner-steps") from None
+        outer = scenario.manifest.outer
+        settings = DiLoCoSettings(outer.beta, outer.alpha, nesterov, scenario.clip, scenario.staleness_penalty)
+        return partial(train_group, rule=GroupRule(schedule, settings, scenario.keep_local if streams else 0.0))
 
-    return Method(train, lambda _: defaults, common_vectors=2)
-
-
-def _streaming(scenario: Scenario, num_fragments: int) -> Train:
-    inner_steps, overlap_steps = scenario.period, math.ceil(scenario.delay_steps / scenario.slowest_step)
-    try:
-        schedule = StreamingSchedule(num_fragments, inner_steps, overlap_steps)
-    except ValueError as error:
-        raise BadSettings(str(error), hint="lower --delay or raise --inner-steps") from None
-    return partial(train_group, rule=GroupRule(schedule, _outer(scenario, nesterov=True), keep=scenario.keep_local))
-
-
-def _outer(scenario: Scenario, *, nesterov: bool) -> DiLoCoSettings:
-    outer = scenario.manifest.outer
-    return DiLoCoSettings(outer.beta, outer.alpha, nesterov, scenario.clip, scenario.staleness_penalty)
+    return train
 
 
 METHODS: Final[dict[str, Method]] = {
     "noloco": Method(
-        _pairs,
+        lambda scenario, _: partial(gossip, rule=pair_rule(scenario)),
         lambda _: {"alpha": 0.0, "beta": 1.0, "gamma": 1.0, "codec": PAIR_CODEC},
         own_vectors=2,
         at_own_rate=True,
     ),
-    "diloco": group(nesterov=True, alpha=0.9, beta=0.7, codec="fp32"),
-    "diloco-heavy-ball": group(nesterov=False, alpha=0.3, beta=0.7, codec="fp32"),
+    "diloco": Method(_group(nesterov=True), lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, common_vectors=2),
+    "diloco-heavy-ball": Method(_group(nesterov=False), lambda _: {"alpha": 0.3, "beta": 0.7, "codec": "fp32"}, common_vectors=2),
     "streaming": Method(
-        _streaming,
+        _group(nesterov=True, streams=True),
         lambda num_peers: {
             "alpha": 0.9,
             "beta": learning_rate_for(num_peers),

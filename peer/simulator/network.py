@@ -1,17 +1,15 @@
 """A swarm's network without training: how long an exchange takes, how long peers wait for each other, what is left to compute.
 
-Four models, all in virtual time; no model is built and nothing is trained. Links: a message takes a log-normal latency drawn anew each
-time (NoLoCo, arXiv 2506.10911, section 5.3), here plus its bytes over the bandwidth; latency-bound and not pipelined, so it flatters
-neither large messages nor small ones. Waiting: inner steps take log-normal times, communication is free (its Figure 5B; the figures of the
-paper come out with log-variance 0.5), and a pair goes on together after its meeting, so that delays spread from pair to pair. Utilization:
-the simulator of Streaming DiLoCo (arXiv 2501.18512, section 3.1), as far as its text and its Table 4 tell. All draw for many trials, pairs
-or bandwidths at once, in chunks, so that a million peers fit.
+Three models in virtual time, without training. Links: a message takes a log-normal latency, drawn anew each time (NoLoCo, arXiv
+2506.10911, section 5.3), plus its bytes over the bandwidth. Waiting: inner steps take log-normal times and communication is free (its
+Figure 5B, which comes out with log-variance 0.5). Utilization: the simulator of Streaming DiLoCo (arXiv 2501.18512, section 3.1), as far
+as its text and Table 4 tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +32,6 @@ TOTAL_DRAWS: Final = 1 << 25  # of a round's slowest peer: a million peers take 
 MAX_PAIR_PEERS: Final = 4096  # how pairs wait hardly depends on how many there are
 MIN_PAIR_PEERS: Final = 64
 
-GRID: Final = np.logspace(-1, 3, 50) * 1e9  # bits per second: the grid that the values of Streaming DiLoCo's Table 4 lie on
 NUM_PERIODS: Final = 6
 WARM_PERIODS: Final = 2  # left out of the measurement
 
@@ -71,11 +68,6 @@ class Links:
         times *= self.latency_s
         times += 8.0 * num_bytes / self.bandwidth
         return times
-
-
-def swap_seconds(links: Links, num_bytes: float, num_pairs: int, random: np.random.Generator) -> float:
-    """Return the mean time in which two peers send each other a message: the longer of two sends."""
-    return _mean(links.draw(random, (count, 2), num_bytes).max(1) for count in _chunks(num_pairs, 2))
 
 
 def meeting_seconds(links: Links, num_bytes: float, num_pairs: int, random: np.random.Generator) -> float:
@@ -138,31 +130,18 @@ def _mean(parts: Iterator[Floats]) -> float:
 # ---------------------------------------------------------------------- waiting: all for the slowest, or each pair for the slower one
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """Time of a run over the time that its inner steps take, for a group that waits for its slowest and for pairs."""
+def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> dict[str, float]:
+    """Return the time of a run over that of its inner steps, for a `group` that waits for its slowest and for `pairs`.
 
-    group: float
-    pairs: float
-
-    @property
-    def ratio(self) -> float:
-        """Return the group's time over the pairs'."""
-        return self.group / self.pairs
-
-
-def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> Waiting:
-    """Simulate `num_rounds` outer steps, or as many as there are draws for.
-
-    A large group takes fewer rounds, for these do not depend on each other. Delays of pairs spread from round to round, so there
-    are fewer pairs first, and fewer rounds only where that is not enough.
+    Simulates `num_rounds` outer steps, or as many as there are draws for. Rounds of a group do not depend on each other, so a large group
+    takes fewer. Delays of pairs spread from round to round, so pairs are left out first, and rounds only where that is not enough.
     """
     most = min(num_peers, MAX_PAIR_PEERS)
     num_paired = min(most, max(MIN_PAIR_PEERS, TOTAL_DRAWS // (inner_steps * num_rounds)))
-    return Waiting(
-        group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
-        pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
-    )
+    return {
+        "group": group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
+        "pairs": pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
+    }
 
 
 def _affordable(num_peers: int, inner_steps: int, num_rounds: int) -> int:
@@ -214,24 +193,23 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Sending:
-    """What crosses the link, and when. `layers_at` returns the layers (from 0) that are sent in the backward pass of a step."""
+    """What crosses the link, and when: one of `num_fragments` strided fragments in turn, each time after `interval` inner steps."""
 
-    layers_at: Callable[[int], frozenset[int]]
-    period_steps: int  # after so many steps everything repeats
+    num_fragments: int
+    interval: int
     bits_per_param: float
     overlap_steps: int = 0  # how many steps later than the next one it may arrive
 
+    @property
+    def period_steps(self) -> int:
+        """Return the inner steps after which everything repeats."""
+        return self.interval * self.num_fragments
 
-def data_parallel(workload: Workload, bits_per_param: float) -> Sending:
-    """Send everything at every step."""
-    everything = frozenset(range(workload.num_layers))
-    return Sending(lambda step: everything, 1, bits_per_param)
-
-
-def diloco(workload: Workload, bits_per_param: float, inner_steps: int = 100) -> Sending:
-    """Send everything every `inner_steps`."""
-    everything = frozenset(range(workload.num_layers))
-    return Sending(lambda step: frozenset() if step % inner_steps else everything, inner_steps, bits_per_param)
+    def layers_at(self, step: int, num_layers: int) -> range:
+        """Return the layers (from 0) that are sent in the backward pass of a step."""
+        if step % self.interval:
+            return range(0)
+        return range(step // self.interval % self.num_fragments, num_layers, self.num_fragments)
 
 
 def streaming(
@@ -239,14 +217,7 @@ def streaming(
 ) -> Sending:
     """Send one strided fragment at a time, each every `inner_steps` or so."""
     num_fragments = max(1, round(workload.num_layers / layers_per_fragment))
-    interval = max(1, round(inner_steps / num_fragments))
-
-    def layers_at(step: int) -> frozenset[int]:
-        if step % interval:
-            return frozenset()
-        return frozenset(range(step // interval % num_fragments, workload.num_layers, num_fragments))
-
-    return Sending(layers_at, interval * num_fragments, bits_per_param, overlap_steps)
+    return Sending(num_fragments, max(1, round(inner_steps / num_fragments)), bits_per_param, overlap_steps)
 
 
 def gossip_utilization(workload: Workload, bits_per_param: float, inner_steps: int, bandwidths: Floats) -> Floats:
@@ -261,51 +232,30 @@ def gossip_utilization(workload: Workload, bits_per_param: float, inner_steps: i
 
 def compute_utilization(workload: Workload, sending: Sending, bandwidths: Floats) -> Floats:
     """Return the share of time spent computing at each bandwidth (bits per second)."""
-    site = _Site(workload, sending, np.asarray(bandwidths, dtype=np.float64))
+    num_layers, step_s = workload.num_layers, workload.step_seconds
+    forward_s, backward_s = step_s / (3 * num_layers), 2 * step_s / 3 / (2 * num_layers - 1)
+    layer_s = sending.bits_per_param * workload.num_params / num_layers / np.asarray(bandwidths, dtype=np.float64)
+    now, link_free_at, started = np.zeros_like(layer_s), np.zeros_like(layer_s), np.zeros_like(layer_s)
+    coming: list[list[tuple[int, Floats]]] = [[] for _ in range(num_layers)]  # per layer: needed at step, arrives at
     period = max(sending.period_steps, 8)
     warm, total = WARM_PERIODS * period, NUM_PERIODS * period
-    for step in range(warm):
-        site.step(step)
-    started = site.now.copy()
-    for step in range(warm, total):
-        site.step(step)
-    return (total - warm) * workload.step_seconds / (site.now - started)
-
-
-class _Site:
-    """One site in training: the time now, when the link is free, and what is on its way, for every bandwidth."""
-
-    def __init__(self, workload: Workload, sending: Sending, bandwidths: Floats) -> None:
-        layers, seconds = workload.num_layers, workload.step_seconds
-        self._sending = sending
-        self._num_layers = layers
-        self._forward = seconds / (3 * layers)
-        self._backward = 2 * seconds / 3 / (2 * layers - 1)
-        self._step_seconds = seconds
-        self._layer_seconds = sending.bits_per_param * workload.num_params / layers / bandwidths
-        self._link = np.zeros_like(bandwidths)
-        self._coming: list[list[tuple[int, Floats]]] = [[] for _ in range(layers)]  # per layer: needed at step, arrives at
-        self.now = np.zeros_like(bandwidths)
-
-    def step(self, step: int) -> None:
-        """Compute one inner step, waiting where something must have arrived first."""
-        sent = self._sending.layers_at(step)
-        if not sent and not any(needed <= step for coming in self._coming for needed, _ in coming):
-            self.now = self.now + self._step_seconds
-            return
-        for layer in range(self._num_layers):
-            self._wait(step, layer)
-            self.now = self.now + self._forward
-        for layer in reversed(range(self._num_layers)):
-            self.now = self.now + self._backward * (2 if layer else 1)
-            if layer in sent:
-                self._link = np.maximum(self._link, self.now) + self._layer_seconds
-                self._coming[layer].append((step + 1 + self._sending.overlap_steps, self._link))
-
-    def _wait(self, step: int, layer: int) -> None:
-        coming = self._coming[layer]
-        while coming and coming[0][0] <= step:
-            self.now = np.maximum(self.now, coming.pop(0)[1])
+    for step in range(total):
+        if step == warm:
+            started = now
+        sent = sending.layers_at(step, num_layers)
+        if not sent and not any(needed <= step for layer in coming for needed, _ in layer):
+            now = now + step_s
+            continue
+        for layer in coming:
+            while layer and layer[0][0] <= step:
+                now = np.maximum(now, layer.pop(0)[1])
+            now = now + forward_s
+        for number in reversed(range(num_layers)):
+            now = now + backward_s * (2 if number else 1)
+            if number in sent:
+                link_free_at = np.maximum(link_free_at, now) + layer_s
+                coming[number].append((step + 1 + sending.overlap_steps, link_free_at))
+    return (total - warm) * step_s / (now - started)
 
 
 # ---------------------------------------------------------------------- the report
@@ -363,14 +313,13 @@ def _need_size(option: str, size: float) -> None:
 
 def report(network: Network) -> dict[str, Any]:
     """Simulate the network and return the object that `peer simulate --network --json` prints."""
-    waits = waiting(network.num_peers, network.inner_steps, NUM_ROUNDS, np.random.default_rng(network.seed))
     shares = _utilization(network)
     return {
         "peers": network.num_peers,
         "sync_seconds": _sync_seconds(network),
         "compute_utilization": shares["gossip"],
         "compute_utilization_by_method": shares,
-        "barrier_slowdown": {"group": waits.group, "pairs": waits.pairs},
+        "barrier_slowdown": waiting(network.num_peers, network.inner_steps, NUM_ROUNDS, np.random.default_rng(network.seed)),
         "codec": network.codec,
         "bits_per_param": network.bits_per_param,
         "params": network.workload.num_params,
@@ -395,8 +344,8 @@ def _utilization(network: Network) -> dict[str, float]:
     work, bits, inner_steps = network.workload, network.bits_per_param, network.inner_steps
     bandwidth = np.array([network.links.bandwidth])
     sendings = {
-        "ddp": data_parallel(work, bits),
-        "diloco": diloco(work, bits, inner_steps),
+        "ddp": Sending(1, 1, bits),
+        "diloco": Sending(1, inner_steps, bits),
         "streaming": streaming(work, bits, inner_steps, overlap_steps=1),
     }
     shares = {name: float(compute_utilization(work, sending, bandwidth)[0]) for name, sending in sendings.items()}

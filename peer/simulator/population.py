@@ -1,10 +1,8 @@
 """A simulated swarm: replicas built from a scenario, and an estimate of their memory before they are built.
 
-Each replica's fast weights are one flat vector, fragment after fragment, and its model is a view of it. So a fragment is a slice that
-needs no gathering, and the mean over replicas is a mean of vectors. An inner step computes what a real peer's does
-(peer/trainer/replica.py) with other code. Gradient and step are two calls here, because data-parallel training averages the gradients of
-many peers between them. A gradient is freed after its use, because N replicas need one at a time. A batch without a finite loss, which a
-real peer skips, ends the simulation. Slow weights and outer steps are elsewhere.
+Each replica's fast weights are one flat vector, fragment after fragment, and its model is a view of it. An inner step computes what a real
+peer's does (peer/trainer/replica.py) in two calls, because data-parallel training averages the gradients of many peers between them. A
+batch without a finite loss, which a real peer skips, ends the simulation.
 """
 
 from __future__ import annotations
@@ -110,6 +108,11 @@ class SimulatedReplica:
         self.add_gradient(self._batches, self.own_steps)
         self.apply_gradient()
 
+    def taken_losses(self) -> list[float]:
+        """Return the losses since the last call."""
+        losses, self.losses = self.losses, []
+        return losses
+
     def add_gradient(self, batches: Batches, step: int) -> None:
         """Add the gradient of a batch to the parameters' gradients."""
         loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device), self._dtype)
@@ -163,10 +166,7 @@ class Population:
 
 
 def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
-    """Build one replica per entry of `schedules`, the rate at which its learning rate schedule runs, all with the initial weights.
-
-    Raises BadManifest for an impossible model.
-    """
+    """Build one replica per entry of `schedules`, its rate of the learning rate schedule. Raises BadManifest for an impossible model."""
     manifest = scenario.manifest
     model = build_model(manifest.model, scenario.seed)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
@@ -181,9 +181,6 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
         for number, (one, rate) in enumerate(zip(models, schedules, strict=True))
     )
     return Population(scenario, layout, replicas, texts)
-
-
-# ---------------------------------------------------------------------- memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,9 +225,7 @@ def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
 
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return int(psutil.virtual_memory().available)
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else int(psutil.virtual_memory().available)
 
 
 def _activation_values(scenario: Scenario) -> int:

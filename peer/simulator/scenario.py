@@ -99,8 +99,6 @@ class Scenario:
         """Return the inner settings of a peer whose schedule lasts as long as the run at this rate."""
         return replace(inner_settings(self.manifest), total_steps=math.ceil(self.num_steps * rate))
 
-    # ------------------------------------------------------------------ times of steps
-
     def is_away(self, peer: int, now: Fraction | int) -> bool:
         """Return whether the peer is away at this time."""
         number = math.floor(now / self.period)

@@ -1,4 +1,4 @@
-"""A whole swarm of real nodes in virtual time: how fast newcomers know others, a cut and its healing, churn, traffic, and what must not be.
+"""A whole swarm of real nodes in virtual time: arrivals, a cut into two halves and its healing, churn, traffic, and what must not be.
 
 The peers arrive, run together, are partitioned into two halves, and merge again. Trainers are stand-ins (`stand_in.py`), so no figure says
 anything about learning; keys, signatures, messages, directory look-ups and meetings are the real code.
@@ -11,7 +11,7 @@ import random
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +88,6 @@ class SwarmResult:
     kills: int = 0
     violations: list[str] = field(default_factory=list)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return it as an object."""
-        return asdict(self)
-
 
 def simulate_swarm(scene: SwarmScene, manifest: Manifest, follow: Follow = lambda done_s, total_s: None) -> SwarmResult:
     """Play a scene. `manifest`: of the run; its access and issuers are replaced. `follow` is called with the progress from time to time."""
@@ -131,13 +127,14 @@ class SwarmStory:
             await asyncio.sleep(max(0.0, at_s - loop_s()))
             self._start(peer)
         await asyncio.sleep(SETTLE_S)
-        began_s, before = loop_s(), [self._background_bytes(peer) for peer in self._peers]
+        began_s, before = loop_s(), [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
         if scene.churn:
             self._start_aside(self._churn())
         if scene.cut_s:
             await self._cut()
         await asyncio.sleep(SETTLE_S)
-        rates = [(self._background_bytes(peer) - num) / (loop_s() - began_s) for peer, num in zip(self._peers, before, strict=True)]
+        after = [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
+        rates = [(late - early) / (loop_s() - began_s) for early, late in zip(before, after, strict=True)]
         result.background_bytes_per_s = Spread.of(rates)
         await self._end()
         return result
@@ -254,9 +251,6 @@ class SwarmStory:
         for number in range(min(NUM_DOORS, self._scene.peers)):
             peer = host.peer_id if number == 0 else identity_of(number).peer_id
             yield f"{_place(number)}/p2p/{peer}"
-
-    def _background_bytes(self, peer: Resident) -> float:
-        return peer.num_bytes - peer.counts.meeting_bytes
 
     def _start_aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)

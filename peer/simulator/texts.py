@@ -1,7 +1,4 @@
-"""The peers' batches: of one text, each peer in its own order, or skewed so that each peer sees more of its own part.
-
-Corpora are in peer/text/corpus.py.
-"""
+"""The peers' batches: of one text, each peer in its own order, or skewed so that each peer sees more of its own part."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ class Batches(Protocol):
 class Skewed:
     """Batches that take some windows from the peer's own corpus and the rest from the common one.
 
-    Where the share is no whole number of windows, each step rounds it down or up, as evenly as possible, so that no window is skipped and
-    the mean is exact. The phase, in [0, 1), decides which steps round up.
+    Each step rounds the share to whole windows so that the mean is exact. The phase, in [0, 1), decides which steps round up.
     """
 
     own: Batches  # one window each
@@ -78,8 +74,9 @@ def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cach
 
     Raises BadSettings as load_corpus does, and, with the numbers, when a peer's own part of the text is too small.
     """
-    draws = [_draw(scenario, peer) for peer in range(scenario.num_peers)]
-    section = scenario.manifest.data
+    section, inner = scenario.manifest.data, scenario.manifest.inner
+    peers = [b"simulated-%d" % peer for peer in range(scenario.num_peers)]
+    draws = [Draw(scenario.seed, peer, inner.batch_size, inner.sequence_length) for peer in peers]
     first = load_corpus(section, tokenizer, draws[0], path, cache)
     if isinstance(first, ResidentCorpus):
         return Texts(tuple(_resident(first.tokens, scenario, draw, peer) for peer, draw in enumerate(draws)), (first,))
@@ -88,11 +85,6 @@ def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cach
         raise BadSettings("skew needs a local text: a streamed data set cannot be divided among the peers", hint="leave --skew out")
     corpora = (first, *(load_corpus(section, tokenizer, draw, path, cache) for draw in draws[1:]))
     return Texts(corpora, corpora)
-
-
-def _draw(scenario: Scenario, peer: int) -> Draw:
-    inner = scenario.manifest.inner
-    return Draw(scenario.seed, b"simulated-%d" % peer, inner.batch_size, inner.sequence_length)
 
 
 def _resident(tokens: Tokens, scenario: Scenario, draw: Draw, peer: int) -> Batches:

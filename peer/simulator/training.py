@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,13 +29,7 @@ NUM_POINTS: Final = 24  # of a curve
 PROBE_BATCHES: Final = 8  # on which the replicas' outputs are compared
 
 
-@dataclass(frozen=True, slots=True)
-class Headway:
-    """The progress of a simulation."""
-
-    num_tokens: int
-    total_tokens: int
-    train_loss: float  # nats per token, mean over the newest inner steps
+Watch = Callable[[int, int, float], None]  # called with the tokens so far and in total, and the newest mean loss, nats per token
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,18 +43,14 @@ class Venue:
     num_curve_batches: int = 0  # held-out batches at each point of the curve; 0: no held-out loss in the curve
 
 
-def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, Headway], None]) -> list[Row]:
+def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, int, int, float], None]) -> list[Row]:
     """Run all simulations of a request and report progress to `follow`. Raises as `simulate`; in a sweep a divergence is a row."""
     points = request.scenarios()
     rows = []
     for number, (point, made) in enumerate(points, 1):
         name = f"{number}/{len(points)} {Row(point, None).name}" if point else made.manifest.outer.method
-
-        def watch(headway: Headway, name: str = name) -> None:
-            follow(name, headway)
-
         try:
-            rows.append(Row(point, simulate(made, venue, watch)))
+            rows.append(Row(point, simulate(made, venue, partial(follow, name))))
         except Diverged as error:
             if not point:
                 raise
@@ -68,12 +58,11 @@ def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, Headway
     return rows
 
 
-def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None]) -> Result:
+def simulate(scenario: Scenario, venue: Venue, watch: Watch) -> Result:
     """Train the scenario's swarm and measure it.
 
-    All randomness derives from the run's seed. The figures depend on the seed, the text (by default this Python's own sources), torch, and
-    its number of threads. torch's generator is restored. Raises BadSettings or BadManifest for impossible scenarios (more than the
-    memory, a text that is too small), Diverged when the training diverges.
+    The figures depend on the run's seed, the text, torch, and its number of threads; torch's generator is restored. Raises BadSettings or
+    BadManifest for impossible scenarios, Diverged when the training diverges.
     """
     started_s = time.monotonic()
     chosen = method(scenario.manifest.outer.method)
@@ -105,7 +94,7 @@ def total_steps(chosen: Method, scenario: Scenario) -> int:
 class Recorder:
     """Records the curve of a population in training. `measured_s` is the total duration of the measurements so far."""
 
-    def __init__(self, population: Population, venue: Venue, watch: Callable[[Headway], None], total_steps: int) -> None:
+    def __init__(self, population: Population, venue: Venue, watch: Watch, total_steps: int) -> None:
         self._population = population
         self.measured_s = 0.0
         self._venue = venue
@@ -119,11 +108,11 @@ class Recorder:
     def after(self, now: Fraction) -> None:
         """Record the inner steps up to an instant."""
         self._now = now
-        newest = [loss for replica in self._population.replicas for loss in _taken(replica)]
+        newest = [loss for replica in self._population.replicas for loss in replica.taken_losses()]
         self._num_steps += len(newest)
         self._losses += newest
         if newest:
-            self._watch(Headway(self._tokens, self._total_steps * self._population.scenario.step_tokens, _mean(newest)))
+            self._watch(self._tokens, self._total_steps * self._population.scenario.step_tokens, _mean(newest))
         if self._num_steps * NUM_POINTS >= self._total_steps * (len(self._curve) + 1) and self._losses:
             self._curve.append(self._point())
 
@@ -159,7 +148,7 @@ class Recorder:
             eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_peers],
             eval_loss_averaged=averaged,
             weight_std=weight_std(population.replicas),
-            output_distance=_distance_of_outputs(population.replicas, held_out),
+            output_distance=sum(map(self._output_distance, held_out.held_out_batches(PROBE_BATCHES))) / PROBE_BATCHES,
             meetings=traffic.completed,
             bits_per_param=population.layout.bits_per_value if traffic.sent_bytes else 0.0,
             wall_seconds=time.monotonic() - started_s,
@@ -173,23 +162,12 @@ class Recorder:
             curve=tuple(self._curve),
         )
 
-
-def _taken(replica: SimulatedReplica) -> list[float]:
-    losses, replica.losses = replica.losses, []
-    return losses
+    def _output_distance(self, batch: Tensor) -> float:
+        return output_distance([predictions(replica.model, batch[:1]) for replica in self._population.replicas])
 
 
 def _mean(values: list[float]) -> float:
     return sum(values) / len(values)
-
-
-# ---------------------------------------------------------------------- measurements of replicas
-
-
-def _distance_of_outputs(replicas: Sequence[SimulatedReplica], held_out: Corpus) -> float:
-    """Return the Jensen-Shannon distance of the replicas' outputs, nats per token, over the first windows of some held-out batches."""
-    batches = held_out.held_out_batches(PROBE_BATCHES)
-    return sum(output_distance([predictions(replica.model, batch[:1]) for replica in replicas]) for batch in batches) / len(batches)
 
 
 def mean_weights(replicas: Sequence[SimulatedReplica]) -> Tensor:
@@ -215,16 +193,10 @@ def held_out_losses(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_
 
 def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> float:
     """Return the held-out loss of the replicas' mean weights, nats per token."""
-    with _holding(replicas[0], mean_weights(replicas)):
-        return held_out_loss(replicas[0].model, held_out, num_batches)
-
-
-@contextmanager
-def _holding(replica: SimulatedReplica, weights: Tensor) -> Iterator[None]:
-    """Use other weights in a replica inside the context."""
-    own = replica.weights.clone()
-    replica.weights.copy_(weights)
+    first = replicas[0]
+    own = first.weights.clone()
+    first.weights.copy_(mean_weights(replicas))
     try:
-        yield
+        return held_out_loss(first.model, held_out, num_batches)
     finally:
-        replica.weights.copy_(own)
+        first.weights.copy_(own)

@@ -1,7 +1,7 @@
 """The windows of the training text that an inner step reads: a shuffle whose only state is the step number.
 
-Each pass over the text visits every window once, in an order that depends only on the run's seed, the peer and the pass. So a peer resumes
-at step n exactly by reading step n. Why in parts: docs/decisions/2026-11-22-window-order.md.
+Each pass visits every window once, in an order that depends only on the run's seed, the peer and the pass
+(docs/decisions/2026-11-22-window-order.md).
 """
 
 from __future__ import annotations
@@ -78,19 +78,14 @@ class WindowOrder:
 
 
 def random_stream(draw: Draw, purpose: bytes, number: int) -> np.random.Philox:
-    """Return the random stream of a run, a peer, a purpose and a number; the same on every machine.
-
-    numpy promises that the raw stream of a bit generator never changes (NEP 19).
-    """
+    """Return the random stream of a run, a peer, a purpose and a number; numpy keeps it the same on every machine (NEP 19)."""
     message = b"gossamer-" + purpose + struct.pack("<qQ", draw.run_seed, number) + draw.peer
     return np.random.Philox(key=int.from_bytes(hashlib.blake2b(message, digest_size=16).digest(), "little"))
 
 
 def permutation(stream: np.random.Philox, size: int) -> IndexArray:
-    """Return range(size) in an order drawn from a stream: int64[size].
-
-    It sorts raw numbers, because numpy does not promise that its own shuffle stays the same.
-    """
+    """Return range(size) in an order drawn from a stream: int64[size]."""
+    # numpy does not promise that its own shuffle stays the same.
     return np.argsort(stream.random_raw(size), kind="stable").astype(np.int64, copy=False)
 
 

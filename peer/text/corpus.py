@@ -1,7 +1,6 @@
 """Corpora: batches of a peer's text, each a pure function of the run's seed, the peer and the step.
 
-So the data cursor is the step number, and no other state is saved to resume exactly. The exception is a streamed data set
-(peer/text/streaming.py), whose `cursor` is the place in the stream of the current batches.
+So the step number is the only state, except for a streamed data set (peer/text/streaming.py), whose `cursor` is a place in its stream.
 """
 
 from __future__ import annotations
@@ -77,9 +76,8 @@ class ResidentCorpus(Corpus):
 class MixedCorpus(Corpus):
     """Batches whose windows come from several corpora, which must have one window per batch.
 
-    The source of a window depends on the run's seed and the window's number, the same at every peer. Windows are distributed in blocks of
-    BLOCK: in each block a source has as many as its weight says, in an order drawn for the block. So shares are exact, a batch does not
-    depend on earlier ones, and the peer reads each source in its own order.
+    The source of a window depends on the run's seed and the window's number, the same at every peer. In each block of BLOCK windows a
+    source has as many as its weight says, so shares are exact.
     """
 
     def __init__(self, parts: Sequence[Corpus], weights: Sequence[float], draw: Draw) -> None:

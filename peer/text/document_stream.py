@@ -1,9 +1,7 @@
 """The documents of a data set in one peer's order: unit by unit, ordered by a hash of the run, the peer and the pass.
 
-A unit is a row group of a shard, if the format has row groups. Shards without them are read in stripes, every n-th row, until a data set
-has MIN_UNITS units. So peers read different text without coordination, even from a data set of one file: two peers overlap as two random
-shares do. Documents inside a unit keep their order. Nothing is shuffled in memory, so a place is four numbers. The rows of a unit do not
-depend on the peer.
+A unit is a row group of a shard. Shards without row groups are read in stripes, every n-th row, until a data set has MIN_UNITS units. So
+peers read different text without coordination, even from one file. Nothing is shuffled in memory, so a place is four numbers.
 """
 
 from __future__ import annotations

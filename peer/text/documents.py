@@ -1,7 +1,7 @@
 """Local text, block by block: the interpreter's standard library, or the operator's folder or file.
 
 Each block is marked as training or held-out by a hash that no peer chooses: of the file's name in the built-in corpus, of the block's
-content in an operator's text. So one file is enough, and text that two peers share is held out at both.
+content in an operator's text. So text that two peers share is held out at both.
 """
 
 from __future__ import annotations

@@ -1,13 +1,11 @@
 """A streamed Hugging Face data set as a corpus: the peer holds one buffer of tokens and fetches the next while it trains.
 
-peer/text/document_stream.py decides the order of documents. The contents of a buffer are a pure function of the place where it begins. So
-a checkpoint needs no tokens: after a restart the same buffer is fetched again (reading its unit up to the first document), and training
-continues exactly. A document that does not fit into the rest of a buffer loses its end. One document in twenty, chosen by the hash of its
-content, is held out at every peer. The held-out text is the first such documents in the data set's own order, so all peers measure on the
-same text.
+The contents of a buffer are a pure function of the place where it begins. So a checkpoint needs no tokens: after a restart the same buffer
+is fetched again. A document that does not fit into the rest of a buffer loses its end. The held-out text is the first held-out documents
+in the data set's own order, so all peers measure on the same text.
 
-When the next buffer is late (slow or dead network), training reads the current one again in another order and logs a warning. Only then do
-later steps differ from those with a fast network. The cursor holds what was read, so a resumed run continues from it.
+When the next buffer is late, training reads the current one again in another order and logs a warning. Only then do later steps differ
+from those with a fast network.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A cache of tokenized text on disk: a folder larger than memory can be trained on, and is tokenized once.
-
-An entry is named by a digest of its sources, appears atomically, and may be deleted at any time. At most one text is kept.
-"""
+"""Tokenized text, in memory or cached on disk; an entry appears atomically and may be deleted, and at most one text is kept."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
     sinks = io.BytesIO(), io.BytesIO()
     num_bytes = _tokenize(blocks, tokenizer, sinks, lambda num_bytes: None)
     train, held_out = (np.frombuffer(sink.getbuffer(), dtype=tokenizer.dtype) for sink in sinks)
-    return _tokens(train, held_out, num_bytes)
+    return Tokens(train, held_out, num_bytes / max(1, len(train) + len(held_out)))
 
 
 def on_disk(
@@ -59,7 +56,7 @@ def on_disk(
             hint = "free some space, or train on less text"
             raise BadSettings(f"the text cannot be tokenized into {cache}: {error.strerror}", hint=hint) from error
     train, held_out = (_mapped(folder / side, tokenizer.dtype) for side in SIDES)
-    return _tokens(train, held_out, int((folder / "num_bytes").read_text()))
+    return Tokens(train, held_out, int((folder / "num_bytes").read_text()) / max(1, len(train) + len(held_out)))
 
 
 def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, tell: Tell) -> None:
@@ -90,10 +87,6 @@ def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[byt
                 num_bytes += 1
         tell(num_bytes)
     return num_bytes
-
-
-def _tokens(train: npt.NDArray[Any], held_out: npt.NDArray[Any], num_bytes: int) -> Tokens:
-    return Tokens(train, held_out, num_bytes / max(1, len(train) + len(held_out)))
 
 
 def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:

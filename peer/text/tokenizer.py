@@ -1,7 +1,6 @@
 """Tokenizers: the 256 bytes themselves, or any fast tokenizer of transformers.
 
-The byte tokenizer has no merges and no special tokens: a token's id is the byte, so `text.encode()` is the tokenization. A folder exported
-with it still loads with AutoTokenizer. Byte 0, which no text holds, ends a document.
+A byte's token is the byte itself, and byte 0, which no text holds, ends a document. A folder exported with bytes loads with AutoTokenizer.
 """
 
 from __future__ import annotations
@@ -44,16 +43,10 @@ class Tokenizer:
         """Return the narrowest type that holds every token."""
         return np.min_scalar_type(self.vocab_size - 1)
 
-    def encode(self, text: str) -> npt.NDArray[Any]:
-        """Tokenize a piece of text into a new array of `dtype`, without special tokens."""
-        if self._pretrained is None:
-            return np.frombuffer(text.encode(), dtype=np.uint8)
-        return np.asarray(self._pretrained(text, add_special_tokens=False, verbose=False)["input_ids"], dtype=self.dtype)
-
     def encode_all(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
         """Tokenize several pieces of text into new arrays of `dtype`, without special tokens.
 
-        A pretrained tokenizer encodes all texts in one call, on its own threads. Raises BadSettings for tokens outside the vocabulary.
+        Raises BadSettings for tokens outside the vocabulary.
         """
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._encode_texts(texts))
@@ -71,7 +64,7 @@ class Tokenizer:
 
     def _encode_texts(self, texts: list[str]) -> list[npt.NDArray[Any]]:
         if self._pretrained is None or not texts:
-            return [self.encode(text) for text in texts]
+            return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
         found = self._pretrained(texts, add_special_tokens=False, verbose=False)["input_ids"]
         return [np.asarray(tokens, dtype=self.dtype) for tokens in found]
 

@@ -11,7 +11,7 @@ from gossamer.optim.fragments import gather
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.model import build_model, parameter_shapes
-from gossamer.peer.model.plan import fragments
+from gossamer.peer.model.plan import fragment_codecs
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
@@ -55,7 +55,7 @@ def trained_home(path: Path, manifest: Manifest, fast_seed: int, slow_seed: int 
 
 def checkpoint(manifest: Manifest, fast_seed: int, slow_seed: int) -> CheckpointContents:
     slow = weights_from(manifest, slow_seed)
-    cut = fragments(manifest, parameter_shapes(manifest.model))
+    cut = [codec.fragment for codec in fragment_codecs(manifest, parameter_shapes(manifest.model))]
     tensors = {f"fast/{name}": tensor for name, tensor in weights_from(manifest, fast_seed).items()}
     tensors |= {f"slow/{fragment.id}": gather(fragment, slow) for fragment in cut}
     tensors |= {f"momentum/{fragment.id}": torch.zeros(fragment.numel) for fragment in cut}

@@ -10,9 +10,10 @@ from typing import Final
 
 import numpy as np
 
-from gossamer.peer.simulator.network import GRID, Sending, Workload, compute_utilization, data_parallel, diloco, streaming
+from gossamer.peer.simulator.network import Sending, Workload, compute_utilization, streaming
 
 PAPER_BITS: Final = 13.4
+GRID: Final = np.logspace(-1, 3, 50) * 1e9  # bits per second: the grid that the table's values lie on
 TARGETS: Final = (0.5, 0.8, 0.9, 0.95, 0.99)
 WORKLOADS: Final = {"1B": Workload(1e9, 24, 0.1), "10B": Workload(1e10, 48, 0.8), "100B": Workload(1e11, 108, 4.9)}
 TABLE: Final = {
@@ -40,11 +41,21 @@ TABLE: Final = {
 }
 
 
+def data_parallel(bits: float) -> Sending:
+    """Send everything at every step."""
+    return Sending(1, 1, bits)
+
+
+def diloco(bits: float) -> Sending:
+    """Send everything every 100 steps."""
+    return Sending(1, 100, bits)
+
+
 def sendings(workload: Workload, bits: float) -> tuple[Sending, ...]:
     """Return what each row of the table sends: data parallel, DiLoCo, streaming, with overlap, with a quarter of the bits too."""
     return (
-        data_parallel(workload, bits),
-        diloco(workload, bits),
+        data_parallel(bits),
+        diloco(bits),
         streaming(workload, bits),
         streaming(workload, bits, overlap_steps=1),
         streaming(workload, bits / 4, overlap_steps=1),

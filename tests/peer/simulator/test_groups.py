@@ -12,7 +12,7 @@ from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, Piece
 from gossamer.peer.simulator import groups
-from gossamer.peer.simulator.groups import FEEDBACK_DECAY, Channel, Coded, Group, GroupRule, train_group
+from gossamer.peer.simulator.groups import FEEDBACK_DECAY, Channel, Group, GroupRule, train_group
 from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica
 from tests import reference
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training, weights
@@ -52,10 +52,10 @@ def test_all_peers_decode_the_same(name: str, decay: float | None) -> None:
     busy.send(values(seed=9), seed=4)
     for seed in (5, 6):
         counted, sent = sender.send(values(seed), seed), twin.encode(values(seed), seed)
-        crossed = Coded(copied(sent.sketch), copied(sent.payload))
-        assert len(crossed.sketch) + len(crossed.payload) == sender.num_bytes
-        assert torch.equal(fresh.decode(crossed, seed), counted)
-        assert torch.equal(busy.decode(crossed, seed), counted)
+        sketch, payload = map(copied, sent)
+        assert len(sketch) + len(payload) == sender.num_bytes
+        assert torch.equal(fresh.decode(sketch, payload, seed), counted)
+        assert torch.equal(busy.decode(sketch, payload, seed), counted)
     assert not torch.equal(counted, torch.zeros_like(counted))
 
 
@@ -78,6 +78,22 @@ def test_error_feedback_recovers_what_few_bits_lose(name: str) -> None:
     without = channel(name, decay=0.0)
     lost = sum((without.send(sent, seed) for seed in range(60)), torch.zeros_like(sent))
     assert nmse(lost / 60, sent) > 2 * nmse(arrived / 60, sent)
+
+
+@pytest.mark.parametrize("name", ["q2", "sign1", "nf4"])
+def test_nothing_is_lost_at_decay_1(name: str) -> None:
+    """What was sent plus what is owed is the sum of what came in."""
+    given = channel(name, decay=1.0)
+    came, sent = (torch.zeros(CODED + SMALL, dtype=torch.float64) for _ in range(2))
+    for seed in range(20):
+        came, sent = came + values(seed), sent + given.send(values(seed), seed)
+    assert given.residual is not None
+    torch.testing.assert_close(sent + given.residual, came, atol=1e-7, rtol=0)
+
+
+def test_decay_0_forgets() -> None:
+    given = channel("sign1", decay=0.0)
+    assert torch.equal(given.send(values(), seed=1), given.send(values(), seed=1))
 
 
 def test_the_sketch_is_counted() -> None:

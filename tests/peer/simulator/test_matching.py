@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from gossamer.optim.fragments import MEETING_INTERVAL
-from gossamer.peer.simulator.matching import Matcher, OnDemand, Scheduled, matcher
+from gossamer.peer.simulator.pairs import Matcher, OnDemand, Scheduled, matcher
 from tests.peer.simulator.swarms import small_scenario
 
 

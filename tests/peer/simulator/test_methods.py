@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import CODECS
-from gossamer.optim.codecs.interface import Packing
-from gossamer.optim.codecs.packings import Feedback
+from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.peer.simulator import groups
 from gossamer.peer.simulator.methods import METHODS, method
 from gossamer.peer.simulator.population import Population
@@ -79,17 +78,16 @@ def test_error_feedback_is_in_the_size(monkeypatch: pytest.MonkeyPatch, name: st
     """As many residuals as peers build, fragment by fragment, whatever the method."""
     kept: list[int] = []
 
-    class Counted(Feedback):
-        def __init__(self, packing: Packing, decay: float, num_values: int, device: torch.device | str = "cpu") -> None:
-            super().__init__(packing, decay, num_values, device)
-            kept.append(num_values)
+    class Counted(groups.Channel):
+        def __init__(self, codec: FragmentCodec, decay: float | None, device: torch.device) -> None:
+            super().__init__(codec, decay, device)
+            kept.append(0 if self.residual is None else self.residual.numel())
 
-    monkeypatch.setattr(groups, "Feedback", Counted)
+    monkeypatch.setattr(groups, "Channel", Counted)
     made = replace(small_scenario(method=name, codec=codec, peers=2, steps=1), feedback=feedback)
     population = small_population(made)
     next(training(population))
-    num_coded = sum(each.fragment.num_coded for each in population.layout.codecs)
-    assert sum(kept) == method(name).size(made).peer_vectors * 2 * num_coded
+    assert sum(kept) == method(name).size(made).peer_vectors * 2 * population.layout.numel
 
 
 def test_sizes_say_what_is_kept() -> None:

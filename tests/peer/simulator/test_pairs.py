@@ -10,9 +10,8 @@ import torch
 
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import messages
-from gossamer.peer.simulator.matching import Matcher, matcher
 from gossamer.peer.simulator.methods import pair_rule
-from gossamer.peer.simulator.pairs import Gossip, Pair, PairPeer
+from gossamer.peer.simulator.pairs import Gossip, Matcher, Pair, PairPeer, matcher
 from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.trainer.replica import Replica

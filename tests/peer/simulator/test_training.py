@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from gossamer.peer.simulator.choices import SimulationRequest, scenario
 from gossamer.peer.simulator.population import Diverged
 from gossamer.peer.simulator.results import Result
 from gossamer.peer.simulator.scenario import Scenario
-from gossamer.peer.simulator.training import NUM_POINTS, Headway, Venue, averaged_loss, held_out_losses, mean_weights, simulate, weight_std
+from gossamer.peer.simulator.training import NUM_POINTS, Venue, Watch, averaged_loss, held_out_losses, mean_weights, simulate, weight_std
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from tests.peer.simulator.results import result as made_up
@@ -24,6 +23,9 @@ from tests.peer.small import small_manifest
 TEXT = "".join(f"line {n} of a text that repeats itself, more or less; " for n in range(3000))
 
 
+Progress = tuple[int, int, float]
+
+
 @pytest.fixture(scope="module")
 def venue(tmp_path_factory: pytest.TempPathFactory) -> Venue:
     folder = tmp_path_factory.mktemp("venue")
@@ -31,23 +33,23 @@ def venue(tmp_path_factory: pytest.TempPathFactory) -> Venue:
     return Venue(folder / "cache", folder / "text.txt", "cpu", num_eval_batches=2, num_curve_batches=1)
 
 
-def run(venue: Venue, seen: list[Headway] | None = None, **choices: Any) -> Result:
+def run(venue: Venue, seen: list[Progress] | None = None, **choices: Any) -> Result:
     manifest = small_manifest(data={"source": "text"})
     made = scenario(manifest, {"peers": 3, "steps": 30, "inner_steps": 5, "codec": "modulo4", **choices})
-    return simulate(made, venue, (seen if seen is not None else []).append)
+    return simulate(made, venue, lambda *progress: (seen if seen is not None else []).append(progress))
 
 
 @pytest.fixture(scope="module")
-def usual(venue: Venue) -> tuple[Result, list[Headway]]:
+def usual(venue: Venue) -> tuple[Result, list[Progress]]:
     """A simulation and what was seen of it."""
-    seen: list[Headway] = []
+    seen: list[Progress] = []
     return run(venue, seen), seen
 
 
-def test_a_simulation_returns_its_counts(usual: tuple[Result, list[Headway]]) -> None:
+def test_a_simulation_returns_its_counts(usual: tuple[Result, list[Progress]]) -> None:
     result, seen = usual
     assert (result.method, result.codec, result.peers, result.steps) == ("noloco", "modulo4", 3, 30)
-    assert result.tokens == 3 * 30 * 32 == seen[-1].num_tokens == seen[-1].total_tokens
+    assert result.tokens == 3 * 30 * 32 == seen[-1][0] == seen[-1][1]
     assert len(result.eval_loss) == 3
     assert 0.0 < result.eval_loss_averaged < 5.6
     assert max(result.eval_loss) < 5.5  # it began at log 256
@@ -58,7 +60,7 @@ def test_a_simulation_returns_its_counts(usual: tuple[Result, list[Headway]]) ->
     assert 0.0 < result.train_seconds <= result.wall_seconds
 
 
-def test_the_curve_goes_from_start_to_end(usual: tuple[Result, list[Headway]]) -> None:
+def test_the_curve_goes_from_start_to_end(usual: tuple[Result, list[Progress]]) -> None:
     curve = usual[0].curve
     assert len(curve) == NUM_POINTS
     assert curve[-1].tokens == 3 * 30 * 32
@@ -71,10 +73,10 @@ def test_the_curve_goes_from_start_to_end(usual: tuple[Result, list[Headway]]) -
 
 @pytest.mark.parametrize("method", ["noloco", "local", "diloco", "ddp"])
 def test_with_drop_outs_the_curve_and_the_meter_end_where_the_training_does(venue: Venue, method: str) -> None:
-    seen: list[Headway] = []
+    seen: list[Progress] = []
     result = run(venue, seen, method=method, codec="fp32", drop_out=0.4, speeds=(Fraction(2), Fraction(1)))
     assert result.tokens < 3 * 30 * 32 * 0.95
-    assert seen[-1].num_tokens == seen[-1].total_tokens == result.tokens
+    assert seen[-1][0] == seen[-1][1] == result.tokens
     assert NUM_POINTS / 2 < len(result.curve) <= NUM_POINTS
     assert result.curve[-1].tokens == result.tokens
     assert result.curve[-1].sent_bytes == result.sent_bytes
@@ -185,9 +187,9 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
     """What was simulated; a learning rate above 1 diverges."""
     seen: list[Scenario] = []
 
-    def simulate(scenario: Scenario, venue: Venue, watch: Callable[[Headway], None]) -> Result:
+    def simulate(scenario: Scenario, venue: Venue, watch: Watch) -> Result:
         seen.append(scenario)
-        watch(Headway(1, 2, 3.0))
+        watch(1, 2, 3.0)
         if scenario.manifest.inner.learning_rate > 1:
             raise Diverged("peer 0 diverged", hint="cooler")
         return made_up(method=scenario.manifest.outer.method)
@@ -197,7 +199,7 @@ def simulated(monkeypatch: pytest.MonkeyPatch) -> list[Scenario]:
 
 
 def test_one_simulation_is_a_row_without_a_point(simulated: list[Scenario]) -> None:
-    rows = training.run(SimulationRequest(Manifest(), {"method": "local"}, ["skew=0.5"]), VENUE, lambda name, headway: None)
+    rows = training.run(SimulationRequest(Manifest(), {"method": "local"}, ["skew=0.5"]), VENUE, lambda *_: None)
     assert [(row.point, row.name) for row in rows] == [({}, "local")]
     assert simulated[0].skew == 0.5
 
@@ -205,7 +207,7 @@ def test_one_simulation_is_a_row_without_a_point(simulated: list[Scenario]) -> N
 def test_a_sweep_runs_and_names_every_point(simulated: list[Scenario]) -> None:
     names: list[str] = []
     request = SimulationRequest(Manifest(), {"peers": 2}, axes=["learning_rate=1e-3,9", "inner_steps=5,25"])
-    rows = training.run(request, VENUE, lambda name, headway: names.append(name))
+    rows = training.run(request, VENUE, lambda name, *_: names.append(name))
     assert [row.point for row in rows] == [
         {"learning_rate": rate, "inner_steps": inner_steps} for rate in (1e-3, 9) for inner_steps in (5, 25)
     ]
@@ -216,10 +218,10 @@ def test_a_sweep_runs_and_names_every_point(simulated: list[Scenario]) -> None:
 
 def test_a_sweep_with_an_impossible_point_does_not_start(simulated: list[Scenario]) -> None:
     with pytest.raises(BadSettings):
-        training.run(SimulationRequest(Manifest(), {}, axes=["codec=fp32,modul4"]), VENUE, lambda name, headway: None)
+        training.run(SimulationRequest(Manifest(), {}, axes=["codec=fp32,modul4"]), VENUE, lambda *_: None)
     assert simulated == []
 
 
 def test_a_single_simulation_that_diverges_is_an_error(simulated: list[Scenario]) -> None:
     with pytest.raises(Diverged):
-        training.run(SimulationRequest(Manifest(), {"learning_rate": 2.0}), VENUE, lambda name, headway: None)
+        training.run(SimulationRequest(Manifest(), {"learning_rate": 2.0}), VENUE, lambda *_: None)
