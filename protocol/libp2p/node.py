@@ -78,8 +78,7 @@ class Libp2pNode:
         self._handler = handler
         self._bootstraps = bootstraps
         self._is_banned = is_banned
-        self.bare_record: Callable[[], MemberRecord | None] = lambda: None
-        """Returns a signed record to present before the first announcement; None while we have no membership. Its owner sets it."""
+        self.bare_record: Callable[[], MemberRecord | None] = lambda: None  # for the time before the first announcement; its owner sets it
         self.carried = CarriedBytes()  # bytes that streams exchanged with p2pd, including HTTP/2 framing
         self._unit: _Unit | None = None
         self._addresses: tuple[str, ...] = ()
@@ -328,7 +327,4 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
 
 def _reach(address: str) -> int:
     """Rank a multiaddr by its reach: 0 public, 1 through a relay, 2 local network, 3 loopback."""
-    kind = route(address)
-    if kind == "local":
-        return 3 if is_loopback(address) else 2
-    return 0 if kind == "direct" else 1
+    return {"direct": 0, "relayed": 1}.get(route(address), 3 if is_loopback(address) else 2)
