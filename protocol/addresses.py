@@ -32,8 +32,7 @@ Route = Literal["direct", "punched", "relayed", "local"]
 """How a partner is reached: "direct" over the internet, "punched" over the internet by NAT hole punching, "relayed" through a circuit
 relay, or "local" on this machine or the local network."""
 
-NETWORK_BITS: Final = {4: 16, 6: 32}
-"""Prefix length, by IP version, of the address block that counts as one network: one party can easily control a whole block."""
+NETWORK_BITS: Final = {4: 16, 6: 32}  # prefix length of the block that counts as one network: one party easily controls a whole block
 CIRCUIT: Final = "/p2p-circuit"
 _CODES: Final = {"ip4": b"\x04", "ip6": b"\x29", "dns": b"\x35", "dns4": b"\x36", "dns6": b"\x37"}  # multicodec numbers
 _TCP_CODE: Final = b"\x06"

@@ -1,7 +1,4 @@
-"""Peer identity: one Ed25519 key pair. The public key is the peer's id in libp2p, in the directory and in every signature.
-
-Key file and PeerId have libp2p's formats, so p2pd loads the same file, and a signature check needs no key look-up.
-"""
+"""Peer identity: one Ed25519 key pair, in libp2p's formats. The public key is the peer's id in libp2p, directory and signatures."""
 
 from __future__ import annotations
 

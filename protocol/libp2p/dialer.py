@@ -108,10 +108,7 @@ class DirectRoute:
         self._next_s: dict[PeerId, tuple[float, float]] = {}  # loop time of the next attempt, and the delay after it
 
     async def prepare(self, partner: PeerId, addresses: Sequence[str]) -> bool:
-        """Return whether a new connection to a partner may be direct. Raises Unreachable.
-
-        A relayed connection is closed only if an attempt is due, the partner is not busy, and a direct connection seems possible.
-        """
+        """Return whether a new connection may be direct, after ending a relayed one if that is due and no call uses it."""
         ends = await self._control.connected()
         if route(ends.get(partner, "")) != "relayed":
             return True

@@ -330,7 +330,4 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
 
 def _reach(address: str) -> int:
     """Rank a multiaddr by its reach: 0 public, 1 through a relay, 2 local network, 3 loopback."""
-    kind = route(address)
-    if kind == "local":
-        return 3 if is_loopback(address) else 2
-    return 0 if kind == "direct" else 1
+    return {"direct": 0, "relayed": 1}.get(route(address), 3 if is_loopback(address) else 2)

@@ -90,8 +90,8 @@ class Control:
 
     async def disconnect(self, partner: PeerId) -> None:
         """Close every connection to a partner, with all its streams. Raises Unreachable."""
-        request = p2pd_pb2.DisconnectRequest(peer=partner.raw)
-        await self._ask(p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=request), ASK_S)
+        request = p2pd_pb2.Request(type=p2pd_pb2.Request.DISCONNECT, disconnect=p2pd_pb2.DisconnectRequest(peer=partner.raw))
+        await self._ask(request, ASK_S)
 
     async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
         """Open a raw byte stream to `partner`; also return the remote multiaddr. The caller closes the writer. Raises Unreachable."""

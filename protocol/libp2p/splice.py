@@ -41,15 +41,16 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
     async def copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, is_out: bool) -> None:
         while (data := await reader.read(READ_BYTES)) and not writer.is_closing():  # a closing transport of uvloop raises on write
             for count in counts:
-                count.sent += len(data) * is_out
-                count.received += len(data) * (not is_out)
+                if is_out:
+                    count.sent += len(data)
+                else:
+                    count.received += len(data)
             writer.write(data)
             await writer.drain()
             if not is_out and len(data) in BULK_BYTES:
                 await _gather(cast(asyncio.Transport, remote[1].transport))  # its transport both reads and writes
 
-    copying = copy(local[0], remote[1], is_out=True), copy(remote[0], local[1], is_out=False)
-    copies = [asyncio.create_task(one) for one in copying]
+    copies = [asyncio.create_task(one) for one in (copy(local[0], remote[1], is_out=True), copy(remote[0], local[1], is_out=False))]
     try:
         done, _ = await asyncio.wait(copies, return_when=asyncio.FIRST_COMPLETED)
         await asyncio.gather(_close(local[1]), _close(remote[1]))

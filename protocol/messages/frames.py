@@ -1,7 +1,7 @@
 """Encode messages as protobuf frames and decode them. `from_frame` is the first code that handles bytes of an untrusted peer.
 
-The dataclasses and the protobuf messages have the same field names. A newer peer may add optional fields, which are dropped, and message
-types and contents kinds, which raise Refused. Any other encoding that protobuf tolerates raises BadMessage.
+A newer peer may add optional fields, which are dropped, and message types and contents kinds, which raise Refused. Any other encoding that
+protobuf tolerates raises BadMessage.
 """
 
 from __future__ import annotations

@@ -138,8 +138,7 @@ class SignedManifest:
 
     def to_bytes(self) -> bytes:
         """Return the encoded signed manifest."""
-        wire = peer_pb2.SignedManifest(canonical=self.canonical, host=self.host.raw, signature=self.signature)
-        return wire.SerializeToString()
+        return peer_pb2.SignedManifest(canonical=self.canonical, host=self.host.raw, signature=self.signature).SerializeToString()
 
     @classmethod
     def from_bytes(cls, data: bytes, expect: bytes | None = None) -> Self:

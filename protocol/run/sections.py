@@ -1,7 +1,4 @@
-"""The sections of a manifest: every key with its default, its meaning and its legal values. The defaults form the demo job.
-
-Names of codecs, methods, models and tokenizers are only checked for their form; the peer package looks them up.
-"""
+"""The sections of a manifest: every key with default, meaning and legal values. The peer package looks up names of codecs and models."""
 
 from __future__ import annotations
 
