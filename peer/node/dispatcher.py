@@ -7,6 +7,7 @@ is banned here; the transport turns a banned peer's streams away before they com
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 from gossamer.peer.node.meetings import say
@@ -23,25 +24,25 @@ class Answers(Protocol):
         """Serve a stream. Raises Refused and PeerMisbehaved for the partner, TransportError."""
 
 
+@dataclass(slots=True)
 class Dispatcher:
     """Dispatches inbound streams. `answering` returns what serves a purpose now, or None; then the refusal's detail is `not_ready`."""
 
-    def __init__(self, book: AddressBook, not_ready: str, answering: Callable[[Purpose], Answers | None]) -> None:
-        self._book = book
-        self._not_ready = not_ready
-        self._answering = answering
+    book: AddressBook
+    not_ready: str
+    answering: Callable[[Purpose], Answers | None]
 
     async def answer(self, purpose: Purpose, stream: Stream) -> None:
         """Serve an inbound stream, which its transport closes. Raises PeerMisbehaved, for the log, when the partner broke the protocol."""
         try:
-            answering = self._answering(purpose)
+            answering = self.answering(purpose)
             if answering is None:
-                raise Refused(RefusalCode.NOT_READY, self._not_ready)
+                raise Refused(RefusalCode.NOT_READY, self.not_ready)
             await answering.answer(stream)
         except Refused as refusal:
             await say(stream, refusal_of(refusal))
         except PeerMisbehaved as error:
-            self._book.ban(stream.partner, loop_s())
+            self.book.ban(stream.partner, loop_s())
             await say(stream, refusal_of(error))
             raise
         except (TransportError, TimeoutError):

@@ -19,7 +19,7 @@ from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import Event, ProcessSays, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
 from gossamer.peer.node.arrival import find_run
 from gossamer.peer.node.credential_renewal import CredentialRenewal, latest_credential
@@ -38,7 +38,6 @@ from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.fragment_sync import FragmentSync
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.server import FetchServer
 from gossamer.peer.sync.sources import Sources
@@ -102,6 +101,7 @@ class Member:
     gossip: PeerExchange
     server: FetchServer
     client: FetchClient
+    reporter: SwarmReporter
     presence: Presence | None
     anti_entropy: AntiEntropy
     renewal: CredentialRenewal
@@ -151,8 +151,10 @@ class NodePeer:
     def _answering(self, purpose: Purpose) -> Answers | None:
         if purpose is Purpose.MEET:
             return self.node.meetings if self.node else None
-        stage = self.node or self.member
-        return stage.server if stage else None
+        return self.member.server if self.member else None
+
+    def _source(self) -> StateSource | None:
+        return self.node.source if self.node else None
 
     def is_banned(self, partner: PeerId) -> bool:
         """Tell whether a peer's streams are to be turned away."""
@@ -220,7 +222,7 @@ class NodePeer:
             if self._trainer is not None and member.presence is not None:
                 await self._train(self._trainer, member, member.presence, network)
             else:
-                await self._show_the_way(member.gossip, network)
+                await self._show_the_way(member, network)
             for loop in loops:
                 loop.cancel()
 
@@ -240,16 +242,16 @@ class NodePeer:
             await node.run()
             link.cancel()
 
-    async def _show_the_way(self, gossip: PeerExchange, network: PeerNetwork) -> None:
+    async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
         """Be part of the directory, and remember whoever announces itself: the next start needs a way in."""
-        reporter, num_connected = SwarmReporter(self._emit, gossip), 0
+        num_connected = 0
         while True:
             with suppress(TransportError):  # the network below is restarting
                 num_connected = len(await network.connected())
-            reporter.report(num_connected, network.addresses())
+            member.reporter.report(num_connected, network.addresses())
             self._emit(ProcessSays("seeding", f"{num_connected} connected"))
             for record in self.shelf.records():
-                gossip.take(record)
+                member.gossip.take(record)
             await asyncio.sleep(LOOK_S)
 
     # ------------------------------------------------------------------ what is made when
@@ -259,27 +261,32 @@ class NodePeer:
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
-        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, Mirror(self.time.local_s), gossip)
-        presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, self._emit, self._wait_for_peers)
+        bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
+        server = FetchServer(
+            self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, lambda: self.node.source if self.node else None
+        )
+        reporter = SwarmReporter(self._emit, gossip)
+        presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(
             manifest,
             membership,
             gossip,
             server,
             client,
+            reporter,
             presence if self._trainer else None,
-            AntiEntropy(client, gossip, self._run.bootstraps, network.connected, self._rng),
+            AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
             CredentialRenewal(self._home, membership, client, gossip, self._rng, self._emit),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
-        membership, gossip, known = member.membership.with_plan(plan), member.gossip, member.server
+        membership, gossip = member.membership.with_plan(plan), member.gossip
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
-        meetings = Meetings(membership, lifecycle, network.transport, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
+        caller = Caller(network.transport, self.book, terms.run_id)
+        meetings = Meetings(membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
         searches = Searches(membership, meetings, link, rng)
         source = StateSource(link, own.payloads, lifecycle, terms, meetings.until_quiet)
-        server = FetchServer(known.identity, terms, known.manifest, known.now_s, known.mirror, gossip, source, known.hatch)
         sources = Sources(member.client, SybilGroups(self.book, terms), rng)
         transfer = StateTransfer(sources, terms, lifecycle, meetings, link, downloads / "state", emit)
         fragments = FragmentSync(sources, terms, lifecycle, link, own.payloads, emit)
@@ -291,5 +298,5 @@ class NodePeer:
             wait_for_peers=self._wait_for_peers,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
-        node = Node(meetings, searches, server, state_sync, averaging, lifecycle, link, emit)
+        node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit)
         return node

@@ -9,8 +9,8 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
@@ -36,31 +36,22 @@ REPORT_S = 0.5  # between two reports to the supervisor
 RECORDS_AT_ONCE = 32  # verified before other tasks run: a signature takes 0.1 ms
 
 
+@dataclass(slots=True)
 class Presence:
     """Announces this peer and looks up others, in the loops of `run`.
 
     `addresses` returns our own addresses as other peers dial them. Lookups are frequent until `wait_for_peers` peers are known.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        directory: Directory,
-        addresses: Callable[[], tuple[str, ...]],
-        peer_exchange: PeerExchange,
-        lifecycle: Lifecycle,
-        emit: Callable[[Event], None],
-        wait_for_peers: int,
-    ) -> None:
-        self._membership = membership
-        self._directory = directory
-        self._addresses = addresses
-        self._peer_exchange = peer_exchange
-        self._lifecycle = lifecycle
-        self._reporter = SwarmReporter(emit, peer_exchange)
-        self._enough = max(1, wait_for_peers)
-        self._sequence = 0
-        self._has_looked = asyncio.Event()
+    membership: Membership
+    directory: Directory
+    addresses: Callable[[], tuple[str, ...]]
+    peer_exchange: PeerExchange
+    lifecycle: Lifecycle
+    reporter: SwarmReporter
+    wait_for_peers: int
+    _sequence: int = 0
+    _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -80,19 +71,19 @@ class Presence:
 
         It waits for the trainer: a peer that is announced without one counts for peers that wait for company, and cannot meet.
         """
-        await self._lifecycle.until(lambda: self._lifecycle.state is not LifecycleState.UNKNOWN)
+        await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN)
         while True:
             announced = self._news()
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self._peer_exchange.book.live(loop_s())
+            known = self.peer_exchange.book.live(loop_s())
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
             while loop_s() < until_s and self._news() == announced:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(REPORT_S):
-                        await self._lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
+                        await self.lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
 
     def _news(self) -> tuple[bool, bool, tuple[str, ...]]:
-        return self._lifecycle.finished, self._lifecycle.is_paused, announceable(self._addresses(), self._membership.identity.peer_id)
+        return self.lifecycle.finished, self.lifecycle.is_paused, announceable(self.addresses(), self.membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
@@ -101,14 +92,14 @@ class Presence:
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
-            known = len(self._peer_exchange.book.announced(loop_s()))
-            is_urgent = known < self._enough or self._lifecycle.finished
+            known = len(self.peer_exchange.book.announced(loop_s()))
+            is_urgent = known < max(1, self.wait_for_peers) or self.lifecycle.finished
             pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
             await asyncio.sleep(pause_s)
 
     async def _report_for_ever(self) -> None:
         while True:
-            self._reporter.report(len(self._peer_exchange.book.live(loop_s())), self._addresses())
+            self.reporter.report(len(self.peer_exchange.book.live(loop_s())), self.addresses())
             await asyncio.sleep(REPORT_S)
 
     async def leave(self) -> None:
@@ -118,29 +109,29 @@ class Presence:
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
         with _unharmed("an announcement"):
             async with asyncio.timeout(within_s):
-                self._peer_exchange.own = self._record(lifetime_s)
-                await self._directory.announce(self._peer_exchange.own)
+                self.peer_exchange.own = self._record(lifetime_s)
+                await self.directory.announce(self.peer_exchange.own)
 
     def _record(self, lifetime_s: int) -> MemberRecord:
-        membership, now_s = self._membership, int(self._peer_exchange.time.now_s())
+        membership, now_s = self.membership, int(self.peer_exchange.time.now_s())
         self._sequence = max(self._sequence + 1, now_s)  # so that it also grows over restarts
         return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
-            addresses=announceable(self._addresses(), membership.identity.peer_id),
-            clock_steps=self._lifecycle.clock_steps,
-            finished=self._lifecycle.finished,
+            addresses=announceable(self.addresses(), membership.identity.peer_id),
+            clock_steps=self.lifecycle.clock_steps,
+            finished=self.lifecycle.finished,
             sequence=self._sequence,
             expires_s=now_s + lifetime_s,
             credential=membership.credential,
-            paused=self._lifecycle.is_paused,
-            tokens=self._lifecycle.tokens,
+            paused=self.lifecycle.is_paused,
+            tokens=self.lifecycle.tokens,
             release=RELEASE,
         ).signed(membership.identity)
 
     async def _look(self) -> None:
-        for number, record in enumerate(await self._directory.members(), 1):
-            self._peer_exchange.take(record)
+        for number, record in enumerate(await self.directory.members(), 1):
+            self.peer_exchange.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
@@ -16,13 +17,13 @@ from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportErr
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class Sources:
     """Ask other peers. Owns the client, and the randomness that decides who is asked. Belongs to one event loop."""
 
-    def __init__(self, client: FetchClient, groups: SybilGroups, rng: random.Random) -> None:
-        self.client = client
-        self.groups = groups
-        self.rng = rng
+    client: FetchClient
+    groups: SybilGroups
+    rng: random.Random
 
     @property
     def book(self) -> AddressBook:

@@ -15,7 +15,6 @@ from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
@@ -50,7 +49,7 @@ def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
     """Return one that gives the manifest if it knows the run, and nothing else."""
     book, terms = AddressBook(SEED.peer_id), RunTerms.from_manifest(SIGNED.manifest())
     gossip = PeerExchange(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
-    server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), gossip)
+    server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, gossip)
     return Dispatcher(book, "come back later", {Purpose.FETCH: server}.get if knows else lambda purpose: None), book
 
 
