@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.swarm_reporter import SwarmReporter
+from gossamer.peer.swarm.presence import Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.libp2p.directory import NUM_HOLDERS

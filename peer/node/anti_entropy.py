@@ -1,9 +1,7 @@
 """Anti-entropy: this peer periodically calls a bootstrap node, peers that it has lost contact with, and some that it knows well.
 
-Both sides of a call exchange member records. So the two halves of a partitioned swarm merge as soon as one pair connects, and a peer that
-has slept, or lost everybody, finds the swarm by its address book. The calls never stop, however many peers are known: half of a swarm
-cannot tell that it is only half. A peer that a call does not reach is kept. Nothing here needs the directory, which maintains itself
-(`protocol.libp2p`).
+Both sides of a call exchange member records, so the two halves of a partitioned swarm merge as soon as one pair connects. The calls never
+stop, for half of a swarm cannot tell that it is only half.
 """
 
 from __future__ import annotations
@@ -77,10 +75,10 @@ class AntiEntropy:
         chosen = {entry.peer_id: entry.addresses for entry in (*self._some(lost, LOST), *self._some(seen, SEEN))}
         if self.bootstraps and self.rng.random() * len(seen) < CROWD * self.peer_exchange.familiar:
             peer = self.rng.choice(list(self.bootstraps))
-            chosen[peer] = (*self.peer_exchange.book.addresses(peer), *self.bootstraps[peer])
+            chosen[peer] = (*self.peer_exchange.book.get(peer).addresses, *self.bootstraps[peer])
         with contextlib.suppress(TransportError):  # the network below is being restarted
             others = sorted(set(await self.connected()) - chosen.keys())
-            chosen |= {peer: self.peer_exchange.book.addresses(peer) for peer in self._some(others, CONNECTED)}
+            chosen |= {peer: self.peer_exchange.book.get(peer).addresses for peer in self._some(others, CONNECTED)}
         return {peer: addresses for peer, addresses in chosen.items() if not self.peer_exchange.book.is_banned(peer, loop_s())}
 
     def _some(self, peers: list[T], most: int) -> list[T]:

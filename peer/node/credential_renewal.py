@@ -1,12 +1,8 @@
 """Revocations, and the renewal of this peer's own credential.
 
-About every ROUND_S this peer asks another one for the digest of its revocations. If the digest differs from its own, it fetches them,
-checks each signature, and saves the new ones in the home. `peer revoke` writes that file too, so each round reads it again. A revoked peer
-is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the revocation:
-only the issuer's signature ends a node; refusals by other peers lead to a warning.
-
-An issuer signs a later end date for any member in force that asks (peer/sync/server.py). So the end date of an invite limits new joins. A
-member stays until it is revoked, or until no issuer was reachable for a month.
+A revoked peer is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the
+revocation: only the issuer's signature ends a node; refusals by other peers lead to a warning. An issuer signs a later end date for any
+member in force that asks (peer/sync/server.py), so a member stays until it is revoked, or until no issuer was reachable for a month.
 """
 
 from __future__ import annotations
@@ -68,8 +64,6 @@ class CredentialRenewal:
             self._warn()
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
 
-    # ------------------------------------------------------------------ revocations
-
     def read_file(self) -> None:
         """Add the revocations in the home; a damaged file is ignored, since other peers hold them too."""
         with contextlib.suppress(OSError, PeerMisbehaved):
@@ -107,8 +101,6 @@ class CredentialRenewal:
             if data and self.take(data):
                 self.read_file()  # keep what `peer revoke` has written since
                 await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
-
-    # ------------------------------------------------------------------ our own credential
 
     async def _renew(self) -> None:
         credential = self.membership.own_credential.current

@@ -1,9 +1,7 @@
 """The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/sync/result_agreement.py).
 
-Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. A meeting removes the difference
-of its pair, so one round of meetings leaves about half of the variance. Peers that meet often are near each other anyway, and more than a
-few rounds have no measurable effect. The rounds start anew whenever another peer reaches the end. A peer that still trains is waited for
-if it would arrive within WAIT_S at our own pace; the others take the result, at once if there already is one.
+Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. The rounds start anew whenever
+another peer reaches the end. A peer that still trains is waited for if it would arrive within WAIT_S at our own pace.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The meetings of one node: at most one per fragment at a time, started by either side; each updates the address book.
-
-The choice of a partner for a due fragment: peer/node/partner_search.py. The protocol of a single meeting: peer/meeting/machine.py.
-"""
+"""The meetings of one node: at most one per fragment at a time, started by either side; each updates the address book."""
 
 from __future__ import annotations
 
@@ -51,7 +48,7 @@ class Meetings:
     on_done: Callable[[Meeting, MeetingDone], None]
     _numbers: itertools.count[int] = field(init=False)  # an earlier node of the same trainer used other numbers
     active: dict[int, Driver] = field(default_factory=dict)  # by fragment
-    _completed: Counter[int] = field(default_factory=Counter)
+    completed: Counter[int] = field(default_factory=Counter)  # meetings so far, by fragment
     _num_outbound: int = 0
     typical_s: float = FIRST_TYPICAL_S  # typical duration of a completed meeting
     inbound: set[PeerId] = field(default_factory=set)
@@ -59,8 +56,6 @@ class Meetings:
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(self.rng.getrandbits(48))
-
-    # ------------------------------------------------------------------ ending
 
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
@@ -90,31 +85,6 @@ class Meetings:
             active.stop(reason, code)
         await self.until_quiet()
 
-    # ------------------------------------------------------------------ what a search asks
-
-    def num_completed(self, fragment: int) -> int:
-        """Return how many meetings on a fragment have completed so far."""
-        return self._completed[fragment]
-
-    def is_decided(self, fragment: int) -> bool:
-        """Return whether a meeting in progress on a fragment is decided already."""
-        return fragment in self.active and self.active[fragment].meeting.is_decided
-
-    async def wait_over(self, fragment: int) -> bool:
-        """Wait for the end of the meeting in progress on a fragment; False at once when there is none."""
-        active = self.active.get(fragment)
-        if active is not None:
-            await active.over.wait()
-        return active is not None
-
-    async def until_allowed(self) -> None:
-        """Wait until meetings may begin."""
-        await self.lifecycle.until(lambda: self.lifecycle.may_meet)
-
-    def soonest_s(self) -> float | None:
-        """Return from when on somebody may be called, in loop time; None while nobody is known."""
-        return self.peer_exchange.book.soonest_s(loop_s())
-
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
         if not self._may_call(fragment):
@@ -142,8 +112,6 @@ class Meetings:
     def _choose(self, tried: Collection[PeerId]) -> KnownPeer | None:
         called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
         return self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called})
-
-    # ------------------------------------------------------------------ answering
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Meet` stream: a meeting or a Resolve. Raises Refused and PeerMisbehaved for the partner, TransportError."""
@@ -234,8 +202,6 @@ class Meetings:
             return Outcome(resolve.meeting_id, Decision.DROPPED)
         return Outcome(resolve.meeting_id, Decision.COMMITTED, failed_blocks)
 
-    # ------------------------------------------------------------------ both
-
     async def _run_meeting(self, partner: PeerId, stream: Stream | None, fragment: int, hello: Hello | None) -> Finish:
         """Hold a meeting, as caller or for an inbound Hello. A call that reaches nobody causes a back-off, and is not reported."""
         greeting = Greeting(
@@ -246,7 +212,7 @@ class Meetings:
             now_s=self.peer_exchange.time.now_s(),
             partner_hello=hello,
             records=self.peer_exchange.records_for(partner),
-            timeout_s=self.peer_exchange.book.timeout_s(partner),
+            timeout_s=self.peer_exchange.book.get(partner).timeout_s,
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self.own, self.caller)
@@ -255,7 +221,7 @@ class Meetings:
             finish = await driver.run()
             took_s = loop_s() - started_s
             if finish.outcome is MeetingOutcome.COMPLETED:
-                self._completed[fragment] += 1
+                self.completed[fragment] += 1
                 self.typical_s += 0.2 * (took_s - self.typical_s)
         finally:
             del self.active[fragment]

@@ -1,8 +1,4 @@
-"""The node's part that meets other peers, once its trainer has sent the model's plan.
-
-It gets a joiner its weights, finds a partner for every fragment that is due, and sees the run to its end. How its parts are made and
-connected: peer/node/peer.py.
-"""
+"""The node's part that meets other peers, once its trainer has sent the model's plan. peer/node/peer.py makes and connects its parts."""
 
 from __future__ import annotations
 
@@ -64,8 +60,6 @@ class Node:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.PAUSED)
             await work_until(self.state_sync.run(), lifecycle.until(lambda: lifecycle.state is LifecycleState.PAUSED))
             self.final_averaging.paused()
-
-    # ------------------------------------------------------------------ events of the trainer and of meetings
 
     def on_notice(self, notice: messages.Notice) -> None:
         """Handle what the trainer reports unasked."""

@@ -1,8 +1,7 @@
 """Searches: for each fragment that is due, choose a partner, hold a meeting, and on any failure choose the next, until the deadline.
 
 At the deadline the fragment takes a solo step (or waits on, if the manifest says `defer`). A meeting that another peer started on the same
-fragment satisfies the search. One search per fragment runs at a time: a `Due` that comes during a search only moves its goal, so that none
-is lost and none counts twice.
+fragment satisfies the search.
 """
 
 from __future__ import annotations
@@ -72,30 +71,32 @@ class Searches:
 
     async def _reach(self, fragment: int, goal: Callable[[], Goal]) -> bool:
         tried: set[PeerId] = set()
-        while self.meetings.num_completed(fragment) < goal().num_completed:
+        while self.meetings.completed[fragment] < goal().num_completed:
             if not await self._try(fragment, goal(), tried):
                 return False
         return True
 
     def _goal(self, fragment: int) -> Goal:
         """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""
-        num_completed = self.meetings.num_completed(fragment) + self.meetings.is_decided(fragment) + 1
-        return Goal(num_completed, loop_s() + self.membership.deadline_s)
+        active = self.meetings.active.get(fragment)
+        is_decided = active is not None and active.meeting.is_decided
+        return Goal(self.meetings.completed[fragment] + is_decided + 1, loop_s() + self.membership.deadline_s)
 
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
         meetings, loop = self.meetings, asyncio.get_running_loop()
-        await meetings.until_allowed()
+        await meetings.lifecycle.until(lambda: meetings.lifecycle.may_meet)
         finish = None
-        if await meetings.wait_over(fragment):
-            if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
+        if (active := meetings.active.get(fragment)) is not None:
+            await active.over.wait()
+            if meetings.completed[fragment] < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = meetings.soonest_s()
+            soonest_s = meetings.peer_exchange.book.soonest_s(loop.time())
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)
-        if meetings.num_completed(fragment) < goal.num_completed:
+        if meetings.completed[fragment] < goal.num_completed:
             await asyncio.sleep(self._pause_s(finish))
         return True
 

@@ -1,12 +1,8 @@
-"""The composition root of a node: the only place where the objects of one peer's node are made and connected.
-
-They are made in three stages, as soon as what they need is known:
+"""The composition root of a node: the only place where the objects of one peer's node are made and connected, in three stages.
 
 1. `NodePeer(...)`: the home and the settings are there. It answers inbound streams from now on, at first with "not ready".
 2. `Member`: the run's manifest is there, from the home or from a peer. It gives the manifest to newcomers and gossips.
 3. `Node`: the trainer has sent the model's plan. It meets other peers. A peer without a trainer (`peer bootstrap`) never gets there.
-
-The surroundings come in from outside: the network (libp2p, or one in memory), the trainer's link, the clock, and random numbers.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
 from gossamer.peer.node.arrival import find_run
 from gossamer.peer.node.credential_renewal import CredentialRenewal, latest_credential
-from gossamer.peer.node.dispatcher import Answers, Dispatcher
+from gossamer.peer.node.dispatcher import Answer, Dispatcher
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
@@ -32,8 +28,7 @@ from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.swarm_reporter import SwarmReporter
+from gossamer.peer.swarm.presence import Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.client import FetchClient
@@ -146,12 +141,10 @@ class NodePeer:
                 self.book.hint(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
 
-    # ------------------------------------------------------------------ what the network asks
-
-    def _answering(self, purpose: Purpose) -> Answers | None:
+    def _answering(self, purpose: Purpose) -> Answer | None:
         if purpose is Purpose.MEET:
-            return self.node.meetings if self.node else None
-        return self.member.server if self.member else None
+            return self.node.meetings.answer if self.node else None
+        return self.member.server.answer if self.member else None
 
     def _source(self) -> StateSource | None:
         return self.node.source if self.node else None
@@ -184,8 +177,6 @@ class NodePeer:
         gossip = self.member.gossip
         known = ((entry.peer_id, entry.record) for entry in self.book.announced(loop_s()))
         return {peer for peer, record in known if record is not None and gossip.is_in_force(record)}
-
-    # ------------------------------------------------------------------ life
 
     def stop(self) -> None:
         """Have `run` end in order: no new meeting, LEAVE_S for those in progress, and a farewell to the directory."""
@@ -254,17 +245,13 @@ class NodePeer:
                 member.gossip.take(record)
             await asyncio.sleep(LOOK_S)
 
-    # ------------------------------------------------------------------ what is made when
-
     def _make_member(self, signed: SignedManifest, manifest: Manifest, network: PeerNetwork) -> Member:
         membership = Membership.of(self._identity, manifest, self._credential)
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
         bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
-        server = FetchServer(
-            self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, lambda: self.node.source if self.node else None
-        )
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source)
         reporter = SwarmReporter(self._emit, gossip)
         presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(

@@ -1,7 +1,6 @@
 """Peer exchange: which member records are passed on to other peers, and which received ones enter the address book.
 
-Every record is signed by its own peer, so the peer that passes it on need not be trusted, and an old record does not count against it. Our
-own record goes to every peer that we exchange records with. The number of records in a message and the size of the book are bounded.
+Every record is signed by its own peer, so the peer that passes it on need not be trusted.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ class PeerExchange:
             return
         with suppress(GossamerError, ValueError):  # ValueError is a gap in our checks, which no stranger may exploit
             check_record(record, self.terms, self.time.now_s())
-            before = self.book.record_of(record.peer_id)
+            before = self.book.get(record.peer_id).record
             is_back = not self.book.is_full if before is None else not self.is_in_force(before)
             self.book.learn(record, loop_s())
             if not self.is_in_force(record):
@@ -84,7 +83,7 @@ class PeerExchange:
         return Introduction(members, int(1000 * self.time.local_s())).to_bytes()
 
     def _is_there(self, peer_id: PeerId) -> bool:
-        record = self.book.record_of(peer_id)
+        record = self.book.get(peer_id).record
         return record is not None and self.is_in_force(record)
 
     def is_in_force(self, record: MemberRecord) -> bool:

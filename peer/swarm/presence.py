@@ -1,21 +1,22 @@
-"""This peer's presence in the directory: it announces itself, looks up other peers, and withdraws its record when it leaves.
-
-The directory may fail for hours: newcomers are then found later, and training continues.
-"""
+"""This peer's presence in the directory, which may fail for hours: newcomers are then found later, and training continues."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
+from gossamer.peer.machine.status import VERSION
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.swarm_reporter import RELEASE, SwarmReporter
+from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.protocol.addresses import NEAR
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord, announceable
@@ -25,14 +26,11 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0
 RECORD_S = RECORD_LIFETIME_S  # long enough that a record is still valid after three hops of peer exchange
-LOOK_S = (
-    2.0,
-    20.0,
-    120.0,
-)  # between two lookups: the first while too few peers are known or the end is near; else doubling up to the second
+LOOK_S = (2.0, 20.0, 120.0)  # between two lookups: the first if too few peers are known or the end is near; else doubling up to the second
 MANY = 32  # with so many known peers, doubling up to the third: peer exchange brings the rest
 FAREWELL_S = 1  # lifetime of the record of a peer that leaves
 REPORT_S = 0.5  # between two reports to the supervisor
+NEWS = 0.01  # a smaller relative change of the reported tokens is not emitted
 RECORDS_AT_ONCE = 32  # verified before other tasks run: a signature takes 0.1 ms
 
 
@@ -145,3 +143,55 @@ def _unharmed(what: str) -> Iterator[None]:
         return
     except Exception:
         log.exception("%s failed", what)
+
+
+def release_number(version: str) -> int:
+    """Return a version's three numbers as one: 1,002,003 for 1.2.3."""
+    major, minor, patch = map(int, version.split("."))
+    return (major * 1000 + minor) * 1000 + patch
+
+
+def version_text(release: int) -> str:
+    """Return the version with this `release_number`."""
+    return f"{release // 1_000_000}.{release // 1000 % 1000}.{release % 1000}"
+
+
+RELEASE = release_number(VERSION)
+
+
+class SwarmReporter:
+    """Emits an event for each change."""
+
+    def __init__(self, emit: Callable[[Event], None], peer_exchange: PeerExchange) -> None:
+        self._emit = emit
+        self._peer_exchange = peer_exchange
+        self._groups = SybilGroups(peer_exchange.book, peer_exchange.terms)
+        self._reported: list[Event] = [Warned("time of day", ""), Warned("version", "")]
+        self._reported_tokens = 0
+
+    def report(self, num_peers: int, addresses: tuple[str, ...]) -> None:
+        """Emit what has changed. `num_peers`: live peers other than this one; `addresses`: our own."""
+        now_s = loop_s()
+        plain = tuple(address for address in addresses if not address.startswith(NEAR))
+        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(plain)]
+        now += [Warned("time of day", self._peer_exchange.time.warning), Warned("version", self._version_warning(now_s))]
+        for event in now:
+            if event not in self._reported:
+                self._emit(event)
+        self._reported = now
+        tokens = sum(entry.record.tokens for entry in self._peer_exchange.book.live(now_s) if entry.record)
+        if abs(tokens - self._reported_tokens) > NEWS * self._reported_tokens:
+            self._reported_tokens = tokens
+            self._emit(OthersTrained(tokens))
+
+    def _version_warning(self, now_s: float) -> str:
+        """Return a warning if half of the other Sybil groups run a newer release; else an empty string."""
+        if not self._groups.half_say(now_s, _runs_newer):
+            return ""
+        newer = [entry.record.release for entry in self._peer_exchange.book.live(now_s) if entry.record and _runs_newer(entry)]
+        theirs = version_text(statistics.median_low(newer))
+        return f"many other peers run Gossamer {theirs}, this is {VERSION}: a future version may refuse old peers; update when you can"
+
+
+def _runs_newer(entry: KnownPeer) -> bool:
+    return entry.record is not None and entry.record.release > RELEASE

@@ -1,11 +1,8 @@
 """The swarm's time of day: this machine's clock, corrected by what peers in different networks report.
 
-Records are valid between absolute times, so a peer whose clock is an hour wrong accepts no record, and no peer accepts its records. The
-time is the median of one reading per network (the median of its peers) and our own clock. If all readings are of one network, each counts.
-A single reading is used only if it comes from a bootstrap node of the run, which a newcomer has to trust, and if it differs from our clock
-by more than the permitted skew.
-
-Only recent readings count. A step of our clock, or a sleep of the machine, discards all.
+The time is the median of one reading per network (the median of its peers) and our own clock. If all readings are of one network, each
+counts. A single reading is used only if it comes from a bootstrap node and differs from our clock by more than the permitted skew. Only
+recent readings count; a step of our clock, or a sleep of the machine, discards all.
 """
 
 from __future__ import annotations

@@ -1,11 +1,7 @@
-"""Fragment sync: bring fragments that are too old to meet about up to date, several in one round.
+"""Fragment sync: bring fragments that are too old to meet about up to date, several in one round, for a quarter of a state's bytes.
 
-Over a slow line a whole state is older, once it is here, than partners may be apart. A fragment sync takes a quarter of its bytes: we send
-a sketch of our slow weights, and a source codes its own against it. Two fragments are on their way at a time, so the line is busy while
-others are coded. The trainer decodes beside its steps. It moves the weights when all fragments have come, at the cost of two evaluations on
-its held-out text, or earlier, when the first fragment gets old: so each is young when it is moved, however large the model.
-
-The other side: peer/sync/state_source.py. The arithmetic: peer/trainer/pulling.py.
+We send a sketch of our slow weights, and a source codes its own against it (peer/sync/state_source.py). The trainer decodes beside its
+steps (peer/trainer/pulling.py). It moves the weights when all fragments have come, or earlier, when the first fragment gets old.
 """
 
 from __future__ import annotations

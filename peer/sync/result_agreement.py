@@ -1,17 +1,14 @@
 """Result agreement: all peers at the end of a run take one peer's averaged weights, the same bit for bit.
 
-1. After the last averaging the weights still differ a little. Of the peers at the end, the one with the smallest id writes its own weights
-   down at once; the next one does so RANK_S later if no result is found, and so on. So the death of one costs no more than RANK_S.
-2. All others fetch the result piece by piece, from any peer that has some of it (peer/sync/run_result.py). Should two results have been
-   written, all take the one with the smaller name. The trainer judges it like any state, and keeps its own weights if they predict better.
+1. Of the peers at the end, the one with the smallest id writes its own weights down at once; the next one does so RANK_S later if no result
+   is found, and so on.
+2. All others fetch the result piece by piece, from any peer that has some of it. Should two results have been written, all take the one
+   with the smaller name. The trainer judges it like any state, and keeps its own weights if they predict better.
 3. A peer with a result stays until all within reach have the same one, or all its pieces: for LINGER_S at most, or longer while a peer
    still fetches.
 
-A peer that still trains when half of the others are at the end takes their result.
-
 Identities are free, so answers are weighted by their source: first the peers that we have met, then a few strangers of each invite or
-network, until these have cost us TRIES useless answers. So a Sybil group delays an ending by seconds at most. A peer that we have met has
-TIMEOUT_FACTOR times as long as meetings of as many bytes take; what has arrived by then is kept for its next try.
+network, until these have cost us TRIES useless answers. So a Sybil group delays an ending by seconds at most.
 """
 
 from __future__ import annotations
@@ -33,10 +30,8 @@ from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
-from gossamer.peer.sync.own_meetings import OwnMeetings
-from gossamer.peer.sync.pieces import Pieces
-from gossamer.peer.sync.run_result import RunResult, fetch_hashes, whole_coming
-from gossamer.peer.sync.sources import Sources
+from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import GossamerError
@@ -202,8 +197,6 @@ class ResultAgreement:
                     cost.update(marks)
         return chosen
 
-    # ------------------------------------------------------------------ our own
-
     def _rank(self) -> int:
         """Return how many of the peers at the end have a smaller id than ours."""
         return sum(entry.peer_id < self.sources.client.identity.peer_id for entry in self._speakers() if entry.finished)
@@ -239,8 +232,6 @@ class ResultAgreement:
         files.remove(self.file)
         self.own.result = result
         self.emit(ResultTaken(result.name.hex(), sources, self.terms.state_bytes, seconds))
-
-    # ------------------------------------------------------------------ the others
 
     async def _linger(self) -> None:
         """Stay until all within reach have our result; take another one if its name is smaller."""

@@ -1,8 +1,7 @@
 """Serve this peer's weights to members of the run: its state, its fragments coded against a sketch, and the result of the run.
 
-The state is served in pieces from an idle copy of the slow weights. The trainer writes the copy beside its steps; it is renewed while it is
-asked for, and freed when it is not. A piece waits while a meeting is under way, as long as the piece before it took, so that meetings have
-the larger part of the line.
+The state is served in pieces from an idle copy of the slow weights, which the trainer writes beside its steps. A piece waits while a
+meeting is under way, as long as the piece before it took, so that meetings have the larger part of the line.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import part_bytes, pull_seed, take_chunks
-from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
@@ -191,8 +190,6 @@ class StateSource:
         if given.num_bytes + num_bytes > MOST_GIVEN * self.terms.state_bytes:
             raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
         given.num_bytes += num_bytes
-
-    # ------------------------------------------------------------------ the copy
 
     async def _recent_copy(self) -> IdleCopy:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""

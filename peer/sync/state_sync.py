@@ -1,8 +1,7 @@
 """Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-Refusals and gated meetings count only in a row: OUTCAST meetings that we began, none completed, with MANY partners of most Sybil groups or
-all within reach. So nobody can force weights on us: one malicious peer moves no median, calls that only refuse us are not counted, and
-whatever made us ask, a source must sign a global step near those of most others (`Wanted`).
+Refusals and gated meetings count only in a row, and only with most Sybil groups, so nobody can force weights on us. Whatever made us ask, a
+source must sign a global step near those of most others (`Wanted`).
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import AskClocks, Fetch, SyncFragments, SyncView, TakeResult, decide, fresh_fragment, wanted
+from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fresh_fragment, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -111,26 +110,24 @@ class StateSync:
         is_waiting = self.lifecycle.state is LifecycleState.WAITING
         found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
-        if isinstance(decision, AskClocks):
+        if decision is Act.ASK_CLOCKS:
             await (self.transfer.hear_clocks() if is_waiting else self.transfer.ask_clocks())
             decision = decide(self.view(are_clocks_fresh=True))
         match decision:
             case messages.Start():
                 self.link.tell(decision)
-            case TakeResult():
+            case Act.TAKE_RESULT:
                 await self.agreement.take(found)
-            case SyncFragments():
+            case Act.SYNC_FRAGMENTS:
                 await self.fragments.run(lambda header: fresh_fragment(self.view()).check_clock(header))
-            case Fetch(target) if is_waiting:
-                await self.transfer.take_over(lambda: wanted(self.view()) or target)
-            case Fetch(target):
-                if await self.transfer.ask_everybody(lambda: wanted(self.view()) or target) is None:
+            case Wanted() if is_waiting:
+                await self.transfer.take_over(lambda: wanted(self.view()) or decision)
+            case Wanted():
+                if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
                     self._forgive()
             case messages.StepBack():
                 self.link.tell(decision)
                 self._forgive()
-
-    # ------------------------------------------------------------------ what is known
 
     def view(self, *, has_result: bool = False, are_clocks_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
@@ -173,8 +170,8 @@ class StateSync:
         return {entry.peer_id for entry in self.groups.voters(loop_s()) if not entry.failures}
 
     def _is_far(self, partner: PeerId) -> bool:
-        clock_steps = self.groups.book.clock_of(partner)
-        return clock_steps is not None and abs(clock_steps - self.lifecycle.clock_steps) > self.membership.terms.max_clock_gap_steps
+        entry = self.groups.book.get(partner)
+        return entry.has_clock and abs(entry.clock_steps - self.lifecycle.clock_steps) > self.membership.terms.max_clock_gap_steps
 
     def _forget_refusals(self) -> None:
         self._too_far.clear()

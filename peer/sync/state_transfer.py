@@ -1,8 +1,6 @@
 """Transfer a whole state: in pieces, from several sources at once, until the trainer has adopted it.
 
-Pieces may come from different sources and moments: a mixture of near replicas is as good to begin with as one of them. Each piece must have
-the right size and hash, and a global step near that of most others; the trainer judges the whole (peer/trainer/shared_state.py). Pieces
-stay on the disk until the state is adopted or refused, so nothing is fetched twice.
+A mixture of near replicas is as good to begin with as one of them. Pieces stay on the disk until the state is adopted or refused.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import as_final
 from gossamer.peer.sync.decision import NoUse, Wanted
-from gossamer.peer.sync.own_meetings import OwnMeetings
 from gossamer.peer.sync.pieces import Pieces
-from gossamer.peer.sync.source_samples import compare
-from gossamer.peer.sync.sources import Sources, spread_over
+from gossamer.peer.sync.sources import OwnMeetings, Sources, compare, spread_over
 from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId
@@ -104,8 +100,6 @@ class StateTransfer:
             return None
         return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
 
-    # ------------------------------------------------------------------ whom to ask, again and again
-
     async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
         while loop_s() - answered_s < PATIENCE_S:
@@ -147,8 +141,6 @@ class StateTransfer:
         self._dissenting, self._num_sources = found.dissenting, found.num_at_once
         self.emit(ProcessSays("joining", found.says))
         return found.sources
-
-    # ------------------------------------------------------------------ one state
 
     def _open(self) -> Pieces:
         """Go on with what is on the disk, or begin. Raises OSError, and BadSettings when there is not enough room."""

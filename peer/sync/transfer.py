@@ -1,10 +1,7 @@
 """The transfer engine: one content, piece by piece, from several sources at once, each as fast as it delivers.
 
-Any piece may come from any source that has it; missing pieces are handed out as sources ask for more work. About a second of what a source
-delivers is under way from it and no more, so a slow line carries other things too, and a source that falls silent leaves little undone.
-
-Sources of a result may have only a part of it so far, so they are asked which pieces. Sources that have all are asked first for what the
-others lack, and each peer begins elsewhere, so that an upload carries each piece about once, however many peers want it.
+About a second of what a source delivers is under way from it and no more, so a slow line carries other things too. Sources of a result may
+have only a part of it so far, so they are asked which pieces. Sources that have all are asked first for what the others lack.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
         terms = RunTerms.from_manifest(SIGNED.manifest())
         peer_exchange = PeerExchange(terms, AddressBook(HOST.peer_id), SwarmTime(lambda: time.time() + clock_ahead_s), random.Random(0))
         server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, peer_exchange)
-        dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server}.get)
+        dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server.answer}.get)
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
             TunnelTransport(daemon.control, folder, dispatcher.answer, Admission(), CarriedBytes()),

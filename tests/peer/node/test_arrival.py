@@ -57,7 +57,7 @@ def serve(
     peer_exchange = PeerExchange(terms, book, SwarmTime(), random.Random(0))
     peer_exchange.take_all(record_of(one).to_bytes() for one in knows)
     server = FetchServer(who, terms, manifest.to_bytes(), time.time, peer_exchange)
-    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server}.get).answer)
+    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server.answer}.get).answer)
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:

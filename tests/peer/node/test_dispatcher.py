@@ -27,6 +27,7 @@ from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.admission import handle
 from gossamer.protocol.streams.transport import Purpose
+from tests.peer.asking import header_of
 from tests.peer.deaf import Deaf
 from tests.swarm.mallory import nobody
 
@@ -50,7 +51,7 @@ def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
     book, terms = AddressBook(SEED.peer_id), RunTerms.from_manifest(SIGNED.manifest())
     gossip = PeerExchange(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
     server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, gossip)
-    return Dispatcher(book, "come back later", {Purpose.FETCH: server}.get if knows else lambda purpose: None), book
+    return Dispatcher(book, "come back later", {Purpose.FETCH: server.answer}.get if knows else lambda purpose: None), book
 
 
 def served(*, knows: bool = True) -> MemoryNetwork:
@@ -121,7 +122,7 @@ def test_who_broke_the_rules_is_turned_away_from_then_on() -> None:
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.BAD_MESSAGE
         with pytest.raises(Unreachable):
-            await client.header(SEED.peer_id, (), ContentsKind.MANIFEST)
+            await header_of(client, SEED.peer_id, ContentsKind.MANIFEST)
         await network.close()
 
     virtual_time.run(scene())

@@ -12,8 +12,7 @@ from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
-from gossamer.peer.swarm.swarm_reporter import SwarmReporter
+from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run

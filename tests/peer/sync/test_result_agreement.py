@@ -14,8 +14,7 @@ import torch
 from gossamer.peer.link import messages
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
-from gossamer.peer.sync.pieces import Pieces, to_bits
-from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.pieces import Pieces, RunResult, to_bits
 from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import BadContents, RefusalCode, Refused
 from gossamer.protocol.memory.conversation import Link as Wire
