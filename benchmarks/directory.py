@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import Presence
+from gossamer.peer.swarm.presence import Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.libp2p.directory import NUM_HOLDERS
@@ -53,7 +53,8 @@ class Member(Seat):
         self.book, lifecycle = AddressBook(self.peer_id), Lifecycle()
         lifecycle.update(0, RunPhase.TRAIN, True)
         peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(now_s), random.Random(number))
-        self.presence = Presence(self.membership, self, lambda: self.addresses, peer_exchange, lifecycle, lambda event: None, 1)
+        reporter = SwarmReporter(lambda event: None, peer_exchange)
+        self.presence = Presence(self.membership, self, lambda: self.addresses, peer_exchange, lifecycle, reporter, 1)
         self.count = Count()
         self.swarm: list[Member] = []
 

@@ -81,7 +81,7 @@ class Caller:
 
     async def connect(self, partner: PeerId) -> Stream:
         """Open a stream. Raises TransportError."""
-        return await self.transport.connect(partner, self.book.addresses(partner), Purpose.MEET)
+        return await self.transport.connect(partner, self.book.get(partner).addresses, Purpose.MEET)
 
     async def ask(self, partner: PeerId, meeting_id: bytes) -> Outcome:
         """Ask for the outcome of a meeting until the partner answers. The caller bounds it by cancellation."""

@@ -1,9 +1,7 @@
 """Anti-entropy: this peer periodically calls a bootstrap node, peers that it has lost contact with, and some that it knows well.
 
-Both sides of a call exchange member records. So the two halves of a partitioned swarm merge as soon as one pair connects, and a peer that
-has slept, or lost everybody, finds the swarm by its address book. The calls never stop, however many peers are known: half of a swarm
-cannot tell that it is only half. A peer that a call does not reach is kept. Nothing here needs the directory, which maintains itself
-(`protocol.libp2p`).
+Both sides of a call exchange member records, so the two halves of a partitioned swarm merge as soon as one pair connects. The calls never
+stop, for half of a swarm cannot tell that it is only half.
 """
 
 from __future__ import annotations
@@ -11,13 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection
+from dataclasses import dataclass
 from typing import TypeVar
 
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
-from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 
@@ -32,23 +30,15 @@ CROWD = 32  # peers of a larger swarm call bootstrap nodes less often each, so t
 T = TypeVar("T")
 
 
+@dataclass(slots=True)
 class AntiEntropy:
-    """The rounds of one peer. `bootstraps` are multiaddrs that end in a peer's id; `connected` returns the peers with open connections."""
+    """The rounds of one peer. `connected` returns the peers with open connections."""
 
-    def __init__(
-        self,
-        client: FetchClient,
-        peer_exchange: PeerExchange,
-        bootstraps: Sequence[str],
-        connected: Callable[[], Awaitable[Collection[PeerId]]],
-        rng: random.Random,
-    ) -> None:
-        self._client = client
-        self._peer_exchange = peer_exchange
-        self._book = peer_exchange.book
-        self._connected = connected
-        self._rng = rng
-        self._bootstraps = {peer: addresses for peer, addresses in by_peer(bootstraps).items() if peer != client.identity.peer_id}
+    client: FetchClient
+    peer_exchange: PeerExchange
+    bootstraps: dict[PeerId, tuple[str, ...]]
+    connected: Callable[[], Awaitable[Collection[PeerId]]]
+    rng: random.Random
 
     async def run(self) -> None:
         """Make rounds until cancelled."""
@@ -57,20 +47,20 @@ class AntiEntropy:
             await asyncio.sleep(AGAIN_S)
         num_quick = 0
         while True:
-            self._peer_exchange.news.clear()
+            self.peer_exchange.news.clear()
             await self._make_round()
             await asyncio.sleep(AGAIN_S)
             if num_quick < QUICK_ROUNDS and self._is_in_doubt():
                 num_quick += 1
                 continue
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._rng.uniform(*EVERY_S) - AGAIN_S):
-                    await (self._peer_exchange.news.wait() if num_quick < QUICK_ROUNDS else asyncio.sleep(EVERY_S[1]))
+                async with asyncio.timeout(self.rng.uniform(*EVERY_S) - AGAIN_S):
+                    await (self.peer_exchange.news.wait() if num_quick < QUICK_ROUNDS else asyncio.sleep(EVERY_S[1]))
             num_quick = 0
 
     def _is_in_doubt(self) -> bool:
         """Return whether the next round should follow soon: a peer came back, nobody is known, or the clocks of other peers differ."""
-        return self._peer_exchange.news.is_set() or not self._peer_exchange.time.is_settled or not self._book.announced(loop_s())
+        return self.peer_exchange.news.is_set() or not self.peer_exchange.time.is_settled or not self.peer_exchange.book.announced(loop_s())
 
     async def _make_round(self) -> None:
         """Call all peers of a round concurrently."""
@@ -80,32 +70,32 @@ class AntiEntropy:
         """Choose the peers of a round; return them with their addresses."""
         seen: list[KnownPeer] = []
         lost: list[KnownPeer] = []
-        for entry in self._book.known(loop_s()):
-            (seen if entry.record is not None and self._peer_exchange.is_in_force(entry.record) else lost).append(entry)
+        for entry in self.peer_exchange.book.known(loop_s()):
+            (seen if entry.record is not None and self.peer_exchange.is_in_force(entry.record) else lost).append(entry)
         chosen = {entry.peer_id: entry.addresses for entry in (*self._some(lost, LOST), *self._some(seen, SEEN))}
-        if self._bootstraps and self._rng.random() * len(seen) < CROWD * self._peer_exchange.familiar:
-            peer = self._rng.choice(list(self._bootstraps))
-            chosen[peer] = (*self._book.addresses(peer), *self._bootstraps[peer])
+        if self.bootstraps and self.rng.random() * len(seen) < CROWD * self.peer_exchange.familiar:
+            peer = self.rng.choice(list(self.bootstraps))
+            chosen[peer] = (*self.peer_exchange.book.get(peer).addresses, *self.bootstraps[peer])
         with contextlib.suppress(TransportError):  # the network below is being restarted
-            others = sorted(set(await self._connected()) - chosen.keys())
-            chosen |= {peer: self._book.addresses(peer) for peer in self._some(others, CONNECTED)}
-        return {peer: addresses for peer, addresses in chosen.items() if not self._book.is_banned(peer, loop_s())}
+            others = sorted(set(await self.connected()) - chosen.keys())
+            chosen |= {peer: self.peer_exchange.book.get(peer).addresses for peer in self._some(others, CONNECTED)}
+        return {peer: addresses for peer, addresses in chosen.items() if not self.peer_exchange.book.is_banned(peer, loop_s())}
 
     def _some(self, peers: list[T], most: int) -> list[T]:
-        return self._rng.sample(peers, min(most, len(peers)))
+        return self.rng.sample(peers, min(most, len(peers)))
 
     async def _call(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """Exchange records with a peer, and note in the address book how that went."""
         try:
-            async with asyncio.timeout(CALL_S), self._client.source(peer, addresses) as source:
-                told, time = self._peer_exchange.records_for(peer), self._peer_exchange.time
-                introduction = await source.introduction(told, time, is_door=peer in self._bootstraps)
+            async with asyncio.timeout(CALL_S), self.client.source(peer, addresses) as source:
+                told, time = self.peer_exchange.records_for(peer), self.peer_exchange.time
+                introduction = await source.introduction(told, time, is_door=peer in self.bootstraps)
         except (TransportError, TimeoutError):
-            self._book.lost(peer, loop_s())
+            self.peer_exchange.book.lost(peer, loop_s())
         except PeerMisbehaved:
-            self._book.ban(peer, loop_s())
+            self.peer_exchange.book.ban(peer, loop_s())
         except Refused:  # it is up, but cannot answer yet
-            self._book.answered(peer, loop_s())
+            self.peer_exchange.book.answered(peer, loop_s())
         else:
-            self._book.answered(peer, loop_s())
-            self._peer_exchange.introduce(introduction.members, peer)
+            self.peer_exchange.book.answered(peer, loop_s())
+            self.peer_exchange.introduce(introduction.members, peer)

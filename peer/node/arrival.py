@@ -1,8 +1,6 @@
 """How a newcomer joins: through any bootstrap address that it knows, it gets the run's manifest and the records of several members.
 
-It asks each bootstrap node for members first, then for the manifest on the same stream. The members that a node names serve as bootstrap
-nodes too, so one that dies, lies or refuses does not end the join while another one is left. The next address is tried whenever the last
-one has not answered within NEXT_S.
+The members that a bootstrap node names serve as bootstrap nodes too, so one that dies, lies or refuses does not end the join.
 """
 
 from __future__ import annotations
@@ -39,11 +37,6 @@ class Doors:
     refusals: dict[PeerId, GossamerError] = field(default_factory=dict)  # that no retry can change
     last: str = "none was asked"
 
-    @classmethod
-    def of(cls, addresses: Sequence[str], time: SwarmTime) -> Doors:
-        """Start with the addresses of an invite."""
-        return cls(by_peer(addresses), time)
-
     def name(self, members: Sequence[bytes], run_id: bytes) -> None:
         """Add members that a peer has named. Invented ones do no harm: the manifest has a known hash, and each peer proves its key."""
         for raw in members:
@@ -64,7 +57,7 @@ async def find_run(
     `say` gets a line about each peer that is asked. Raises RunRefusesUs or WrongVersion when all refuse us, SwarmUnreachable when nobody
     gave it for a minute, BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
     """
-    doors, loop = Doors.of(addresses, time), asyncio.get_running_loop()
+    doors, loop = Doors(by_peer(addresses), time), asyncio.get_running_loop()
     until_s = loop.time() + PATIENCE_S
     while loop.time() < until_s:
         doors.refusals.clear()
@@ -107,8 +100,16 @@ async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) 
 
 async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest | None:
     """Ask one peer; return None, with the reason noted in `doors`, if it does not give the manifest."""
+
+    async def ask_for_all(client: FetchClient) -> SignedManifest:
+        async with client.source(peer, doors.addresses[peer]) as source:
+            introduction = await source.introduction((), doors.time, is_door=True)
+            doors.name(introduction.members, client.run_id)
+            await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
+            return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)
+
     try:
-        return await in_their_version(client, lambda client: _ask_for_all(client, peer, doors))
+        return await in_their_version(client, ask_for_all)
     except Refused as refusal:
         doors.last = str(refusal)
         if (final := as_final(refusal)) is not None:
@@ -116,12 +117,3 @@ async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifes
     except (TransportError, PeerMisbehaved) as error:
         doors.last = f"{doors.addresses[peer][0]}: {error}"
     return None
-
-
-async def _ask_for_all(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest:
-    """Ask one peer for members and for the manifest."""
-    async with client.source(peer, doors.addresses[peer]) as source:
-        introduction = await source.introduction((), doors.time, is_door=True)
-        doors.name(introduction.members, client.run_id)
-        await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
-        return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)

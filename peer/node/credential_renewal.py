@@ -1,12 +1,8 @@
 """Revocations, and the renewal of this peer's own credential.
 
-About every ROUND_S this peer asks another one for the digest of its revocations. If the digest differs from its own, it fetches them,
-checks each signature, and saves the new ones in the home. `peer revoke` writes that file too, so each round reads it again. A revoked peer
-is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the revocation:
-only the issuer's signature ends a node; refusals by other peers lead to a warning.
-
-An issuer signs a later end date for any member in force that asks (peer/sync/server.py). So the end date of an invite limits new joins. A
-member stays until it is revoked, or until no issuer was reachable for a month.
+A revoked peer is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the
+revocation: only the issuer's signature ends a node; refusals by other peers lead to a warning. An issuer signs a later end date for any
+member in force that asks (peer/sync/server.py), so a member stays until it is revoked, or until no issuer was reachable for a month.
 """
 
 from __future__ import annotations
@@ -15,10 +11,11 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
@@ -26,7 +23,7 @@ from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, 
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.revocations import need_credential, read_revocations
-from gossamer.protocol.messages.terms import check_revocation
+from gossamer.protocol.messages.terms import RunTerms, check_revocation
 from gossamer.protocol.run.invite import Credential
 
 ROUND_S = 30.0
@@ -38,28 +35,23 @@ UNWANTED = 3
 TOPIC = "membership"
 
 
+@dataclass(slots=True)
 class CredentialRenewal:
     """Take in revocations, and keep this peer's credential in force. `warned` is the warning that the operator sees now."""
 
-    def __init__(
-        self,
-        home: Home,
-        membership: Membership,
-        client: FetchClient,
-        gossip: PeerExchange,
-        rng: random.Random,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self.terms = membership.terms
-        self.warned = ""
-        self._home = home
-        self._own = membership.own_credential
-        self._client = client
-        self._book = gossip.book
-        self._time = gossip.time
-        self._rng = rng
-        self._emit = emit
-        self._num_unwanted = 0  # answers in a row that we are no member
+    home: Home
+    membership: Membership
+    client: FetchClient
+    gossip: PeerExchange
+    rng: random.Random
+    emit: Callable[[Event], None]
+    warned: str = ""
+    _num_unwanted: int = 0  # answers in a row that we are no member
+
+    @property
+    def terms(self) -> RunTerms:
+        """The terms of the run; they hold its revocations."""
+        return self.membership.terms
 
     async def run(self) -> None:
         """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
@@ -70,14 +62,12 @@ class CredentialRenewal:
             self._end_if_revoked()
             await self._renew()
             self._warn()
-            await asyncio.sleep(self._rng.uniform(0.5, 1.5) * ROUND_S)
-
-    # ------------------------------------------------------------------ revocations
+            await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
 
     def read_file(self) -> None:
         """Add the revocations in the home; a damaged file is ignored, since other peers hold them too."""
         with contextlib.suppress(OSError, PeerMisbehaved):
-            self.take(self._home.revocations.read_bytes())
+            self.take(self.home.revocations.read_bytes())
 
     def take(self, data: bytes) -> bool:
         """Add another peer's revocations; return whether any was new. Raises BadMessage or BadSignature; those before the bad one stay."""
@@ -90,63 +80,60 @@ class CredentialRenewal:
         return is_new
 
     def _pass_over_revoked(self) -> None:
-        for entry in self._book.live(loop_s()):
+        for entry in self.gossip.book.live(loop_s()):
             if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
-                self._book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
+                self.gossip.book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
 
     async def _ask_for_revocations(self) -> None:
-        others = self._book.reachable(loop_s())
+        others = self.gossip.book.reachable(loop_s())
         if not others:
             return
-        other = self._rng.choice(others)
+        other = self.rng.choice(others)
         with contextlib.suppress(GossamerError, TimeoutError, OSError):
             try:
                 async with asyncio.timeout(ASK_S):
                     known = self.terms.revocations.digest()
-                    data = await self._client.document(other.peer_id, other.addresses, ContentsKind.REVOCATIONS, known)
+                    data = await self.client.document(other.peer_id, other.addresses, ContentsKind.REVOCATIONS, known)
                 self._num_unwanted = 0
             except Refused as refusal:
                 self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
                 raise
             if data and self.take(data):
                 self.read_file()  # keep what `peer revoke` has written since
-                await asyncio.to_thread(write_whole, self._home.revocations, self.terms.revocations.to_bytes())
-
-    # ------------------------------------------------------------------ our own credential
+                await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _renew(self) -> None:
-        credential = self._own.current
-        if credential is None or self._client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
+        credential = self.membership.own_credential.current
+        if credential is None or self.client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
             return
-        for issuer in self._issuers(credential.issuer):
+        for issuer in [entry for entry in self.gossip.book.reachable(loop_s()) if entry.peer_id == credential.issuer]:
             with contextlib.suppress(GossamerError, TimeoutError, OSError):
                 async with asyncio.timeout(ASK_S):
-                    data = await self._client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
+                    data = await self.client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
                 self._take_over(need_credential(data), credential)
-                await asyncio.to_thread(write_whole, self._home.credential, data, private=True)
+                await asyncio.to_thread(write_whole, self.home.credential, data, private=True)
                 return
 
-    def _issuers(self, first: PeerId) -> list[KnownPeer]:
-        return [entry for entry in self._book.reachable(loop_s()) if entry.peer_id == first]
-
     def _take_over(self, renewed: Credential, old: Credential) -> None:
-        renewed.check(self._client.run_id, self._client.identity.peer_id)
+        renewed.check(self.client.run_id, self.client.identity.peer_id)
         if renewed.issuer != old.issuer or renewed.not_after_s <= old.not_after_s:
             raise BadMessage("a credential that is no renewal of ours")
-        self._own.current = renewed
+        self.membership.own_credential.current = renewed
 
     def _left_s(self) -> float:
-        credential = self._own.current
-        return credential.not_after_s - self._time.now_s() if credential else float("inf")
+        credential = self.membership.own_credential.current
+        return credential.not_after_s - self.gossip.time.now_s() if credential else float("inf")
 
     def _warn(self) -> None:
         words = membership_warning(self._left_s(), is_unwanted=self._num_unwanted >= UNWANTED)
         if words != self.warned:
             self.warned = words
-            self._emit(Warned(TOPIC, words))
+            self.emit(Warned(TOPIC, words))
 
     def _end_if_revoked(self) -> None:
-        if self.terms.access == "invite" and self.terms.revocations.cover(self._client.identity.peer_id, self._own.current):
+        if self.terms.access == "invite" and self.terms.revocations.cover(
+            self.client.identity.peer_id, self.membership.own_credential.current
+        ):
             raise RunRefusesUs(
                 "the peer that wrote this peer's invite has revoked it: no other peer of the run meets this one any more",
                 hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",

@@ -1,13 +1,9 @@
-"""The dispatcher: the one handler of inbound streams, from the start of the process to its end.
-
-It hands each stream to whatever serves its purpose now, and refuses with NOT_READY while nothing does. A partner that breaks the protocol
-is banned here; the transport turns a banned peer's streams away before they come to the dispatcher.
-"""
+"""The dispatcher: the one handler of inbound streams, from the start of the process to its end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 
 from gossamer.peer.node.meetings import say
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
@@ -15,33 +11,29 @@ from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, Trans
 from gossamer.protocol.messages.messages import refusal_of
 from gossamer.protocol.streams.transport import Purpose, Stream
 
-
-class Answers(Protocol):
-    """Serves inbound streams of one purpose."""
-
-    async def answer(self, stream: Stream) -> None:
-        """Serve a stream. Raises Refused and PeerMisbehaved for the partner, TransportError."""
+Answer = Callable[[Stream], Awaitable[None]]
+"""Serves an inbound stream of one purpose. Raises Refused and PeerMisbehaved for the partner, TransportError."""
 
 
+@dataclass(slots=True)
 class Dispatcher:
     """Dispatches inbound streams. `answering` returns what serves a purpose now, or None; then the refusal's detail is `not_ready`."""
 
-    def __init__(self, book: AddressBook, not_ready: str, answering: Callable[[Purpose], Answers | None]) -> None:
-        self._book = book
-        self._not_ready = not_ready
-        self._answering = answering
+    book: AddressBook
+    not_ready: str
+    answering: Callable[[Purpose], Answer | None]
 
     async def answer(self, purpose: Purpose, stream: Stream) -> None:
         """Serve an inbound stream, which its transport closes. Raises PeerMisbehaved, for the log, when the partner broke the protocol."""
         try:
-            answering = self._answering(purpose)
+            answering = self.answering(purpose)
             if answering is None:
-                raise Refused(RefusalCode.NOT_READY, self._not_ready)
-            await answering.answer(stream)
+                raise Refused(RefusalCode.NOT_READY, self.not_ready)
+            await answering(stream)
         except Refused as refusal:
             await say(stream, refusal_of(refusal))
         except PeerMisbehaved as error:
-            self._book.ban(stream.partner, loop_s())
+            self.book.ban(stream.partner, loop_s())
             await say(stream, refusal_of(error))
             raise
         except (TransportError, TimeoutError):

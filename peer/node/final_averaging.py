@@ -1,15 +1,15 @@
 """The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/sync/result_agreement.py).
 
-Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. A meeting removes the difference
-of its pair, so one round of meetings leaves about half of the variance. Peers that meet often are near each other anyway, and more than a
-few rounds have no measurable effect. The rounds start anew whenever another peer reaches the end. A peer that still trains is waited for
-if it would arrive within WAIT_S at our own pace; the others take the result, at once if there already is one.
+Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. The rounds start anew whenever
+another peer reaches the end. A peer that still trains is waited for if it would arrive within WAIT_S at our own pace.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
+from dataclasses import dataclass, field
 
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
@@ -24,20 +24,19 @@ WAIT_S = 10.0  # for peers that are still training
 LOOK_S = 0.3  # between two looks at who has come, or whether there is a result
 
 
+@dataclass(slots=True)
 class FinalAveraging:
     """The final averaging: `run` it when the trainer has reached the end of the schedule."""
 
-    def __init__(
-        self, searches: Searches, meetings: Meetings, book: AddressBook, agreement: ResultAgreement, num_fragments: int, total_steps: int
-    ) -> None:
-        self._searches = searches
-        self._meetings = meetings
-        self._book = book
-        self._agreement = agreement
-        self._company: set[PeerId] = set()  # peers that have reached the end
-        self._left = dict.fromkeys(range(num_fragments), ROUNDS)
-        self._total_steps = total_steps
-        self._began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
+    searches: Searches
+    meetings: Meetings
+    book: AddressBook
+    agreement: ResultAgreement
+    num_fragments: int
+    total_steps: int
+    _company: set[PeerId] = field(default_factory=set)  # peers that have reached the end
+    _rounds: Counter[int] = field(default_factory=Counter)  # completed meetings, by fragment
+    _began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
 
     def trains(self, clock_steps: int) -> None:
         """Note our own global step; the first one is the start from which our pace is measured."""
@@ -50,29 +49,29 @@ class FinalAveraging:
 
     def completed(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
-        self._left[fragment] -= 1
+        self._rounds[fragment] += 1
 
     async def run(self) -> None:
         """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
-        _, averaging = work = [asyncio.create_task(step) for step in (self._agreement.take_first(), self._average())]
+        _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             averaging.cancel()
-            await self._agreement.run()  # what is being taken already goes on
+            await self.agreement.run()  # what is being taken already goes on
         finally:
             await cancel(*work)
 
     async def _average(self) -> None:
-        most_s = WAIT_S + ROUNDS * len(self._left) * self._meetings.typical_s
+        most_s = WAIT_S + ROUNDS * self.num_fragments * self.meetings.typical_s
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s), asyncio.TaskGroup() as tasks:
-                for fragment in self._left:
+                for fragment in range(self.num_fragments):
                     tasks.create_task(self._finish(fragment, loop_s() + WAIT_S))
 
     async def _finish(self, fragment: int, until_s: float) -> None:
         while True:
             somebody_trains = self._count_company() and loop_s() < until_s
-            if self._left[fragment] > 0 and await self._searches.search(fragment):
+            if self._rounds[fragment] < ROUNDS and await self.searches.search(fragment):
                 continue
             if not somebody_trains and not self._count_company():
                 return
@@ -83,19 +82,19 @@ class FinalAveraging:
     def _count_company(self) -> bool:
         """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""
         now_s = loop_s()
-        known = self._book.reachable(now_s)
+        known = self.book.reachable(now_s)
         company = {entry.peer_id for entry in known if entry.finished}
         if not company <= self._company:
             self._company |= company
-            self._left = dict.fromkeys(self._left, ROUNDS)
+            self._rounds.clear()
         there = (entry for entry in known if entry.record is not None and now_s - entry.seen_s < RECORD_S)
         return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
 
     def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
         """Tell whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
-        if self._began is None or self._began[0] >= self._total_steps:
+        if self._began is None or self._began[0] >= self.total_steps:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began
-        steps_per_s = (self._total_steps - began_steps) / max(1e-3, now_s - began_s)
-        since_s = now_s - entry.told_s + self._meetings.typical_s  # a meeting's clock is that of its beginning
-        return self._total_steps - entry.clock_steps <= steps_per_s * (since_s + WAIT_S)
+        steps_per_s = (self.total_steps - began_steps) / max(1e-3, now_s - began_s)
+        since_s = now_s - entry.told_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
+        return self.total_steps - entry.clock_steps <= steps_per_s * (since_s + WAIT_S)

@@ -1,7 +1,4 @@
-"""The meetings of one node: at most one per fragment at a time, started by either side; each updates the address book.
-
-The choice of a partner for a due fragment: peer/node/partner_search.py. The protocol of a single meeting: peer/meeting/machine.py.
-"""
+"""The meetings of one node: at most one per fragment at a time, started by either side; each updates the address book."""
 
 from __future__ import annotations
 
@@ -11,6 +8,7 @@ import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import MeetingDone
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
@@ -24,7 +22,7 @@ from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, Transport
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
 from gossamer.protocol.messages.terms import check_clock, check_hello
-from gossamer.protocol.streams.transport import Stream, Transport
+from gossamer.protocol.streams.transport import Stream
 
 SAY_S = 2.0  # for a refusal to be sent
 FIRST_TYPICAL_S = 0.3
@@ -34,53 +32,44 @@ MAX_OUTBOUND = 2
 _NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
 
 
+@dataclass(slots=True)
 class Meetings:
     """Run meetings while the lifecycle state allows them, and answer inbound ones. Every method belongs to the node's event loop.
 
     `on_done` is called with each meeting that has ended, after the address book was updated.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        lifecycle: Lifecycle,
-        transport: Transport,
-        peer_exchange: PeerExchange,
-        own: OwnSide,
-        rng: random.Random,
-        on_done: Callable[[Meeting, MeetingDone], None],
-    ) -> None:
-        self._membership = membership
-        self._lifecycle = lifecycle
-        self._peer_exchange = peer_exchange
-        self._book = peer_exchange.book
-        self._own = own
-        self._rng = rng
-        self._on_done = on_done
-        self._caller = Caller(transport, peer_exchange.book, membership.terms.run_id)
-        self._numbers = itertools.count(rng.getrandbits(48))  # an earlier node of the same trainer used other numbers
-        self.active: dict[int, Driver] = {}  # by fragment
-        self._completed: Counter[int] = Counter()
-        self._num_outbound = 0
-        self.typical_s = FIRST_TYPICAL_S  # typical duration of a completed meeting
-        self.inbound: set[PeerId] = set()
-        self._next: set[int] = set()  # fragments for which a caller waits already
+    membership: Membership
+    lifecycle: Lifecycle
+    caller: Caller
+    peer_exchange: PeerExchange
+    own: OwnSide
+    rng: random.Random
+    on_done: Callable[[Meeting, MeetingDone], None]
+    _numbers: itertools.count[int] = field(init=False)  # an earlier node of the same trainer used other numbers
+    active: dict[int, Driver] = field(default_factory=dict)  # by fragment
+    completed: Counter[int] = field(default_factory=Counter)  # meetings so far, by fragment
+    _num_outbound: int = 0
+    typical_s: float = FIRST_TYPICAL_S  # typical duration of a completed meeting
+    inbound: set[PeerId] = field(default_factory=set)
+    _next: set[int] = field(default_factory=set)  # fragments for which a caller waits already
 
-    # ------------------------------------------------------------------ ending
+    def __post_init__(self) -> None:
+        self._numbers = itertools.count(self.rng.getrandbits(48))
 
     @asynccontextmanager
     async def set_aside(self) -> AsyncIterator[None]:
         """End all meetings, and start none while the body runs: it replaces the weights that they are about."""
-        self._lifecycle.begin_takeover()
+        self.lifecycle.begin_takeover()
         try:
             await self._end("taking over newer weights", RefusalCode.NOT_READY)
             yield
         finally:
-            self._lifecycle.end_takeover()
+            self.lifecycle.end_takeover()
 
     async def leave(self, grace_s: float) -> None:
         """Start nothing any more, and finish or drop the meetings in progress within `grace_s`."""
-        self._lifecycle.leave()
+        self.lifecycle.leave()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 await self._end("leaving", RefusalCode.LEAVING)
@@ -95,31 +84,6 @@ class Meetings:
         for active in list(self.active.values()):
             active.stop(reason, code)
         await self.until_quiet()
-
-    # ------------------------------------------------------------------ what a search asks
-
-    def num_completed(self, fragment: int) -> int:
-        """Return how many meetings on a fragment have completed so far."""
-        return self._completed[fragment]
-
-    def is_decided(self, fragment: int) -> bool:
-        """Return whether a meeting in progress on a fragment is decided already."""
-        return fragment in self.active and self.active[fragment].meeting.is_decided
-
-    async def wait_over(self, fragment: int) -> bool:
-        """Wait for the end of the meeting in progress on a fragment; False at once when there is none."""
-        active = self.active.get(fragment)
-        if active is not None:
-            await active.over.wait()
-        return active is not None
-
-    async def until_allowed(self) -> None:
-        """Wait until meetings may begin."""
-        await self._lifecycle.until(lambda: self._lifecycle.may_meet)
-
-    def soonest_s(self) -> float | None:
-        """Return from when on somebody may be called, in loop time; None while nobody is known."""
-        return self._book.soonest_s(loop_s())
 
     async def try_next(self, fragment: int, tried: set[PeerId]) -> Finish | None:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
@@ -137,19 +101,17 @@ class Meetings:
             self._num_outbound -= 1
 
     def _may_call(self, fragment: int) -> bool:
-        is_free = fragment not in self.active and fragment not in self._lifecycle.stale
-        return is_free and self._lifecycle.may_meet and self._num_outbound < MAX_OUTBOUND and not self._is_full
+        is_free = fragment not in self.active and fragment not in self.lifecycle.stale
+        return is_free and self.lifecycle.may_meet and self._num_outbound < MAX_OUTBOUND and not self._is_full
 
     @property
     def _is_full(self) -> bool:
         """Whether another meeting would exceed the operator's rate limits."""
-        return len(self.active) + 1 > self._own.line.max_meetings
+        return len(self.active) + 1 > self.own.line.max_meetings
 
     def _choose(self, tried: Collection[PeerId]) -> KnownPeer | None:
         called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
-        return self._book.choose(loop_s(), self._rng, exclude={*tried, *called})
-
-    # ------------------------------------------------------------------ answering
+        return self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called})
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Meet` stream: a meeting or a Resolve. Raises Refused and PeerMisbehaved for the partner, TransportError."""
@@ -179,9 +141,9 @@ class Meetings:
 
     def _need_fit(self, hello: Hello, partner: PeerId) -> None:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
-        membership, lifecycle = self._membership, self._lifecycle
-        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self._peer_exchange.time.now_s())
-        self._book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
+        membership, lifecycle = self.membership, self.lifecycle
+        check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
+        self.peer_exchange.book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_settled and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
@@ -190,7 +152,7 @@ class Meetings:
         check_clock(hello.clock_steps, lifecycle.clock_steps, membership.terms)
         if hello.phase is RunPhase.FINISH and lifecycle.phase is RunPhase.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
-        if not self._book.is_welcome(partner, loop_s()):
+        if not self.peer_exchange.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
 
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
@@ -201,7 +163,7 @@ class Meetings:
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
-        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self._membership.identity.peer_id):
+        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
             active.stop("somebody called at the same moment; that call stands", RefusalCode.BUSY)
             await active.over.wait()
         elif not is_greeting:
@@ -216,7 +178,7 @@ class Meetings:
             raise Refused(RefusalCode.BUSY, "in a meeting on this fragment, and another one is next")
         self._next.add(fragment)
         try:
-            async with asyncio.timeout(min(LINE_UP_S, SILENCE_SHARE * self._membership.deadline_s / 2)):
+            async with asyncio.timeout(min(LINE_UP_S, SILENCE_SHARE * self.membership.deadline_s / 2)):
                 await active.over.wait()
         except TimeoutError:
             raise Refused(RefusalCode.BUSY, "in a long meeting on this fragment") from None
@@ -225,7 +187,7 @@ class Meetings:
 
     async def _outcome(self, resolve: Resolve, partner: PeerId) -> Outcome:
         """Return our decision. A meeting that is undecided yet is dropped: the asker could not learn of a later decision."""
-        if resolve.run_id != self._membership.terms.run_id:
+        if resolve.run_id != self.membership.terms.run_id:
             raise Refused(RefusalCode.WRONG_RUN)
         for active in list(self.active.values()):
             if active.meeting.pairing.meeting_id != resolve.meeting_id or active.meeting.partner != partner:
@@ -235,43 +197,41 @@ class Meetings:
             else:
                 active.stop("the partner lost the stream", RefusalCode.TOO_SLOW)
                 await active.over.wait()
-        failed_blocks = self._own.journal.failed_blocks(resolve.meeting_id)
+        failed_blocks = self.own.journal.failed_blocks(resolve.meeting_id)
         if failed_blocks is None:
             return Outcome(resolve.meeting_id, Decision.DROPPED)
         return Outcome(resolve.meeting_id, Decision.COMMITTED, failed_blocks)
 
-    # ------------------------------------------------------------------ both
-
     async def _run_meeting(self, partner: PeerId, stream: Stream | None, fragment: int, hello: Hello | None) -> Finish:
         """Hold a meeting, as caller or for an inbound Hello. A call that reaches nobody causes a back-off, and is not reported."""
         greeting = Greeting(
-            membership=self._membership,
+            membership=self.membership,
             partner=partner,
             fragment=fragment,
-            nonce=self._rng.randbytes(16),
-            now_s=self._peer_exchange.time.now_s(),
+            nonce=self.rng.randbytes(16),
+            now_s=self.peer_exchange.time.now_s(),
             partner_hello=hello,
-            records=self._peer_exchange.records_for(partner),
-            timeout_s=self._book.timeout_s(partner),
+            records=self.peer_exchange.records_for(partner),
+            timeout_s=self.peer_exchange.book.get(partner).timeout_s,
         )
         meeting = Meeting(next(self._numbers), greeting)
-        driver = self.active[fragment] = Driver(meeting, stream, self._own, self._caller)
+        driver = self.active[fragment] = Driver(meeting, stream, self.own, self.caller)
         started_s = loop_s()
         try:
             finish = await driver.run()
             took_s = loop_s() - started_s
             if finish.outcome is MeetingOutcome.COMPLETED:
-                self._completed[fragment] += 1
+                self.completed[fragment] += 1
                 self.typical_s += 0.2 * (took_s - self.typical_s)
         finally:
             del self.active[fragment]
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
-                self._book.failed(partner, loop_s(), driver.silent_s)
+                self.peer_exchange.book.failed(partner, loop_s(), driver.silent_s)
             return finish
-        self._peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
-        learn_from(self._book, meeting, finish, loop_s(), took_s, driver.silent_s)
-        self._on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
+        self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
+        learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
+        self.on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
         return finish
 
 

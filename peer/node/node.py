@@ -1,13 +1,10 @@
-"""The node's part that meets other peers, once its trainer has sent the model's plan.
-
-It gets a joiner its weights, finds a partner for every fragment that is due, and sees the run to its end. How its parts are made and
-connected: peer/node/peer.py.
-"""
+"""The node's part that meets other peers, once its trainer has sent the model's plan. peer/node/peer.py makes and connects its parts."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
@@ -17,7 +14,7 @@ from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
-from gossamer.peer.sync.server import FetchServer
+from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.state_sync import StateSync
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.tasks import work_until
@@ -25,30 +22,20 @@ from gossamer.protocol.tasks import work_until
 CLOSE_S = 5.0  # for the last meetings of a run to end
 
 
+@dataclass(slots=True)
 class Node:
     """Meetings, searches, catching up and the final averaging of one peer, as loops in one task group."""
 
-    def __init__(
-        self,
-        meetings: Meetings,
-        searches: Searches,
-        server: FetchServer,
-        state_sync: StateSync,
-        final_averaging: FinalAveraging,
-        lifecycle: Lifecycle,
-        link: NodeEnd,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self.meetings = meetings
-        self.searches = searches
-        self.server = server
-        self.state_sync = state_sync
-        self._final_averaging = final_averaging
-        self._lifecycle = lifecycle
-        self._link = link
-        self._emit = emit
-        self._trainer_done = asyncio.Event()
-        self._is_over = False
+    meetings: Meetings
+    searches: Searches
+    source: StateSource
+    state_sync: StateSync
+    final_averaging: FinalAveraging
+    lifecycle: Lifecycle
+    link: NodeEnd
+    emit: Callable[[Event], None]
+    _trainer_done: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_over: bool = False
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer has saved its result.
@@ -57,24 +44,22 @@ class Node:
         """
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(loop) for loop in (self.searches.run(), self._sync_while_awake())]
-            await self._lifecycle.until(lambda: self._lifecycle.finished)
-            await self._final_averaging.run()
+            await self.lifecycle.until(lambda: self.lifecycle.finished)
+            await self.final_averaging.run()
             await self.meetings.leave(CLOSE_S)
             self._is_over = True
-            self._link.tell(messages.FinishDone())
+            self.link.tell(messages.FinishDone())
             await self._trainer_done.wait()
             for loop in running:
                 loop.cancel()
 
     async def _sync_while_awake(self) -> None:
         """Stay with the others, and start anew after each pause: a transfer for the trainer of before the pause is of no use."""
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         while True:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.PAUSED)
             await work_until(self.state_sync.run(), lifecycle.until(lambda: lifecycle.state is LifecycleState.PAUSED))
-            self._final_averaging.paused()
-
-    # ------------------------------------------------------------------ events of the trainer and of meetings
+            self.final_averaging.paused()
 
     def on_notice(self, notice: messages.Notice) -> None:
         """Handle what the trainer reports unasked."""
@@ -85,18 +70,18 @@ class Node:
                 self._on_progress(notice)
 
     def _on_progress(self, progress: messages.Progress) -> None:
-        self._lifecycle.update(progress.clock_steps, progress.phase, progress.started, progress.tokens)
+        self.lifecycle.update(progress.clock_steps, progress.phase, progress.started, progress.tokens)
         if progress.started:
-            self._final_averaging.trains(progress.clock_steps)
+            self.final_averaging.trains(progress.clock_steps)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:
-            self._link.tell(messages.FinishDone())  # the trainer was restarted, or the link broke before it read the first one
+            self.link.tell(messages.FinishDone())  # the trainer was restarted, or the link broke before it read the first one
 
     def on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
         """Handle the end of a meeting."""
         if meeting.finish is not None:
             self.state_sync.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
         if done.outcome == "completed" and meeting.pairing.phase is RunPhase.FINISH:
-            self._final_averaging.completed(done.fragment)
-        self._emit(done)
+            self.final_averaging.completed(done.fragment)
+        self.emit(done)

@@ -1,8 +1,7 @@
 """Searches: for each fragment that is due, choose a partner, hold a meeting, and on any failure choose the next, until the deadline.
 
 At the deadline the fragment takes a solo step (or waits on, if the manifest says `defer`). A meeting that another peer started on the same
-fragment satisfies the search. One search per fragment runs at a time: a `Due` that comes during a search only moves its goal, so that none
-is lost and none counts twice.
+fragment satisfies the search.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
@@ -33,17 +32,16 @@ class Goal:
     until_s: float  # loop time
 
 
+@dataclass(slots=True)
 class Searches:
     """The searches of one node, as tasks of `run`."""
 
-    def __init__(self, membership: Membership, meetings: Meetings, link: NodeEnd, rng: random.Random) -> None:
-        self._deadline_s = membership.deadline_s
-        self._give_up = messages.Defer if membership.defer else messages.Solo
-        self._meetings = meetings
-        self._link = link
-        self._rng = rng
-        self._new: asyncio.Queue[int] = asyncio.Queue()
-        self._goals: dict[int, Goal] = {}
+    membership: Membership
+    meetings: Meetings
+    link: NodeEnd
+    rng: random.Random
+    _new: asyncio.Queue[int] = field(default_factory=asyncio.Queue)
+    _goals: dict[int, Goal] = field(default_factory=dict)
 
     def on_due(self, due: messages.Due) -> None:
         """Start a search for a fragment, or extend the one that runs."""
@@ -68,35 +66,37 @@ class Searches:
 
     async def _search_or_solo(self, fragment: int) -> None:
         if not await self._reach(fragment, lambda: self._goals[fragment]):
-            self._link.tell(self._give_up(fragment))
+            self.link.tell(messages.Defer(fragment) if self.membership.defer else messages.Solo(fragment))
         del self._goals[fragment]  # no await since the goal was checked last: a later Due starts a new search
 
     async def _reach(self, fragment: int, goal: Callable[[], Goal]) -> bool:
         tried: set[PeerId] = set()
-        while self._meetings.num_completed(fragment) < goal().num_completed:
+        while self.meetings.completed[fragment] < goal().num_completed:
             if not await self._try(fragment, goal(), tried):
                 return False
         return True
 
     def _goal(self, fragment: int) -> Goal:
         """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""
-        num_completed = self._meetings.num_completed(fragment) + self._meetings.is_decided(fragment) + 1
-        return Goal(num_completed, loop_s() + self._deadline_s)
+        active = self.meetings.active.get(fragment)
+        is_decided = active is not None and active.meeting.is_decided
+        return Goal(self.meetings.completed[fragment] + is_decided + 1, loop_s() + self.membership.deadline_s)
 
     async def _try(self, fragment: int, goal: Goal, tried: set[PeerId]) -> bool:
         """Wait for the meeting in progress, or begin one; False when there is nobody to meet before the goal's time."""
-        meetings, loop = self._meetings, asyncio.get_running_loop()
-        await meetings.until_allowed()
+        meetings, loop = self.meetings, asyncio.get_running_loop()
+        await meetings.lifecycle.until(lambda: meetings.lifecycle.may_meet)
         finish = None
-        if await meetings.wait_over(fragment):
-            if meetings.num_completed(fragment) < goal.num_completed and loop.time() >= goal.until_s:
+        if (active := meetings.active.get(fragment)) is not None:
+            await active.over.wait()
+            if meetings.completed[fragment] < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = meetings.soonest_s()
+            soonest_s = meetings.peer_exchange.book.soonest_s(loop.time())
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)
-        if meetings.num_completed(fragment) < goal.num_completed:
+        if meetings.completed[fragment] < goal.num_completed:
             await asyncio.sleep(self._pause_s(finish))
         return True
 
@@ -106,5 +106,5 @@ class Searches:
             case Finish(outcome=MeetingOutcome.ABANDONED):
                 return OWN_TROUBLE_S
             case Finish(outcome=MeetingOutcome.BUSY):
-                return self._rng.uniform(0.5, 1.5) * min(BUSY_S, self._meetings.typical_s)
-        return self._rng.uniform(*PAUSE_S)
+                return self.rng.uniform(0.5, 1.5) * min(BUSY_S, self.meetings.typical_s)
+        return self.rng.uniform(*PAUSE_S)

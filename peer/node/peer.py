@@ -1,12 +1,8 @@
-"""The composition root of a node: the only place where the objects of one peer's node are made and connected.
-
-They are made in three stages, as soon as what they need is known:
+"""The composition root of a node: the only place where the objects of one peer's node are made and connected, in three stages.
 
 1. `NodePeer(...)`: the home and the settings are there. It answers inbound streams from now on, at first with "not ready".
 2. `Member`: the run's manifest is there, from the home or from a peer. It gives the manifest to newcomers and gossips.
 3. `Node`: the trainer has sent the model's plan. It meets other peers. A peer without a trainer (`peer bootstrap`) never gets there.
-
-The surroundings come in from outside: the network (libp2p, or one in memory), the trainer's link, the clock, and random numbers.
 """
 
 from __future__ import annotations
@@ -19,11 +15,11 @@ from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import Event, ProcessSays, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
 from gossamer.peer.node.arrival import find_run
 from gossamer.peer.node.credential_renewal import CredentialRenewal, latest_credential
-from gossamer.peer.node.dispatcher import Answers, Dispatcher
+from gossamer.peer.node.dispatcher import Answer, Dispatcher
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
@@ -32,13 +28,11 @@ from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import Presence
-from gossamer.peer.swarm.swarm_reporter import SwarmReporter
+from gossamer.peer.swarm.presence import Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.fragment_sync import FragmentSync
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.server import FetchServer
 from gossamer.peer.sync.sources import Sources
@@ -102,6 +96,7 @@ class Member:
     gossip: PeerExchange
     server: FetchServer
     client: FetchClient
+    reporter: SwarmReporter
     presence: Presence | None
     anti_entropy: AntiEntropy
     renewal: CredentialRenewal
@@ -146,13 +141,13 @@ class NodePeer:
                 self.book.hint(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
 
-    # ------------------------------------------------------------------ what the network asks
-
-    def _answering(self, purpose: Purpose) -> Answers | None:
+    def _answering(self, purpose: Purpose) -> Answer | None:
         if purpose is Purpose.MEET:
-            return self.node.meetings if self.node else None
-        stage = self.node or self.member
-        return stage.server if stage else None
+            return self.node.meetings.answer if self.node else None
+        return self.member.server.answer if self.member else None
+
+    def _source(self) -> StateSource | None:
+        return self.node.source if self.node else None
 
     def is_banned(self, partner: PeerId) -> bool:
         """Tell whether a peer's streams are to be turned away."""
@@ -182,8 +177,6 @@ class NodePeer:
         gossip = self.member.gossip
         known = ((entry.peer_id, entry.record) for entry in self.book.announced(loop_s()))
         return {peer for peer, record in known if record is not None and gossip.is_in_force(record)}
-
-    # ------------------------------------------------------------------ life
 
     def stop(self) -> None:
         """Have `run` end in order: no new meeting, LEAVE_S for those in progress, and a farewell to the directory."""
@@ -220,7 +213,7 @@ class NodePeer:
             if self._trainer is not None and member.presence is not None:
                 await self._train(self._trainer, member, member.presence, network)
             else:
-                await self._show_the_way(member.gossip, network)
+                await self._show_the_way(member, network)
             for loop in loops:
                 loop.cancel()
 
@@ -240,46 +233,47 @@ class NodePeer:
             await node.run()
             link.cancel()
 
-    async def _show_the_way(self, gossip: PeerExchange, network: PeerNetwork) -> None:
+    async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
         """Be part of the directory, and remember whoever announces itself: the next start needs a way in."""
-        reporter, num_connected = SwarmReporter(self._emit, gossip), 0
+        num_connected = 0
         while True:
             with suppress(TransportError):  # the network below is restarting
                 num_connected = len(await network.connected())
-            reporter.report(num_connected, network.addresses())
+            member.reporter.report(num_connected, network.addresses())
             self._emit(ProcessSays("seeding", f"{num_connected} connected"))
             for record in self.shelf.records():
-                gossip.take(record)
+                member.gossip.take(record)
             await asyncio.sleep(LOOK_S)
-
-    # ------------------------------------------------------------------ what is made when
 
     def _make_member(self, signed: SignedManifest, manifest: Manifest, network: PeerNetwork) -> Member:
         membership = Membership.of(self._identity, manifest, self._credential)
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
-        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, Mirror(self.time.local_s), gossip)
-        presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, self._emit, self._wait_for_peers)
+        bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source)
+        reporter = SwarmReporter(self._emit, gossip)
+        presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(
             manifest,
             membership,
             gossip,
             server,
             client,
+            reporter,
             presence if self._trainer else None,
-            AntiEntropy(client, gossip, self._run.bootstraps, network.connected, self._rng),
+            AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
             CredentialRenewal(self._home, membership, client, gossip, self._rng, self._emit),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
-        membership, gossip, known = member.membership.with_plan(plan), member.gossip, member.server
+        membership, gossip = member.membership.with_plan(plan), member.gossip
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
-        meetings = Meetings(membership, lifecycle, network.transport, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
+        caller = Caller(network.transport, self.book, terms.run_id)
+        meetings = Meetings(membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
         searches = Searches(membership, meetings, link, rng)
         source = StateSource(link, own.payloads, lifecycle, terms, meetings.until_quiet)
-        server = FetchServer(known.identity, terms, known.manifest, known.now_s, known.mirror, gossip, source, known.hatch)
         sources = Sources(member.client, SybilGroups(self.book, terms), rng)
         transfer = StateTransfer(sources, terms, lifecycle, meetings, link, downloads / "state", emit)
         fragments = FragmentSync(sources, terms, lifecycle, link, own.payloads, emit)
@@ -291,5 +285,5 @@ class NodePeer:
             wait_for_peers=self._wait_for_peers,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
-        node = Node(meetings, searches, server, state_sync, averaging, lifecycle, link, emit)
+        node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit)
         return node

@@ -1,7 +1,6 @@
 """The node process: the supervisor's pipes at one end of a `NodePeer`, libp2p and the home folder at the other.
 
-The supervisor starts it as `python -m gossamer.peer.node`; it holds no tensor. If p2pd dies, `Libp2pNode` rebuilds the network below the
-node; if this process dies, the trainer goes on training and the supervisor starts another.
+If p2pd dies, `Libp2pNode` rebuilds the network below the node; if this process dies, the trainer goes on training.
 """
 
 from __future__ import annotations

@@ -6,6 +6,9 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
+
+import psutil
 
 from gossamer.peer.link import messages
 from gossamer.peer.machine.energy import cpu_s
@@ -13,7 +16,6 @@ from gossamer.peer.machine.events import ConnectionsChanged, Event, NodeSpent, T
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.node.peer import NodePeer
-from gossamer.peer.node.traffic import NodeTraffic
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.libp2p.node import Libp2pNode
@@ -80,3 +82,42 @@ class NodeReports:
                 if self._network.through != through:
                     through = self._network.through
                     write_whole(self._home.relays, "".join(f"{relay}\n" for relay in through).encode())
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    pid: int
+    sent: int
+    received: int
+
+
+class NodeTraffic:
+    """Counts what has passed since this process began, over all lives of the daemon.
+
+    Only p2pd uses the network. On Linux the count is what the system has read and written for p2pd, less what passed between p2pd and this
+    process; elsewhere it is what the streams have carried.
+    """
+
+    def __init__(self, network: Libp2pNode) -> None:
+        self._network = network
+        self._last = _Reading(0, 0, 0)
+        self.sent = 0
+        self.received = 0
+
+    def look(self) -> None:
+        """Bring the counts up to date."""
+        last, now = self._last, self._read()
+        self._last = now
+        if last.pid == now.pid:
+            self.sent += max(0, now.sent - last.sent)
+            self.received += max(0, now.received - last.received)
+
+    def _read(self) -> _Reading:
+        carried, pid = self._network.carried, self._network.daemon_pid
+        try:
+            counters = psutil.Process(pid).io_counters() if pid else None
+            return _Reading(pid, counters.write_chars - carried.received, counters.read_chars - carried.sent) if counters else self._last
+        except psutil.Error:
+            return self._last
+        except AttributeError:  # a system that does not count them
+            return _Reading(-1, carried.sent, carried.received)

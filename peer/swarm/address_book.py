@@ -1,12 +1,10 @@
 """The address book: which peers this peer may meet, and the choice of the next partner.
 
-The directory, partners (records in a Hello) and the last session's file feed the book. An entry means only that a peer with this key may be
-at this address, and only a newer record of the same peer replaces an older one. A false record does not count against the peer that passed
-it on, which cannot know. The choice is uniform over the peers that are live, not in back-off and not banned. In a large enough swarm it
-skips the last partners: NoLoCo's mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
+An entry means only that a peer with this key may be at this address, and only a newer record of the same peer replaces an older one. The
+choice is uniform over the peers that are live, not in back-off and not banned. In a large enough swarm it skips the last partners: NoLoCo's
+mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
 
-Randomness and time are arguments. `now_s` is a monotonic clock (the event loop's), so that setting the system clock back does not prolong a
-back-off. Nothing here waits. All sizes are bounded, whatever other peers send.
+`now_s` is a monotonic clock (the event loop's). Nothing here waits. All sizes are bounded, whatever other peers send.
 """
 
 from __future__ import annotations
@@ -106,8 +104,6 @@ class AddressBook:
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
         self._success_rate = 1.0  # of our recent calls to strangers
-
-    # ------------------------------------------------------------------ updates
 
     def __len__(self) -> int:
         """Return the number of entries, at most MAX_ENTRIES."""
@@ -228,15 +224,13 @@ class AddressBook:
         while len(self._banned_until_s) > MAX_BANS:
             del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
 
-    # ------------------------------------------------------------------ queries
-
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
         """Tell whether a peer is banned now."""
         return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
         """Tell whether we answer a call of this peer."""
-        return peer_id not in self._entries or self._entries[peer_id].unwelcome_until_s <= now_s
+        return self.get(peer_id).unwelcome_until_s <= now_s
 
     def live(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers, those in back-off included, in the order in which they were added."""
@@ -250,24 +244,13 @@ class AddressBook:
         """Return all peers with an address that are not banned, live or not."""
         return [entry for entry in self._entries.values() if entry.addresses and not self.is_banned(entry.peer_id, now_s)]
 
-    def record_of(self, peer_id: PeerId) -> MemberRecord | None:
-        """Return a peer's newest record."""
-        entry = self._entries.get(peer_id)
-        return entry.record if entry else None
+    def get(self, peer_id: PeerId) -> KnownPeer:
+        """Return what is known of a peer; an empty entry, which is not kept, if that is nothing."""
+        return self._entries.get(peer_id) or KnownPeer(peer_id)
 
     def announced(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers with a record."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
-
-    def timeout_s(self, peer_id: PeerId) -> float:
-        """Return how long a partner may be silent in a meeting; infinite if it is not familiar."""
-        entry = self._entries.get(peer_id)
-        return math.inf if entry is None else entry.timeout_s
-
-    def clock_of(self, peer_id: PeerId) -> int | None:
-        """Return the newest global step that a peer has signed, None if none is known."""
-        entry = self._entries.get(peer_id)
-        return entry.clock_steps if entry is not None and entry.has_clock else None
 
     def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
         """Choose the next partner; None if there is nobody to call now."""
@@ -297,16 +280,9 @@ class AddressBook:
         """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer."""
         return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
 
-    def addresses(self, peer_id: PeerId) -> tuple[str, ...]:
-        """Return the known addresses of a peer."""
-        entry = self._entries.get(peer_id)
-        return entry.addresses if entry else ()
-
     def ways_in(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""
         return [with_peer(address, entry.peer_id) for entry in self._best(now_s) for address in entry.addresses]
-
-    # ------------------------------------------------------------------ on disk
 
     def to_bytes(self, now_s: float) -> bytes:
         """Return the best peers and the bans as a file for the next session."""
@@ -325,8 +301,6 @@ class AddressBook:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
         except (OSError, ValueError, KeyError, TypeError, GossamerError):
             return
-
-    # ------------------------------------------------------------------ bounds
 
     def _best(self, now_s: float) -> list[KnownPeer]:
         return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, -entry.seen_s))[:KEPT]

@@ -1,7 +1,6 @@
 """Peer exchange: which member records are passed on to other peers, and which received ones enter the address book.
 
-Every record is signed by its own peer, so the peer that passes it on need not be trusted, and an old record does not count against it. Our
-own record goes to every peer that we exchange records with. The number of records in a message and the size of the book are bounded.
+Every record is signed by its own peer, so the peer that passes it on need not be trusted.
 """
 
 from __future__ import annotations
@@ -10,6 +9,7 @@ import asyncio
 import random
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -24,19 +24,17 @@ LAST_WORD_S = 5.0  # a record that expires so soon is a farewell (see Presence.l
 FAMILIARITY = 0.02  # the weight of one received record in `familiar`: it averages over some fifty
 
 
+@dataclass(slots=True)
 class PeerExchange:
     """Sends and receives member records. `own` is this peer's newest record, once it announces itself."""
 
-    def __init__(self, terms: RunTerms, book: AddressBook, time: SwarmTime, rng: random.Random) -> None:
-        self.terms = terms
-        self.book = book
-        self.time = time
-        self.own: MemberRecord | None = None
-        self.news = (
-            asyncio.Event()
-        )  # set when a peer appears or reappears; a full book would set it forever, so strangers do not set it then
-        self.familiar = 1.0  # the share of the received records whose peers were in the book: estimates the book's share of the swarm
-        self._rng = rng
+    terms: RunTerms
+    book: AddressBook
+    time: SwarmTime
+    rng: random.Random
+    own: MemberRecord | None = None
+    news: asyncio.Event = field(default_factory=asyncio.Event)  # set when a peer appears or reappears; for a full book, only the latter
+    familiar: float = 1.0  # the share of the received records whose peers were in the book: estimates the book's share of the swarm
 
     def take(self, record: MemberRecord) -> None:
         """Add a record to the book if it is newer than ours, valid, and its peer may take part."""
@@ -44,7 +42,7 @@ class PeerExchange:
             return
         with suppress(GossamerError, ValueError):  # ValueError is a gap in our checks, which no stranger may exploit
             check_record(record, self.terms, self.time.now_s())
-            before = self.book.record_of(record.peer_id)
+            before = self.book.get(record.peer_id).record
             is_back = not self.book.is_full if before is None else not self.is_in_force(before)
             self.book.learn(record, loop_s())
             if not self.is_in_force(record):
@@ -77,7 +75,7 @@ class PeerExchange:
         known = [entry.record for entry in self.book.announced(loop_s()) if entry.peer_id != partner and not entry.failures]
         others = [record for record in known if record is not None and self.is_in_force(record)]
         own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
-        return tuple(record.to_bytes() for record in (own + self._rng.sample(others, min(most, len(others))))[:most])
+        return tuple(record.to_bytes() for record in (own + self.rng.sample(others, min(most, len(others))))[:most])
 
     def introduction(self, asker: PeerId, most_bytes: int) -> bytes:
         """Return the answer to a peer that asks for members, of at most `most_bytes`."""
@@ -85,7 +83,7 @@ class PeerExchange:
         return Introduction(members, int(1000 * self.time.local_s())).to_bytes()
 
     def _is_there(self, peer_id: PeerId) -> bool:
-        record = self.book.record_of(peer_id)
+        record = self.book.get(peer_id).record
         return record is not None and self.is_in_force(record)
 
     def is_in_force(self, record: MemberRecord) -> bool:

@@ -1,21 +1,22 @@
-"""This peer's presence in the directory: it announces itself, looks up other peers, and withdraws its record when it leaves.
-
-The directory may fail for hours: newcomers are then found later, and training continues.
-"""
+"""This peer's presence in the directory, which may fail for hours: newcomers are then found later, and training continues."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import logging
+import statistics
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event
-from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
+from gossamer.peer.machine.status import VERSION
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.swarm_reporter import RELEASE, SwarmReporter
+from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.protocol.addresses import NEAR
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord, announceable
@@ -25,42 +26,30 @@ log = logging.getLogger(__name__)
 
 ANNOUNCE_S = 20.0
 RECORD_S = RECORD_LIFETIME_S  # long enough that a record is still valid after three hops of peer exchange
-LOOK_S = (
-    2.0,
-    20.0,
-    120.0,
-)  # between two lookups: the first while too few peers are known or the end is near; else doubling up to the second
+LOOK_S = (2.0, 20.0, 120.0)  # between two lookups: the first if too few peers are known or the end is near; else doubling up to the second
 MANY = 32  # with so many known peers, doubling up to the third: peer exchange brings the rest
 FAREWELL_S = 1  # lifetime of the record of a peer that leaves
 REPORT_S = 0.5  # between two reports to the supervisor
+NEWS = 0.01  # a smaller relative change of the reported tokens is not emitted
 RECORDS_AT_ONCE = 32  # verified before other tasks run: a signature takes 0.1 ms
 
 
+@dataclass(slots=True)
 class Presence:
     """Announces this peer and looks up others, in the loops of `run`.
 
     `addresses` returns our own addresses as other peers dial them. Lookups are frequent until `wait_for_peers` peers are known.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        directory: Directory,
-        addresses: Callable[[], tuple[str, ...]],
-        peer_exchange: PeerExchange,
-        lifecycle: Lifecycle,
-        emit: Callable[[Event], None],
-        wait_for_peers: int,
-    ) -> None:
-        self._membership = membership
-        self._directory = directory
-        self._addresses = addresses
-        self._peer_exchange = peer_exchange
-        self._lifecycle = lifecycle
-        self._reporter = SwarmReporter(emit, peer_exchange)
-        self._enough = max(1, wait_for_peers)
-        self._sequence = 0
-        self._has_looked = asyncio.Event()
+    membership: Membership
+    directory: Directory
+    addresses: Callable[[], tuple[str, ...]]
+    peer_exchange: PeerExchange
+    lifecycle: Lifecycle
+    reporter: SwarmReporter
+    wait_for_peers: int
+    _sequence: int = 0
+    _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Run until cancelled."""
@@ -80,19 +69,19 @@ class Presence:
 
         It waits for the trainer: a peer that is announced without one counts for peers that wait for company, and cannot meet.
         """
-        await self._lifecycle.until(lambda: self._lifecycle.state is not LifecycleState.UNKNOWN)
+        await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN)
         while True:
             announced = self._news()
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self._peer_exchange.book.live(loop_s())
+            known = self.peer_exchange.book.live(loop_s())
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
             while loop_s() < until_s and self._news() == announced:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(REPORT_S):
-                        await self._lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
+                        await self.lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
 
     def _news(self) -> tuple[bool, bool, tuple[str, ...]]:
-        return self._lifecycle.finished, self._lifecycle.is_paused, announceable(self._addresses(), self._membership.identity.peer_id)
+        return self.lifecycle.finished, self.lifecycle.is_paused, announceable(self.addresses(), self.membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
@@ -101,14 +90,14 @@ class Presence:
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
-            known = len(self._peer_exchange.book.announced(loop_s()))
-            is_urgent = known < self._enough or self._lifecycle.finished
+            known = len(self.peer_exchange.book.announced(loop_s()))
+            is_urgent = known < max(1, self.wait_for_peers) or self.lifecycle.finished
             pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
             await asyncio.sleep(pause_s)
 
     async def _report_for_ever(self) -> None:
         while True:
-            self._reporter.report(len(self._peer_exchange.book.live(loop_s())), self._addresses())
+            self.reporter.report(len(self.peer_exchange.book.live(loop_s())), self.addresses())
             await asyncio.sleep(REPORT_S)
 
     async def leave(self) -> None:
@@ -118,29 +107,29 @@ class Presence:
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
         with _unharmed("an announcement"):
             async with asyncio.timeout(within_s):
-                self._peer_exchange.own = self._record(lifetime_s)
-                await self._directory.announce(self._peer_exchange.own)
+                self.peer_exchange.own = self._record(lifetime_s)
+                await self.directory.announce(self.peer_exchange.own)
 
     def _record(self, lifetime_s: int) -> MemberRecord:
-        membership, now_s = self._membership, int(self._peer_exchange.time.now_s())
+        membership, now_s = self.membership, int(self.peer_exchange.time.now_s())
         self._sequence = max(self._sequence + 1, now_s)  # so that it also grows over restarts
         return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
-            addresses=announceable(self._addresses(), membership.identity.peer_id),
-            clock_steps=self._lifecycle.clock_steps,
-            finished=self._lifecycle.finished,
+            addresses=announceable(self.addresses(), membership.identity.peer_id),
+            clock_steps=self.lifecycle.clock_steps,
+            finished=self.lifecycle.finished,
             sequence=self._sequence,
             expires_s=now_s + lifetime_s,
             credential=membership.credential,
-            paused=self._lifecycle.is_paused,
-            tokens=self._lifecycle.tokens,
+            paused=self.lifecycle.is_paused,
+            tokens=self.lifecycle.tokens,
             release=RELEASE,
         ).signed(membership.identity)
 
     async def _look(self) -> None:
-        for number, record in enumerate(await self._directory.members(), 1):
-            self._peer_exchange.take(record)
+        for number, record in enumerate(await self.directory.members(), 1):
+            self.peer_exchange.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
 
@@ -154,3 +143,55 @@ def _unharmed(what: str) -> Iterator[None]:
         return
     except Exception:
         log.exception("%s failed", what)
+
+
+def release_number(version: str) -> int:
+    """Return a version's three numbers as one: 1,002,003 for 1.2.3."""
+    major, minor, patch = map(int, version.split("."))
+    return (major * 1000 + minor) * 1000 + patch
+
+
+def version_text(release: int) -> str:
+    """Return the version with this `release_number`."""
+    return f"{release // 1_000_000}.{release // 1000 % 1000}.{release % 1000}"
+
+
+RELEASE = release_number(VERSION)
+
+
+class SwarmReporter:
+    """Emits an event for each change."""
+
+    def __init__(self, emit: Callable[[Event], None], peer_exchange: PeerExchange) -> None:
+        self._emit = emit
+        self._peer_exchange = peer_exchange
+        self._groups = SybilGroups(peer_exchange.book, peer_exchange.terms)
+        self._reported: list[Event] = [Warned("time of day", ""), Warned("version", "")]
+        self._reported_tokens = 0
+
+    def report(self, num_peers: int, addresses: tuple[str, ...]) -> None:
+        """Emit what has changed. `num_peers`: live peers other than this one; `addresses`: our own."""
+        now_s = loop_s()
+        plain = tuple(address for address in addresses if not address.startswith(NEAR))
+        now: list[Event] = [PeersSeen(num_peers), AddressesChanged(plain)]
+        now += [Warned("time of day", self._peer_exchange.time.warning), Warned("version", self._version_warning(now_s))]
+        for event in now:
+            if event not in self._reported:
+                self._emit(event)
+        self._reported = now
+        tokens = sum(entry.record.tokens for entry in self._peer_exchange.book.live(now_s) if entry.record)
+        if abs(tokens - self._reported_tokens) > NEWS * self._reported_tokens:
+            self._reported_tokens = tokens
+            self._emit(OthersTrained(tokens))
+
+    def _version_warning(self, now_s: float) -> str:
+        """Return a warning if half of the other Sybil groups run a newer release; else an empty string."""
+        if not self._groups.half_say(now_s, _runs_newer):
+            return ""
+        newer = [entry.record.release for entry in self._peer_exchange.book.live(now_s) if entry.record and _runs_newer(entry)]
+        theirs = version_text(statistics.median_low(newer))
+        return f"many other peers run Gossamer {theirs}, this is {VERSION}: a future version may refuse old peers; update when you can"
+
+
+def _runs_newer(entry: KnownPeer) -> bool:
+    return entry.record is not None and entry.record.release > RELEASE

@@ -1,11 +1,8 @@
 """The swarm's time of day: this machine's clock, corrected by what peers in different networks report.
 
-Records are valid between absolute times, so a peer whose clock is an hour wrong accepts no record, and no peer accepts its records. The
-time is the median of one reading per network (the median of its peers) and our own clock. If all readings are of one network, each counts.
-A single reading is used only if it comes from a bootstrap node of the run, which a newcomer has to trust, and if it differs from our clock
-by more than the permitted skew.
-
-Only recent readings count. A step of our clock, or a sleep of the machine, discards all.
+The time is the median of one reading per network (the median of its peers) and our own clock. If all readings are of one network, each
+counts. A single reading is used only if it comes from a bootstrap node and differs from our clock by more than the permitted skew. Only
+recent readings count; a step of our clock, or a sleep of the machine, discards all.
 """
 
 from __future__ import annotations
@@ -13,7 +10,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.identity import PeerId
@@ -37,14 +34,14 @@ class Reading:
     is_door: bool
 
 
+@dataclass(slots=True)
 class SwarmTime:
     """Unix time, for one event loop. `local_s` is this machine's clock."""
 
-    def __init__(self, local_s: Callable[[], float] = time.time) -> None:
-        self.local_s = local_s
-        self._readings: dict[str, dict[PeerId, Reading]] = {}
-        self._since_s: float | None = None  # our clock minus the loop's
-        self._result_s: tuple[float, float] | None = None  # the cached `ahead_s`, and the loop time at which it expires
+    local_s: Callable[[], float] = time.time
+    _readings: dict[str, dict[PeerId, Reading]] = field(default_factory=dict)
+    _since_s: float | None = None  # our clock minus the loop's
+    _result_s: tuple[float, float] | None = None  # the cached `ahead_s`, and the loop time at which it expires
 
     def now_s(self) -> float:
         """Return the time of day: Unix time."""

@@ -1,11 +1,9 @@
 """Sybil groups: statements of other peers are weighted by group, never by identity, because identities are free.
 
 A Sybil group is all peers with one invite or in one network; a peer that the manifest or an invite names is a group by itself. Each group
-weighs the same: the holder of an ordinary invite is one group, even with a hundred identities. Inside a group only peers count that we have
-completed meetings with, which is evidence; if there are none, all count. If all other peers are one group, each of them weighs the same.
-
-In an open run all strangers are one group, and peers that we have met are grouped by network. The networks in a record are only claims. So
-groups decide where to look and what to wait for, never which weights are adopted: their loss on our own text decides that.
+weighs the same. Inside a group only peers count that we have completed meetings with; if there are none, all count. If all other peers are
+one group, each of them weighs the same. In an open run all strangers are one group. The networks in a record are only claims, so groups
+decide where to look and what to wait for, never which weights are adopted.
 """
 
 from __future__ import annotations

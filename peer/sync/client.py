@@ -1,7 +1,6 @@
 """Request the manifest, weights and documents from another peer: the client of the `Fetch` streams.
 
-Every answer has a header, signed over the nonce of the request, with the hash of the bytes that follow. Which parts to request from whom:
-peer/sync/transfer.py. The server: peer/sync/server.py.
+Every answer has a header, signed over the nonce of the request, with the hash of the bytes that follow.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import secrets
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from gossamer.peer.swarm.membership import OwnCredential
@@ -55,16 +54,8 @@ class FetchClient:
     transport: Transport
     versions: tuple[int, ...] = SPOKEN  # of the protocol that the run may speak, as far as we know: the likeliest first
 
-    async def header(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind) -> Contents:
-        """Request only the header of a content: it has the global step of the source, and the name of a result.
-
-        Raises TransportError, PeerMisbehaved or Refused.
-        """
-        async with self.source(peer, addresses) as source:
-            return await source.header(kind)
-
     async def document(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
-        """Fetch a content of one chunk at most; return nothing if its name is `known`. Raises as `header`."""
+        """Fetch a content of one chunk at most; return nothing if its name is `known`. Raises as `take`."""
         async with self.source(peer, addresses) as source:
             if known and (await source.header(kind, _is_small)).name == known:
                 return b""
@@ -83,18 +74,18 @@ class FetchClient:
             await stream.close()
 
 
+@dataclass(slots=True)
 class Source:
     """A source at the other end of a stream. Requests may be sent ahead; answers are taken in the order of the requests."""
 
-    def __init__(self, client: FetchClient, stream: Stream) -> None:
-        self._client = client
-        self._stream = stream
-        self._asked: deque[FetchRequest] = deque()
+    client: FetchClient
+    stream: Stream
+    _asked: deque[FetchRequest] = field(default_factory=deque)
 
     @property
     def peer_id(self) -> PeerId:
         """Return who is at the other end."""
-        return self._stream.partner
+        return self.stream.partner
 
     async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
         """Request these bytes of a content. Raises TransportError."""
@@ -109,7 +100,7 @@ class Source:
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Request the slow weights of a fragment, coded against the sketch of ours; the nonce gives the seed. Raises TransportError."""
         await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
-        await send_chunks(self._stream, Part.SKETCH, sketch, 0)
+        await send_chunks(self.stream, Part.SKETCH, sketch, 0)
 
     async def sighting(self) -> Sighting:
         """Request the address from which the source sees us. Raises as `take`."""
@@ -130,7 +121,7 @@ class Source:
         introduction = Introduction.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
         there_s = introduction.unix_ms / 1000 + took_s / 2
-        time.heard(network_of(self._stream.observed), self._stream.partner, there_s, is_door=is_door)
+        time.heard(network_of(self.stream.observed), self.stream.partner, there_s, is_door=is_door)
         return introduction
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
@@ -138,7 +129,7 @@ class Source:
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
         began_s, heard_s = loop.time(), [0.0]
         await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
-        await send(self._stream, Chunk(Part.CONTENTS, 0, data))
+        await send(self.stream, Chunk(Part.CONTENTS, 0, data))
         _, back = await self.take(lambda header: heard_s.append(loop.time()))
         if back != data:
             raise BadContents("an echo of something else")
@@ -147,7 +138,7 @@ class Source:
     async def _ask(
         self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
     ) -> None:
-        client, peer = self._client, self._stream.partner
+        client, peer = self.client, self.stream.partner
         request = FetchRequest(
             protocol_version=client.versions[0],
             run_id=client.run_id,
@@ -162,7 +153,7 @@ class Source:
             records=records,
         ).signed(client.identity)
         self._asked.append(request)
-        await self._stream.send(request)
+        await self.stream.send(request)
 
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
         """Return the answer to the first request that has none: its verified header, and the bytes.
@@ -174,7 +165,7 @@ class Source:
         num_bytes = part_bytes(request, header.total_bytes)
         if not num_bytes:
             return header, b""
-        chunk = await receive(self._stream, within_s)
+        chunk = await receive(self.stream, within_s)
         if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, request.offset, num_bytes):
             raise BadMessage(f"expected {num_bytes} bytes from {request.offset} on, got another {type(chunk).__name__}")
         if hashlib.sha256(chunk.data).digest() != header.sha256:
@@ -186,17 +177,17 @@ class Source:
         _, header = await self._header(check, FRAME_S)
         if header.total_bytes != num_bytes:
             raise BadMessage(f"a fragment of {header.total_bytes} bytes; the manifest implies {num_bytes}")
-        sha256 = await take_chunks(self._stream, Part.CONTENTS, num_bytes, keep)
+        sha256 = await take_chunks(self.stream, Part.CONTENTS, num_bytes, keep)
         if sha256 != header.sha256:
             raise BadContents("the bytes do not have the hash that was promised")
         return header
 
     async def _header(self, check: Callable[[Contents], None], within_s: float) -> tuple[FetchRequest, Contents]:
-        header = await receive(self._stream, within_s)
+        header = await receive(self.stream, within_s)
         request = self._asked.popleft()
         if not isinstance(header, Contents) or header.kind is not request.kind:
             raise BadMessage(f"asked for contents, got {type(header).__name__}")
-        header.verify(self._stream.partner, *request.asked)
+        header.verify(self.stream.partner, *request.asked)
         check(header)
         return request, header
 

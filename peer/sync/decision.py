@@ -1,12 +1,12 @@
 """Decide when another peer's weights are wanted: one pure function over a frozen view. peer/sync/state_sync.py observes and acts.
 
-Global steps only say where to look: weights are never adopted because of their global step, and no global step beyond that of most Sybil
-groups (peer/swarm/sybil_groups.py) is followed. The trainer judges every state by the loss on its own held-out text.
+Global steps only say where to look; the trainer judges every state by the loss on its own held-out text.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from gossamer.peer.link.messages import Start, StepBack
 from gossamer.protocol.errors import BadMessage, GossamerError
@@ -71,33 +71,19 @@ class SyncView:
     is_gated: bool = False  # stopped in a row by the merge gate, with most Sybil groups
 
 
-@dataclass(frozen=True, slots=True)
-class AskClocks:
-    """Ask others for their global steps, then decide again: announced ones are seconds old, and nothing is done on them alone."""
+class Act(Enum):
+    """A decision that needs no more words."""
+
+    ASK_CLOCKS = auto()  # then decide again: announced global steps are seconds old, and nothing is done on them alone
+    SYNC_FRAGMENTS = auto()
+    TAKE_RESULT = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Fetch:
-    """Transfer a whole state such as this, and have the trainer judge it."""
-
-    wanted: Wanted
-
-
-@dataclass(frozen=True, slots=True)
-class SyncFragments:
-    """Bring the stale fragments up to date."""
-
-
-@dataclass(frozen=True, slots=True)
-class TakeResult:
-    """Take the result of the run."""
-
-
-Decision = Start | AskClocks | Fetch | SyncFragments | StepBack | TakeResult
+Decision = Start | StepBack | Wanted | Act
 
 
 def decide(view: SyncView) -> Decision | None:
-    """Return what to do next; None: train on with our own weights.
+    """Return what to do next. `Wanted`: transfer such a state, and have the trainer judge it. None: train on with our own weights.
 
     To begin, a founder starts from the initial weights, unless half of the others have begun without it. Any other peer that has them
     starts from them while the others have hardly begun. Everyone else takes a state from others.
@@ -109,15 +95,19 @@ def decide(view: SyncView) -> Decision | None:
     if view.is_waiting:
         return _decide_beginning(view)
     if view.has_result:
-        return TakeResult()
+        return Act.TAKE_RESULT
     if view.has_stale:
-        return SyncFragments()
+        return Act.SYNC_FRAGMENTS
     target = wanted(view)
     if target is None and not view.is_refused:
         return None
     if not view.are_clocks_fresh:
-        return AskClocks()
-    return _decide_step_back(view) if target is None else Fetch(target)
+        return Act.ASK_CLOCKS
+    if target is not None:
+        return target
+    # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us.
+    is_ahead = view.is_far and view.since_met_s > STEP_BACK_S
+    return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
 
 
 def wanted(view: SyncView) -> Wanted | None:
@@ -145,17 +135,10 @@ def _decide_beginning(view: SyncView) -> Decision | None:
     if view.has_start and view.is_founder and not view.others_have_begun:
         return Start()
     if not view.are_clocks_fresh:
-        return AskClocks()
+        return Act.ASK_CLOCKS
     if view.has_start and view.others_steps <= view.gap_steps // START_SHARE:
         return Start()
-    target = wanted(view)
-    return Fetch(target) if target else None
-
-
-def _decide_step_back(view: SyncView) -> StepBack | None:
-    """Set the global step to where the others can meet us, once we have been far from them for long: with no state to want, far ahead."""
-    is_ahead = view.is_far and view.since_met_s > STEP_BACK_S
-    return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
+    return wanted(view)
 
 
 def _about(view: SyncView, clock_steps: int, earliest_steps: int = 0) -> Wanted:

@@ -1,11 +1,7 @@
-"""Fragment sync: bring fragments that are too old to meet about up to date, several in one round.
+"""Fragment sync: bring fragments that are too old to meet about up to date, several in one round, for a quarter of a state's bytes.
 
-Over a slow line a whole state is older, once it is here, than partners may be apart. A fragment sync takes a quarter of its bytes: we send
-a sketch of our slow weights, and a source codes its own against it. Two fragments are on their way at a time, so the line is busy while
-others are coded. The trainer decodes beside its steps. It moves the weights when all fragments have come, at the cost of two evaluations on
-its held-out text, or earlier, when the first fragment gets old: so each is young when it is moved, however large the model.
-
-The other side: peer/sync/state_source.py. The arithmetic: peer/trainer/pulling.py.
+We send a sketch of our slow weights, and a source codes its own against it (peer/sync/state_source.py). The trainer decodes beside its
+steps (peer/trainer/pulling.py). It moves the weights when all fragments have come, or earlier, when the first fragment gets old.
 """
 
 from __future__ import annotations
@@ -13,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -60,36 +56,28 @@ class Round:
     arrived: list[Arrived] = field(default_factory=list)
 
 
+@dataclass(slots=True)
 class FragmentSync:
     """Bring stale fragments up to date. `files` is the folder shared with the trainer."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        terms: RunTerms,
-        lifecycle: Lifecycle,
-        link: NodeEnd,
-        files: PayloadFolder,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self._sources = sources
-        self._terms = terms
-        self._lifecycle = lifecycle
-        self._link = link
-        self._files = files
-        self._emit = emit
-        self._num_tries = dict.fromkeys(range(len(terms.fragments)), 0)
-        self._refused: set[PeerId] = set()  # sources whose weights were no better than ours: not asked as long as there are others
-        self._names = itertools.count()
+    sources: Sources
+    terms: RunTerms
+    lifecycle: Lifecycle
+    link: NodeEnd
+    files: PayloadFolder
+    emit: Callable[[Event], None]
+    _num_tries: Counter[int] = field(default_factory=Counter)
+    _refused: set[PeerId] = field(default_factory=set)  # sources whose weights were no better than ours: asked only if there are no others
+    _names: itertools.count[int] = field(default_factory=itertools.count)
 
     async def run(self, check: Callable[[Contents], None]) -> None:
         """Sync each stale fragment once, from any source; `check` raises for a header whose bytes are not wanted."""
-        reachable = self._sources.book.reachable(loop_s())
+        reachable = self.sources.book.reachable(loop_s())
         peers = [peer for peer in reachable if peer.peer_id not in self._refused] or reachable
-        self._sources.rng.shuffle(peers)
+        self.sources.rng.shuffle(peers)
         if len(peers) < AT_ONCE:
             peers *= AT_ONCE
-        work = Round(deque(sorted(self._lifecycle.stale)), deque(peers), check)
+        work = Round(deque(sorted(self.lifecycle.stale)), deque(peers), check)
         async with asyncio.TaskGroup() as tasks:
             for _ in range(AT_ONCE):
                 tasks.create_task(self._use_sources(work))
@@ -100,7 +88,7 @@ class FragmentSync:
         while work.left and work.peers:
             peer = work.peers.popleft()
             try:
-                async with self._sources.open(peer) as source:
+                async with self.sources.open(peer) as source:
                     while work.left:
                         await self._sync_next(source, work)
                         if self._is_old(work):
@@ -109,20 +97,20 @@ class FragmentSync:
                 continue
 
     def _is_old(self, work: Round) -> bool:
-        old_steps = self._lifecycle.clock_steps - self._terms.max_clock_gap_steps // OLD_SHARE
+        old_steps = self.lifecycle.clock_steps - self.terms.max_clock_gap_steps // OLD_SHARE
         return any(one.asked_steps < old_steps for one in work.arrived)
 
     async def _sync_next(self, source: Source, work: Round) -> None:
         """Fetch and decode the next fragment, or leave it for another source. Raises GossamerError, LinkLost, OSError."""
-        began_s, asked_steps, nonce = loop_s(), self._lifecycle.clock_steps, secrets.token_bytes(NONCE_BYTES)
+        began_s, asked_steps, nonce = loop_s(), self.lifecycle.clock_steps, secrets.token_bytes(NONCE_BYTES)
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
-            await self._written(messages.SketchSlow(name, fragment, pull_seed(self._terms.run_id, nonce)))
-            self._files.write(answer, b"")
-            await source.ask_slow(fragment, nonce, self._files.read(payload_name(name, File.OWN_SKETCH)))
-            size = self._terms.fragments[fragment].slow_bytes
-            header = await source.take_slow(size, work.check, lambda data: self._files.append(answer, data))
+            await self._written(messages.SketchSlow(name, fragment, pull_seed(self.terms.run_id, nonce)))
+            self.files.write(answer, b"")
+            await source.ask_slow(fragment, nonce, self.files.read(payload_name(name, File.OWN_SKETCH)))
+            size = self.terms.fragments[fragment].slow_bytes
+            header = await source.take_slow(size, work.check, lambda data: self.files.append(answer, data))
             await self._written(messages.DecodeSlow(name))
             work.arrived.append(Arrived(name, source.peer_id, fragment, header, asked_steps, loop_s() - began_s))
         except BaseException:
@@ -130,11 +118,11 @@ class FragmentSync:
             raise
         finally:
             for file in (File.OWN_SKETCH, File.PARTNER_PAYLOAD):
-                self._files.remove(payload_name(name, file))
+                self.files.remove(payload_name(name, file))
 
     async def _written(self, request: messages.SketchSlow | messages.DecodeSlow) -> None:
         """Have the trainer write its part. Raises LinkLost, and OSError when it fails."""
-        written = await self._link.request(request)
+        written = await self.link.request(request)
         if not isinstance(written, messages.Written) or written.reason:
             raise OSError(0, "the trainer failed")
 
@@ -146,7 +134,7 @@ class FragmentSync:
         by_source = [[one.name for one in arrived if one.source == source] for source in {one.source: None for one in arrived}]
         request = messages.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.clock_steps for one in arrived))
         try:
-            pulled = await self._link.request(request)
+            pulled = await self.link.request(request)
         except LinkLost:
             return
         assert isinstance(pulled, messages.Pulled)
@@ -155,11 +143,11 @@ class FragmentSync:
             self._num_tries[one.fragment] += 1
             if is_enough(failed_share, self._num_tries[one.fragment]):
                 self._num_tries[one.fragment] = 0
-                self._lifecycle.stale.discard(one.fragment)
+                self.lifecycle.stale.discard(one.fragment)
             if failed_share is None:
                 self._refused.add(one.source)
             reason = pulled.reason if failed_share is None else ""
-            self._emit(FragmentPulled(str(one.source), one.fragment, header.clock_steps, header.total_bytes, one.took_s, reason))
+            self.emit(FragmentPulled(str(one.source), one.fragment, header.clock_steps, header.total_bytes, one.took_s, reason))
 
 
 def is_enough(failed_share: float | None, num_tries: int) -> bool:

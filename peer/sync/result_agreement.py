@@ -1,17 +1,14 @@
 """Result agreement: all peers at the end of a run take one peer's averaged weights, the same bit for bit.
 
-1. After the last averaging the weights still differ a little. Of the peers at the end, the one with the smallest id writes its own weights
-   down at once; the next one does so RANK_S later if no result is found, and so on. So the death of one costs no more than RANK_S.
-2. All others fetch the result piece by piece, from any peer that has some of it (peer/sync/run_result.py). Should two results have been
-   written, all take the one with the smaller name. The trainer judges it like any state, and keeps its own weights if they predict better.
+1. Of the peers at the end, the one with the smallest id writes its own weights down at once; the next one does so RANK_S later if no result
+   is found, and so on.
+2. All others fetch the result piece by piece, from any peer that has some of it. Should two results have been written, all take the one
+   with the smaller name. The trainer judges it like any state, and keeps its own weights if they predict better.
 3. A peer with a result stays until all within reach have the same one, or all its pieces: for LINGER_S at most, or longer while a peer
    still fetches.
 
-A peer that still trains when half of the others are at the end takes their result.
-
 Identities are free, so answers are weighted by their source: first the peers that we have met, then a few strangers of each invite or
-network, until these have cost us TRIES useless answers. So a Sybil group delays an ending by seconds at most. A peer that we have met has
-TIMEOUT_FACTOR times as long as meetings of as many bytes take; what has arrived by then is kept for its next try.
+network, until these have cost us TRIES useless answers. So a Sybil group delays an ending by seconds at most.
 """
 
 from __future__ import annotations
@@ -22,6 +19,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from gossamer.peer.link import messages
@@ -32,10 +30,8 @@ from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
-from gossamer.peer.sync.own_meetings import OwnMeetings
-from gossamer.peer.sync.pieces import Pieces
-from gossamer.peer.sync.run_result import RunResult, fetch_hashes, whole_coming
-from gossamer.peer.sync.sources import Sources
+from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import GossamerError
@@ -60,50 +56,35 @@ Found = dict[bytes, list[KnownPeer]]
 """The peers that have each result, by its name."""
 
 
+@dataclass(slots=True)
 class ResultAgreement:
     """Agree on the result and have the trainer take it. `file` holds it while it comes."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        terms: RunTerms,
-        lifecycle: Lifecycle,
-        meetings: OwnMeetings,
-        own: StateSource,
-        link: NodeEnd,
-        payloads: PayloadFolder,
-        file: Path,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self._sources = sources
-        self._state_bytes = terms.state_bytes
-        self._book = sources.book
-        self._lifecycle = lifecycle
-        self._meetings = meetings
-        self._own = own
-        self._link = link
-        self._payloads = payloads
-        self._file = file
-        self._emit = emit
-        self._strangers_s = STRANGERS_S + terms.state_bytes / STRANGERS_BYTES_PER_S
-        self._needed_s = STRANGERS_S + terms.state_bytes / SLOWEST_BYTES_PER_S  # the longest that a peer that we have met may fetch
-        self._state_meetings = len(terms.fragments) * terms.state_bytes / max(1, sum(sizes.slow_bytes for sizes in terms.fragments))
-        self._refused: set[bytes] = set()  # results that are worse than our own weights
-        self._useless = Counter[object]()  # answers, by the peer, invite or network that is accountable for them
-        self._names = itertools.count()
-        self._taking = asyncio.Lock()
-        self._heard_s = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
+    sources: Sources
+    terms: RunTerms
+    lifecycle: Lifecycle
+    meetings: OwnMeetings
+    own: StateSource
+    link: NodeEnd
+    payloads: PayloadFolder
+    file: Path
+    emit: Callable[[Event], None]
+    _refused: set[bytes] = field(default_factory=set)  # results that are worse than our own weights
+    _useless: Counter[object] = field(default_factory=Counter)  # answers, by the peer, invite or network that is accountable for them
+    _names: itertools.count[int] = field(default_factory=itertools.count)
+    _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _heard_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
 
     async def run(self) -> None:
         """Agree on a result, and stay until all within reach have it or the time is up."""
         began_s = loop_s()
-        while self._own.result is None:
+        while self.own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
-                found = await self.find() if self._own.result is None else {}
+                found = await self.find() if self.own.result is None else {}
                 is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * min(RANKS, self._rank())
-                if self._own.result is None and is_our_turn:
+                if self.own.result is None and is_our_turn:
                     await self._write_down()
-            if self._own.result is None:
+            if self.own.result is None:
                 if found:
                     await self.take(found)
                 await asyncio.sleep(PAUSE_S)
@@ -112,10 +93,10 @@ class ResultAgreement:
     async def find(self) -> Found:
         """Ask peers which result they have; leave out those that do not answer, or have none. This also shows who is at the end."""
         known = self._speakers()
-        asked, found = self._sources.rng.sample(known, min(ASKED, len(known))), Found()
-        for entry, name in await self._sources.ask_all(asked, self._settled_name, ANSWER_S):
+        asked, found = self.sources.rng.sample(known, min(ASKED, len(known))), Found()
+        for entry, name in await self.sources.ask_all(asked, self._settled_name, ANSWER_S):
             if isinstance(name, GossamerError):
-                self._useless.update(() if entry.meetings else self._sources.groups.answerable(entry))
+                self._useless.update(() if entry.meetings else self.sources.groups.answerable(entry))
             elif name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
         if found:
@@ -124,7 +105,7 @@ class ResultAgreement:
 
     async def take_first(self) -> None:
         """Wait until a peer has a result that is good enough, and take it."""
-        while self._own.result is None:
+        while self.own.result is None:
             if found := await self.find():
                 await self.take(found)
             await asyncio.sleep(PAUSE_S)
@@ -135,7 +116,7 @@ class ResultAgreement:
         name = min(found, key=lambda name: (is_strangers[name], name))
         is_taken = False
         async with self._taking:
-            result = self._own.result
+            result = self.own.result
             if result is not None and name >= result.name:
                 return
             with contextlib.suppress(TimeoutError):
@@ -143,22 +124,29 @@ class ResultAgreement:
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._useless.update(self._sources.groups.answerable(entry))
+                self._useless.update(self.sources.groups.answerable(entry))
 
     @property
     def _known_s(self) -> float:
         """How long the transfer from a peer that we have met may take."""
-        return STRANGERS_S + TIMEOUT_FACTOR * self._state_meetings * self._meetings.typical_s
+        slow_bytes = sum(sizes.slow_bytes for sizes in self.terms.fragments)
+        num_meetings = len(self.terms.fragments) * self.terms.state_bytes / max(1, slow_bytes)  # that carry as much as a state
+        return STRANGERS_S + TIMEOUT_FACTOR * num_meetings * self.meetings.typical_s
+
+    @property
+    def _strangers_s(self) -> float:
+        """How long the transfer from a stranger may take."""
+        return STRANGERS_S + self.terms.state_bytes / STRANGERS_BYTES_PER_S
 
     async def _take(self, name: bytes, found: Found) -> bool:
         """Fetch a result and have the trainer judge it; return whether it took it."""
         began_s, num_by = loop_s(), Counter[PeerId]()
         try:
-            with contextlib.closing(Pieces.open(self._file, name, self._state_bytes)) as pieces:
-                result = self._own.coming = await self._named(name, found[name], pieces)
+            with contextlib.closing(Pieces.open(self.file, name, self.terms.state_bytes)) as pieces:
+                result = self.own.coming = await self._named(name, found[name], pieces)
                 if result is None:
                     return False
-                transfer = Transfer(self._sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
+                transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
                 await transfer.run(self._holders(found[name]), SOURCES)
                 if not pieces.is_whole:
                     return False
@@ -167,11 +155,11 @@ class ResultAgreement:
         except OSError:
             return False
         finally:
-            self._own.coming = None  # the pieces stay on the disk for the next try
+            self.own.coming = None  # the pieces stay on the disk for the next try
         if adopted.reason:
-            files.remove(self._file)
+            files.remove(self.file)
             self._refused.add(name)
-            self._emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
+            self.emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
             return False
         self._settled(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
         return True
@@ -180,13 +168,13 @@ class ResultAgreement:
         """Ask the peers that have a result for its hashes, one after the other; None where none of them answers."""
         for peer in peers:
             with contextlib.suppress(GossamerError):
-                async with self._sources.open(peer) as source:
-                    return RunResult(await fetch_hashes(source, name, self._state_bytes), pieces)
+                async with self.sources.open(peer) as source:
+                    return RunResult(await fetch_hashes(source, name, self.terms.state_bytes), pieces)
         return None
 
     def _order(self, pieces: Pieces) -> list[int]:
         """Return the missing pieces; each peer at the end begins elsewhere, so that soon each has what the others want."""
-        first = pieces.num_pieces * self._rank() // (1 + sum(entry.finished for entry in self._book.live(loop_s())))
+        first = pieces.num_pieces * self._rank() // (1 + sum(entry.finished for entry in self.sources.book.live(loop_s())))
         return sorted(pieces.missing(), key=lambda piece: (piece - first) % pieces.num_pieces)
 
     def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
@@ -199,61 +187,57 @@ class ResultAgreement:
 
     def _speakers(self) -> list[KnownPeer]:
         """Return, in random order, the peers worth asking: those that we have met, and a few strangers of each invite or network."""
-        near = self._book.reachable(loop_s())
+        near = self.sources.book.reachable(loop_s())
         cost, chosen = Counter(self._useless), list[KnownPeer]()
-        for entry in self._sources.rng.sample(near, len(near)):
-            marks = self._sources.groups.answerable(entry)
+        for entry in self.sources.rng.sample(near, len(near)):
+            marks = self.sources.groups.answerable(entry)
             if all(cost[mark] < TRIES for mark in marks):
                 chosen.append(entry)
                 if not entry.meetings:
                     cost.update(marks)
         return chosen
 
-    # ------------------------------------------------------------------ our own
-
     def _rank(self) -> int:
         """Return how many of the peers at the end have a smaller id than ours."""
-        return sum(entry.peer_id < self._sources.client.identity.peer_id for entry in self._speakers() if entry.finished)
+        return sum(entry.peer_id < self.sources.client.identity.peer_id for entry in self._speakers() if entry.finished)
 
     async def _write_down(self) -> None:
         """Make our own weights the result."""
         name = f"clone-result-{next(self._names)}"
         try:
-            async with self._meetings.set_aside():
-                written = await self._link.request(messages.Settle(name))
-                data = self._payloads.read(name)
-                is_whole = isinstance(written, messages.Written) and not written.reason and len(data) == self._state_bytes
-                self._lifecycle.has_settled = is_whole
+            async with self.meetings.set_aside():
+                written = await self.link.request(messages.Settle(name))
+                data = self.payloads.read(name)
+                is_whole = isinstance(written, messages.Written) and not written.reason and len(data) == self.terms.state_bytes
+                self.lifecycle.has_settled = is_whole
         except LinkLost:
             return
         finally:
-            self._payloads.remove(name)
+            self.payloads.remove(name)
         if is_whole:
             self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
     async def _adopt(self, path: Path) -> messages.Adopted:
         """Have the trainer judge a whole result; or its successor, where the trainer dies: the sources may have left by then."""
-        async with self._meetings.set_aside():
+        async with self.meetings.set_aside():
             while True:
                 with contextlib.suppress(LinkLost):
-                    adopted = await self._link.request(messages.Adopt(str(path), 0, is_result=True))
+                    adopted = await self.link.request(messages.Adopt(str(path), 0, is_result=True))
                     assert isinstance(adopted, messages.Adopted)
-                    self._lifecycle.has_settled |= adopted.accepted
+                    self.lifecycle.has_settled |= adopted.accepted
                     return adopted
                 await asyncio.sleep(PAUSE_S)
 
     def _settled(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
-        files.remove(self._file)
-        self._own.result = result
-        self._emit(ResultTaken(result.name.hex(), sources, self._state_bytes, seconds))
-
-    # ------------------------------------------------------------------ the others
+        files.remove(self.file)
+        self.own.result = result
+        self.emit(ResultTaken(result.name.hex(), sources, self.terms.state_bytes, seconds))
 
     async def _linger(self) -> None:
         """Stay until all within reach have our result; take another one if its name is smaller."""
         began_s = loop_s()
         while loop_s() < began_s + LINGER_S or self._is_needed(began_s):
-            result = self._own.result
+            result = self.own.result
             assert result is not None
             found = await self.find()
             if found and min(found) < result.name:
@@ -264,9 +248,10 @@ class ResultAgreement:
 
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
-        known = {entry.peer_id for entry in self._book.live(loop_s()) if entry.meetings}
-        fetching = self._own.fetching
-        return bool(fetching) and loop_s() < since_s + (self._needed_s if fetching & known else self._strangers_s)
+        known = {entry.peer_id for entry in self.sources.book.live(loop_s()) if entry.meetings}
+        fetching = self.own.fetching
+        rate = SLOWEST_BYTES_PER_S if fetching & known else STRANGERS_BYTES_PER_S
+        return bool(fetching) and loop_s() < since_s + STRANGERS_S + self.terms.state_bytes / rate
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
         """Return whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long.
@@ -278,12 +263,12 @@ class ResultAgreement:
         async def ask_name(source: Source) -> None:
             theirs[source.peer_id] = await self._settled_name(source)
             if not theirs[source.peer_id]:
-                theirs[source.peer_id] = await whole_coming(source, self._state_bytes)
+                theirs[source.peer_id] = await whole_coming(source, self.terms.state_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
                 for start in range(0, len(near), ASKED):
-                    await self._sources.ask_all(near[start : start + ASKED], ask_name, ANSWER_S)
+                    await self.sources.ask_all(near[start : start + ASKED], ask_name, ANSWER_S)
                     if any(their != name for their in theirs.values()):
                         return False
                 return True
@@ -292,6 +277,6 @@ class ResultAgreement:
     async def _settled_name(self, source: Source) -> bytes:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
         header = await source.header(ContentsKind.RESULT)
-        if self._lifecycle.finished and header.clock_steps >= self._lifecycle.clock_steps:
-            self._book.saw(source.peer_id, loop_s(), header.clock_steps, finished=True)
+        if self.lifecycle.finished and header.clock_steps >= self.lifecycle.clock_steps:
+            self.sources.book.saw(source.peer_id, loop_s(), header.clock_steps, finished=True)
         return header.name

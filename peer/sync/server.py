@@ -1,46 +1,62 @@
 """Answer the `Fetch` streams of members of the run: the other half of peer/sync/client.py.
 
 Every answer is a signed header, bound to the nonce of the request, followed by the bytes. The weights come from `StateSource`. A peer
-without a trainer serves everything else.
+without a trainer serves everything else. Newcomers pass a bounded queue; what a peer asks about itself is limited by budgets.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import hashlib
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
+from typing import Any
 
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import receive, send, send_chunks, take_chunks
-from gossamer.peer.sync.hatch import Hatch
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.state_source import OF_RESULT, ServedPart, StateSource
+from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.limits import ADDRESS_CHARS
 from gossamer.protocol.messages.frames import write_alone
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
+from gossamer.protocol.messages.replies import Sighting
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
+from gossamer.protocol.tasks import cancel
 
 MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
 OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION)
 OF_WEIGHTS = (*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW)
+PLACES = 8
+MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
+ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
+ECHOES_TO_ONE = Allowance(2 << 20, 600.0)
+INTRODUCTIONS_TO_ALL = Allowance(3000, 600.0)
+INTRODUCTIONS_TO_ONE = Allowance(120, 600.0)  # a peer's anti-entropy asks a fourth as often
+INTRODUCTIONS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: identities are free
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class FetchServer:
-    """Serve members of the run: its manifest, its members, what they ask of themselves, and our weights where there is a trainer."""
+    """Serve members of the run: its manifest, its members, their own addresses, and our weights once `source` returns a source."""
 
     identity: Identity
     terms: RunTerms
     manifest: bytes
     now_s: Callable[[], float]  # Unix time
-    mirror: Mirror
     peer_exchange: PeerExchange
-    source: StateSource | None = None
-    hatch: Hatch = field(default_factory=Hatch)
+    source: Callable[[], StateSource | None] = lambda: None
+    _observed: ObservedAddresses = field(init=False)
+    _newcomers: BoundedQueue = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._newcomers = BoundedQueue()
+        self._observed = ObservedAddresses(self.peer_exchange.time.local_s)
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
@@ -53,15 +69,15 @@ class FetchServer:
                     raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
                 check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
                 if request.kind in OF_NEWCOMERS:
-                    await self.hatch.answer(self._describe(stream, request))
+                    await self._newcomers.answer(self._describe(stream, request))
                 elif request.kind not in OF_WEIGHTS:
                     await self._describe(stream, request)
-                elif self.source is None:
+                elif (source := self.source()) is None:
                     raise Refused(RefusalCode.NOT_READY, "I have no weights")
                 else:
                     if last_s is None and request.kind is not ContentsKind.SLOW:  # a fragment sync asks on two streams at once
-                        serving.enter_context(self.source.serving(stream))
-                    await self._send(stream, request, await self.source.answer(stream, request, last_s or 0.0))
+                        serving.enter_context(source.serving(stream))
+                    await self._send(stream, request, await source.answer(stream, request, last_s or 0.0))
                     last_s = loop_s() - began_s
 
     async def _describe(self, stream: Stream, request: FetchRequest) -> None:
@@ -77,20 +93,20 @@ class FetchServer:
             case ContentsKind.CREDENTIAL:
                 answer = ServedPart.part_of(self._renewed(request), request)
             case ContentsKind.SIGHTING:
-                answer = ServedPart.whole(self.mirror.sighting(stream.observed)[: request.num_bytes])
+                answer = ServedPart.whole(self._observed.sighting(stream.observed)[: request.num_bytes])
             case _:
                 answer = ServedPart.whole(await self._echo(stream, request))
         await self._send(stream, request, answer)
 
     def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""
-        if not self.mirror.may_introduce(stream.partner, stream.observed):
+        if not self._observed.may_introduce(stream.partner, stream.observed):
             return self.peer_exchange.introduction(stream.partner, 0)
         self.peer_exchange.take_all(request.records)
         return self.peer_exchange.introduction(stream.partner, request.num_bytes)
 
     async def _echo(self, stream: Stream, request: FetchRequest) -> bytes:
-        self.mirror.allow_echo(stream.partner, request.num_bytes)
+        self._observed.allow_echo(stream.partner, request.num_bytes)
         parts: list[bytes] = []
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, parts.append)
         return b"".join(parts)
@@ -107,3 +123,52 @@ class FetchServer:
         header = Contents(request.kind, answer.total_bytes, sha256, answer.clock_steps, answer.name)
         await send(stream, header.signed(self.identity, *request.asked))
         await send_chunks(stream, Part.CONTENTS, answer.data, request.offset)
+
+
+class BoundedQueue:
+    """A few places for answers to newcomers. When all are taken, the oldest answer gives way to the next newcomer."""
+
+    def __init__(self) -> None:
+        self._answering: dict[asyncio.Task[None], None] = {}  # the oldest first
+
+    async def answer(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run an answer in one of the places. Raises Refused when it was cancelled for another or for time, and as `work`. Cancel-safe."""
+        if len(self._answering) >= PLACES:
+            slowest = next(iter(self._answering))
+            del self._answering[slowest]
+            slowest.cancel()
+        task = asyncio.create_task(work, name="newcomer")
+        self._answering[task] = None
+        try:
+            await asyncio.wait([task], timeout=MOST_S)
+            if not task.done() or task.cancelled():
+                raise Refused(RefusalCode.BUSY, "busy; retry later")
+            task.result()
+        finally:
+            self._answering.pop(task, None)
+            await cancel(task)
+
+
+@dataclass(frozen=True, slots=True)
+class ObservedAddresses:
+    """Answers peers about themselves, within budgets; no answer is larger than its request. `now_s` returns Unix time."""
+
+    now_s: Callable[[], float]
+    _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
+    _introductions: Budgets = field(
+        default_factory=lambda: Budgets(loop_s, INTRODUCTIONS_TO_ALL, INTRODUCTIONS_TO_ONE, INTRODUCTIONS_TO_NETWORK)
+    )
+
+    def sighting(self, observed: str) -> bytes:
+        """Return a peer's address as its connection shows it, and the time here, encoded."""
+        return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * self.now_s())).to_bytes()
+
+    def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
+        """Count an echo against the budgets. Raises Refused when they are used up."""
+        if not self._echoes.take(num_bytes, partner):
+            raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
+
+    def may_introduce(self, partner: PeerId, observed: str) -> bool:
+        """Count a peer exchange against the budgets of the peer, its network and all; return False when one is used up."""
+        is_near = not observed or route(observed) == "local"
+        return self._introductions.take(1, partner, partner if is_near else network_of(observed))

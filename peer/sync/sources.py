@@ -1,4 +1,8 @@
-"""The other peers as sources of weights: whom to ask, in which order, and what becomes of a source that breaks the rules."""
+"""The other peers as sources of weights: whom to ask, in which order, and which of them agree.
+
+Partners stay near each other, so honest samples of their states are alike. Before a whole state is taken, up to three sources of as many
+Sybil groups as there are give the same few random places of theirs. The majority becomes the source; in a tie, one source at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +10,45 @@ import asyncio
 import contextlib
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import numpy as np
 
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import ContentsKind
 
 T = TypeVar("T")
 
+COMPARED = 3
+SPANS = 4
+SPAN_BYTES = 16 * 1024
+SHARE = 64  # of the state, at most, is one span
+SAMPLE_S = 10.0
+ALIKE = 0.3  # of the longer sample's length; partners are at most a fifth of it apart (docs/log.md), unrelated weights 1.4
 
+
+class OwnMeetings(Protocol):
+    """This peer's meetings, which stop while its weights are replaced; peer/node/meetings.py has them."""
+
+    typical_s: float
+    """Typical duration of completed meetings."""
+
+    def set_aside(self) -> contextlib.AbstractAsyncContextManager[None]:
+        """End all meetings, and begin none while the body runs."""
+
+
+@dataclass(slots=True)
 class Sources:
     """Ask other peers. Owns the client, and the randomness that decides who is asked. Belongs to one event loop."""
 
-    def __init__(self, client: FetchClient, groups: SybilGroups, rng: random.Random) -> None:
-        self.client = client
-        self.groups = groups
-        self.rng = rng
+    client: FetchClient
+    groups: SybilGroups
+    rng: random.Random
 
     @property
     def book(self) -> AddressBook:
@@ -67,3 +93,66 @@ def spread_over(groups: Sequence[SybilGroup]) -> list[KnownPeer]:
     """Return the members of all groups: one of each, then another of each, and so on."""
     longest = max(map(len, groups), default=0)
     return [group[turn] for turn in range(longest) for group in groups if turn < len(group)]
+
+
+@dataclass(frozen=True, slots=True)
+class SourcesCompared:
+    """Whom to fetch from, how many at once, and a sentence for the operator."""
+
+    sources: list[KnownPeer]
+    dissenting: frozenset[PeerId]  # who gives other weights than most
+    num_at_once: int
+    says: str
+
+
+async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCompared | None:
+    """Compare live peers that have a state of so many bytes; None where fewer than two answer."""
+    groups = sources.live_groups()
+    peers = spread_over(groups)
+    if len(peers) < 2:
+        return None
+    num_bytes = max(2, min(SPAN_BYTES, state_bytes // SHARE // 2 * 2))
+    last = (state_bytes - num_bytes) // 2
+    spans = [(2 * sources.rng.randint(0, last), num_bytes) for _ in range(SPANS)]  # on the borders of values of two bytes
+
+    async def sample(source: Source) -> np.ndarray:
+        for offset, size in spans:
+            await source.ask(ContentsKind.STATE, offset, size)
+        halves = np.frombuffer(b"".join([(await source.take())[1] for _ in spans]), dtype="<u2").astype(np.uint32) << 16
+        return halves.view(np.float32).astype(np.float64)  # bf16 is the upper half of a float
+
+    answers = await sources.ask_all(peers[:COMPARED], sample, SAMPLE_S)
+    there = [(peer, values) for peer, values in answers if not isinstance(values, GossamerError)]
+    if len(there) < 2:
+        return None
+    camps = sorted(_camps([values for _, values in there]), key=len, reverse=True)
+    if len(camps) == 1:
+        says = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
+        return SourcesCompared(peers, frozenset(), at_once, says)
+    chosen = [there[number][0] for number in camps[0]]
+    others = [there[number][0] for camp in camps[1:] for number in camp]
+    names = " and ".join(peer.peer_id.short() for peer in chosen)
+    says = f"sources give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
+    if len(camps[1]) == len(camps[0]):
+        return SourcesCompared([*chosen, *others], frozenset(), 1, says)
+    return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, says)
+
+
+def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:
+    camps: list[list[int]] = []
+    for number, sample in enumerate(samples):
+        for camp in camps:
+            if _are_alike(samples[camp[0]], sample):
+                camp.append(number)
+                break
+        else:
+            camps.append([number])
+    return camps
+
+
+def _are_alike(one: np.ndarray, other: np.ndarray) -> bool:
+    if one.shape != other.shape:
+        return False
+    with np.errstate(all="ignore"):
+        longest = max(np.linalg.norm(one), np.linalg.norm(other))
+        return bool(np.linalg.norm(one - other) <= ALIKE * longest)  # never where a value is not finite

@@ -1,8 +1,7 @@
 """Serve this peer's weights to members of the run: its state, its fragments coded against a sketch, and the result of the run.
 
-The state is served in pieces from an idle copy of the slow weights. The trainer writes the copy beside its steps; it is renewed while it is
-asked for, and freed when it is not. A piece waits while a meeting is under way, as long as the piece before it took, so that meetings have
-the larger part of the line.
+The state is served in pieces from an idle copy of the slow weights, which the trainer writes beside its steps. A piece waits while a
+meeting is under way, as long as the piece before it took, so that meetings have the larger part of the line.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Awaitable, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
@@ -21,7 +20,7 @@ from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import part_bytes, pull_seed, take_chunks
-from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
@@ -78,37 +77,28 @@ class Given:
     num_bytes: int = 0
 
 
+@dataclass(slots=True)
 class StateSource:
     """Serves our weights to members, within budgets: one object for all streams of a node.
 
     `until_quiet` waits for the end of the meetings in progress, which come first.
     """
 
-    def __init__(
-        self,
-        link: NodeEnd,
-        payloads: PayloadFolder,
-        lifecycle: Lifecycle,
-        terms: RunTerms,
-        until_quiet: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._link = link
-        self._payloads = payloads
-        self._lifecycle = lifecycle
-        self._state_bytes = terms.state_bytes
-        self._fragments = terms.fragments
-        self.result: RunResult | None = None  # once we have one
-        self.coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
-        self._gave_s: dict[PeerId, float] = {}  # when each peer last asked for a part of the result
-        self._coding = asyncio.Lock()
-        self._gap_steps = terms.max_clock_gap_steps
-        self._until_quiet = until_quiet
-        self._streams: dict[PeerId, Stream] = {}  # on which each peer asks
-        self._given: dict[PeerId, Given] = {}
-        self._copy: IdleCopy | None = None
-        self._copying: asyncio.Task[None] | None = None
-        self._idle: asyncio.TimerHandle | None = None
-        self._names = itertools.count()
+    link: NodeEnd
+    payloads: PayloadFolder
+    lifecycle: Lifecycle
+    terms: RunTerms
+    until_quiet: Callable[[], Awaitable[None]]
+    result: RunResult | None = None  # once we have one
+    coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
+    _gave_s: dict[PeerId, float] = field(default_factory=dict)  # when each peer last asked for a part of the result
+    _coding: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _streams: dict[PeerId, Stream] = field(default_factory=dict)  # on which each peer asks
+    _given: dict[PeerId, Given] = field(default_factory=dict)
+    _copy: IdleCopy | None = None
+    _copying: asyncio.Task[None] | None = None
+    _idle: asyncio.TimerHandle | None = None
+    _names: itertools.count[int] = field(default_factory=itertools.count)
 
     @contextlib.contextmanager
     def serving(self, stream: Stream) -> Iterator[None]:
@@ -131,7 +121,7 @@ class StateSource:
         answer = await self._piece(stream.partner, request)
         with contextlib.suppress(TimeoutError):  # meetings go first
             async with asyncio.timeout(min(YIELD_S, last_s)):
-                await self._until_quiet()
+                await self.until_quiet()
         return answer
 
     @property
@@ -140,46 +130,46 @@ class StateSource:
         return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
 
     async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
-        if not self._lifecycle.has_begun:
+        if not self.lifecycle.has_begun:
             raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
-        num_bytes = part_bytes(request, self._state_bytes)
+        num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
-            return ServedPart(self._state_bytes, memoryview(b""), self._lifecycle.clock_steps)
+            return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.clock_steps)
         self._count(partner, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
-        return ServedPart(self._state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.clock_steps)
+        return ServedPart(self.terms.state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.clock_steps)
 
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
-        clock_steps, result = self._lifecycle.clock_steps, self.result or self.coming
+        clock_steps, result = self.lifecycle.clock_steps, self.result or self.coming
         if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
-            return ServedPart(self._state_bytes, memoryview(b""), clock_steps, self.result.name if self.result else b"")
+            return ServedPart(self.terms.state_bytes, memoryview(b""), clock_steps, self.result.name if self.result else b"")
         if result is None:
             return ServedPart(0, memoryview(b""), clock_steps)
         self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}
         if request.kind is ContentsKind.RESULT:
-            return ServedPart(self._state_bytes, result.part(request.offset, request.num_bytes), clock_steps, result.name)
+            return ServedPart(self.terms.state_bytes, result.part(request.offset, request.num_bytes), clock_steps, result.name)
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
         return ServedPart.part_of(data, request, clock_steps, result.name)
 
     async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
-        if not self._lifecycle.has_begun or request.fragment in self._lifecycle.stale:
+        if not self.lifecycle.has_begun or request.fragment in self.lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "my own weights are not fit to be pulled yet")
-        if request.fragment >= len(self._fragments):
-            raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self._fragments)}")
-        sizes = self._fragments[request.fragment]
+        if request.fragment >= len(self.terms.fragments):
+            raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
+        sizes = self.terms.fragments[request.fragment]
         self._count(stream.partner, sizes.slow_bytes)
-        name, clock_steps = f"give-{next(self._names)}", self._lifecycle.clock_steps
+        name, clock_steps = f"give-{next(self._names)}", self.lifecycle.clock_steps
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
-            self._payloads.write(sketch, b"")
-            await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self._payloads.append(sketch, data))
+            self.payloads.write(sketch, b"")
+            await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self.payloads.append(sketch, data))
             async with self._coding:
-                written = await self._link.request(messages.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
-            data = self._payloads.read(coded)
+                written = await self.link.request(messages.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
+            data = self.payloads.read(coded)
             if not isinstance(written, messages.Written) or written.reason or len(data) != sizes.slow_bytes:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
             return ServedPart(len(data), data, clock_steps)
@@ -187,21 +177,19 @@ class StateSource:
             raise Refused(RefusalCode.NOT_READY, "no room, or my trainer is restarting") from None
         finally:
             for file in (sketch, coded):
-                self._payloads.remove(file)
+                self.payloads.remove(file)
 
     def _count(self, partner: PeerId, num_bytes: int) -> None:
-        now_s, clock_steps = loop_s(), self._lifecycle.clock_steps
+        now_s, clock_steps = loop_s(), self.lifecycle.clock_steps
         self._given = {
             peer: had
             for peer, had in self._given.items()
-            if now_s - had.since_s < REST_S and clock_steps - had.clock_steps <= self._gap_steps
+            if now_s - had.since_s < REST_S and clock_steps - had.clock_steps <= self.terms.max_clock_gap_steps
         }
         given = self._given.setdefault(partner, Given(now_s, clock_steps))
-        if given.num_bytes + num_bytes > MOST_GIVEN * self._state_bytes:
+        if given.num_bytes + num_bytes > MOST_GIVEN * self.terms.state_bytes:
             raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
         given.num_bytes += num_bytes
-
-    # ------------------------------------------------------------------ the copy
 
     async def _recent_copy(self) -> IdleCopy:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
@@ -209,8 +197,8 @@ class StateSource:
             self._idle.cancel()
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
         copy = self._copy
-        age_s, age_steps = (loop_s() - copy.made_s, self._lifecycle.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
-        is_late = age_steps > self._gap_steps // LATE_SHARE
+        age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
+        is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
         if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
             self._copying.add_done_callback(_heard)
@@ -227,16 +215,16 @@ class StateSource:
 
     async def _new_copy(self) -> IdleCopy:
         name = f"clone-{next(self._names)}"
-        await self._link.request(messages.BringUp(name))
-        made_s, clock_steps = loop_s(), self._lifecycle.clock_steps
+        await self.link.request(messages.BringUp(name))
+        made_s, clock_steps = loop_s(), self.lifecycle.clock_steps
         try:
-            taken = await self._link.request(messages.CopyState(name))
+            taken = await self.link.request(messages.CopyState(name))
             if not isinstance(taken, messages.Written) or taken.reason:
                 raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
-            data = self._payloads.read(name)
+            data = self.payloads.read(name)
         finally:
-            self._payloads.remove(name)
-        if len(data) != self._state_bytes:
+            self.payloads.remove(name)
+        if len(data) != self.terms.state_bytes:
             raise Refused(RefusalCode.NOT_READY, "my own copy is not whole")
         return IdleCopy(data, made_s, loop_s() - made_s, clock_steps)
 

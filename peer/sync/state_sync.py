@@ -1,8 +1,7 @@
 """Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-Refusals and gated meetings count only in a row: OUTCAST meetings that we began, none completed, with MANY partners of most Sybil groups or
-all within reach. So nobody can force weights on us: one malicious peer moves no median, calls that only refuse us are not counted, and
-whatever made us ask, a source must sign a global step near those of most others (`Wanted`).
+Refusals and gated meetings count only in a row, and only with most Sybil groups, so nobody can force weights on us. Whatever made us ask, a
+source must sign a global step near those of most others (`Wanted`).
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Collection
+from dataclasses import KW_ONLY, dataclass, field
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
@@ -22,7 +22,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import AskClocks, Fetch, SyncFragments, SyncView, TakeResult, decide, fresh_fragment, wanted
+from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fresh_fragment, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -40,45 +40,29 @@ MANY = 3  # partners of a Sybil group at least, or all within reach, that they w
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
+@dataclass(slots=True)
 class StateSync:
     """Have the trainer begin, and keep it in step with the others.
 
     `has_start`: the run's initial weights are here. `is_founder`: this peer made the run. `wait_for_peers`: others that it waits for.
     """
 
-    def __init__(
-        self,
-        membership: Membership,
-        lifecycle: Lifecycle,
-        presence: Presence,
-        groups: SybilGroups,
-        transfer: StateTransfer,
-        fragments: FragmentSync,
-        agreement: ResultAgreement,
-        link: NodeEnd,
-        emit: Callable[[Event], None],
-        *,
-        is_founder: bool,
-        has_start: bool,
-        wait_for_peers: int,
-    ) -> None:
-        self._terms = membership.terms
-        self._total_steps = membership.total_steps
-        self._lifecycle = lifecycle
-        self._presence = presence
-        self._groups = groups
-        self._book = groups.book
-        self._transfer = transfer
-        self._fragments = fragments
-        self._agreement = agreement
-        self._link = link
-        self._emit = emit
-        self._is_founder = is_founder
-        self._has_start = has_start
-        self._wait_for_peers = wait_for_peers
-        self._too_far: deque[PeerId] = deque(maxlen=REMEMBERED)  # who refused us, in a row, without a completed meeting
-        self._gated: deque[PeerId] = deque(maxlen=REMEMBERED)  # likewise: partners whose gate, or at ours
-        self._met_s = -math.inf  # when the last meeting completed
+    membership: Membership
+    lifecycle: Lifecycle
+    presence: Presence
+    groups: SybilGroups
+    transfer: StateTransfer
+    fragments: FragmentSync
+    agreement: ResultAgreement
+    link: NodeEnd
+    emit: Callable[[Event], None]
+    _: KW_ONLY
+    is_founder: bool
+    has_start: bool
+    wait_for_peers: int
+    _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
+    _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
+    _met_s: float = -math.inf  # when the last meeting completed
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
         """Take in how a meeting ended. A peer that calls us only to refuse us says nothing about our weights."""
@@ -94,12 +78,12 @@ class StateSync:
 
     async def run(self) -> None:
         """Decide and act until cancelled. Raises as `StateTransfer.take_over` when a trainer that waits for weights cannot get any."""
-        lifecycle = self._lifecycle
+        lifecycle = self.lifecycle
         while True:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.UNKNOWN)
             if lifecycle.state is LifecycleState.WAITING:
                 await self._wait_for_company()
-                await self._presence.first_look(FIRST_LOOK_S)
+                await self.presence.first_look(FIRST_LOOK_S)
                 await self._act()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_S):
@@ -109,8 +93,8 @@ class StateSync:
             await self._rest()
 
     async def _wait_for_company(self) -> None:
-        while (seen := len(self._book.live(loop_s()))) < self._wait_for_peers:
-            self._emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self._wait_for_peers} wanted"))
+        while (seen := len(self.groups.book.live(loop_s()))) < self.wait_for_peers:
+            self.emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
             await asyncio.sleep(COMPANY_S)
 
     async def _rest(self) -> None:
@@ -118,50 +102,48 @@ class StateSync:
         until_s = loop_s() + LOOK_S
         while loop_s() < until_s:
             await asyncio.sleep(COMPANY_S)
-            if self._lifecycle.state is LifecycleState.WAITING or self._lifecycle.stale or self._is_ending():
+            if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
                 return
 
     async def _act(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""
-        is_waiting = self._lifecycle.state is LifecycleState.WAITING
-        found = await self._agreement.find() if not is_waiting and self._is_ending() else {}
+        is_waiting = self.lifecycle.state is LifecycleState.WAITING
+        found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
-        if isinstance(decision, AskClocks):
-            await (self._transfer.hear_clocks() if is_waiting else self._transfer.ask_clocks())
+        if decision is Act.ASK_CLOCKS:
+            await (self.transfer.hear_clocks() if is_waiting else self.transfer.ask_clocks())
             decision = decide(self.view(are_clocks_fresh=True))
         match decision:
             case messages.Start():
-                self._link.tell(decision)
-            case TakeResult():
-                await self._agreement.take(found)
-            case SyncFragments():
-                await self._fragments.run(lambda header: fresh_fragment(self.view()).check_clock(header))
-            case Fetch(target) if is_waiting:
-                await self._transfer.take_over(lambda: wanted(self.view()) or target)
-            case Fetch(target):
-                if await self._transfer.ask_everybody(lambda: wanted(self.view()) or target) is None:
+                self.link.tell(decision)
+            case Act.TAKE_RESULT:
+                await self.agreement.take(found)
+            case Act.SYNC_FRAGMENTS:
+                await self.fragments.run(lambda header: fresh_fragment(self.view()).check_clock(header))
+            case Wanted() if is_waiting:
+                await self.transfer.take_over(lambda: wanted(self.view()) or decision)
+            case Wanted():
+                if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
                     self._forgive()
             case messages.StepBack():
-                self._link.tell(decision)
+                self.link.tell(decision)
                 self._forgive()
-
-    # ------------------------------------------------------------------ what is known
 
     def view(self, *, has_result: bool = False, are_clocks_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
-        lifecycle, own_steps = self._lifecycle, self._lifecycle.clock_steps
+        lifecycle, own_steps = self.lifecycle, self.lifecycle.clock_steps
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
         return SyncView(
-            state_bytes=self._terms.state_bytes,
-            total_steps=self._total_steps,
-            gap_steps=self._terms.max_clock_gap_steps,
+            state_bytes=self.membership.terms.state_bytes,
+            total_steps=self.membership.total_steps,
+            gap_steps=self.membership.terms.max_clock_gap_steps,
             own_steps=own_steps,
-            typical_steps=self._groups.typical_clock(loop_s(), self._total_steps, own_steps),
-            others_steps=self._groups.typical_clock(loop_s(), self._total_steps),
+            typical_steps=self.groups.typical_clock(loop_s(), self.membership.total_steps, own_steps),
+            others_steps=self.groups.typical_clock(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
-            has_start=self._has_start,
-            is_founder=self._is_founder,
-            others_have_begun=is_waiting and self._groups.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
+            has_start=self.has_start,
+            is_founder=self.is_founder,
+            others_have_begun=is_waiting and self.groups.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
             are_clocks_fresh=are_clocks_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
@@ -174,22 +156,22 @@ class StateSync:
 
     def _is_ending(self) -> bool:
         """Tell whether half of the others are at the end of the run: then there is a result, or soon will be."""
-        return self._groups.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
+        return self.groups.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:
             return False
         voters = self._voters()
         by = [partner for partner in by if partner in voters]
-        return len(by) >= OUTCAST and self._groups.half_name(loop_s(), set(by), MANY)
+        return len(by) >= OUTCAST and self.groups.half_name(loop_s(), set(by), MANY)
 
     def _voters(self) -> set[PeerId]:
         """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
-        return {entry.peer_id for entry in self._groups.voters(loop_s()) if not entry.failures}
+        return {entry.peer_id for entry in self.groups.voters(loop_s()) if not entry.failures}
 
     def _is_far(self, partner: PeerId) -> bool:
-        clock_steps = self._book.clock_of(partner)
-        return clock_steps is not None and abs(clock_steps - self._lifecycle.clock_steps) > self._terms.max_clock_gap_steps
+        entry = self.groups.book.get(partner)
+        return entry.has_clock and abs(entry.clock_steps - self.lifecycle.clock_steps) > self.membership.terms.max_clock_gap_steps
 
     def _forget_refusals(self) -> None:
         self._too_far.clear()
@@ -198,4 +180,4 @@ class StateSync:
     def _forgive(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
         self._forget_refusals()
-        self._book.forget_refusals(loop_s())
+        self.groups.book.forget_refusals(loop_s())

@@ -1,8 +1,6 @@
 """Transfer a whole state: in pieces, from several sources at once, until the trainer has adopted it.
 
-Pieces may come from different sources and moments: a mixture of near replicas is as good to begin with as one of them. Each piece must have
-the right size and hash, and a global step near that of most others; the trainer judges the whole (peer/trainer/shared_state.py). Pieces
-stay on the disk until the state is adopted or refused, so nothing is fetched twice.
+A mixture of near replicas is as good to begin with as one of them. Pieces stay on the disk until the state is adopted or refused.
 """
 
 from __future__ import annotations
@@ -23,10 +21,8 @@ from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import as_final
 from gossamer.peer.sync.decision import NoUse, Wanted
-from gossamer.peer.sync.own_meetings import OwnMeetings
 from gossamer.peer.sync.pieces import Pieces
-from gossamer.peer.sync.source_samples import compare
-from gossamer.peer.sync.sources import Sources, spread_over
+from gossamer.peer.sync.sources import OwnMeetings, Sources, compare, spread_over
 from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId
@@ -44,32 +40,22 @@ OLD_SHARE = 4  # of the allowed gap: a state whose oldest piece is a fourth of i
 LONG_S = 3600.0  # a transfer that takes longer is announced as slow
 
 
+@dataclass(slots=True)
 class StateTransfer:
     """Fetch a state, and have the trainer adopt it. `file` holds it meanwhile."""
 
-    def __init__(
-        self,
-        sources: Sources,
-        terms: RunTerms,
-        lifecycle: Lifecycle,
-        meetings: OwnMeetings,
-        link: NodeEnd,
-        file: Path,
-        emit: Callable[[Event], None],
-    ) -> None:
-        self._sources = sources
-        self._book = sources.book
-        self._terms = terms
-        self._lifecycle = lifecycle
-        self._meetings = meetings
-        self._link = link
-        self._file = file
-        self._emit = emit
-        self._num_sources = SOURCES
-        self._dissenting: frozenset[PeerId] = frozenset()  # sources that give other weights than most
-        self._refused: set[PeerId] = set()  # sources that alone gave weights that were refused
-        self._reported_s = -REPORT_S
-        self._progress: TransferProgress | None = None
+    sources: Sources
+    terms: RunTerms
+    lifecycle: Lifecycle
+    meetings: OwnMeetings
+    link: NodeEnd
+    file: Path
+    emit: Callable[[Event], None]
+    _num_sources: int = SOURCES
+    _dissenting: frozenset[PeerId] = field(default_factory=frozenset)  # sources that give other weights than most
+    _refused: set[PeerId] = field(default_factory=set)  # sources that alone gave weights that were refused
+    _reported_s: float = -REPORT_S
+    _progress: TransferProgress | None = None
 
     async def hear_clocks(self) -> None:
         """Ask peers for their global steps, and return once the book knows one of a peer that has begun.
@@ -105,16 +91,14 @@ class StateTransfer:
 
     async def ask_clocks(self) -> list[GossamerError] | None:
         """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
-        answers = await self._sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
+        answers = await self.sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
-                self._book.tells_clock(peer.peer_id, answer.clock_steps)
+                self.sources.book.tells_clock(peer.peer_id, answer.clock_steps)
         errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
         if len(errors) < len(answers):
             return None
         return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
-
-    # ------------------------------------------------------------------ whom to ask, again and again
 
     async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
@@ -139,37 +123,35 @@ class StateTransfer:
     def _explained(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
         """Report errors to the operator, and return those of peers that answered."""
         for error in errors:
-            self._emit(ProcessSays("joining", f"{what}: {error}"))
+            self.emit(ProcessSays("joining", f"{what}: {error}"))
         return [error for error in errors if not isinstance(error, TransportError)]
 
     def _order(self) -> list[KnownPeer]:
         """Return the live peers in random order, group by group; those whose weights were refused come last."""
-        return sorted(spread_over(self._sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
+        return sorted(spread_over(self.sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
 
     async def _compared(self) -> list[KnownPeer]:
         """Return whom to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
-        if self._lifecycle.has_begun or self._num_sources == 1 or self._progress is not None:
+        if self.lifecycle.has_begun or self._num_sources == 1 or self._progress is not None:
             order = self._order()
             return [peer for peer in order if peer.peer_id not in self._dissenting] or order
-        found = await compare(self._sources, self._terms.state_bytes, SOURCES)
+        found = await compare(self.sources, self.terms.state_bytes, SOURCES)
         if found is None:
             return self._order()
         self._dissenting, self._num_sources = found.dissenting, found.num_at_once
-        self._emit(ProcessSays("joining", found.says))
+        self.emit(ProcessSays("joining", found.says))
         return found.sources
-
-    # ------------------------------------------------------------------ one state
 
     def _open(self) -> Pieces:
         """Go on with what is on the disk, or begin. Raises OSError, and BadSettings when there is not enough room."""
-        num_bytes = self._terms.state_bytes
-        pieces = Pieces.open(self._file, self._terms.run_id, num_bytes)
-        left, free = num_bytes - pieces.done_bytes, shutil.disk_usage(self._file.parent).free
+        num_bytes = self.terms.state_bytes
+        pieces = Pieces.open(self.file, self.terms.run_id, num_bytes)
+        left, free = num_bytes - pieces.done_bytes, shutil.disk_usage(self.file.parent).free
         if left > free:
             pieces.close()
-            files.remove(self._file)
+            files.remove(self.file)
             raise BadSettings(
-                f"joining takes {num_bytes / 1e6:.0f} MB in {self._file.parent}, {free / 1e6:.0f} MB are free",
+                f"joining takes {num_bytes / 1e6:.0f} MB in {self.file.parent}, {free / 1e6:.0f} MB are free",
                 hint="make room, or choose another folder with --home",
             )
         return pieces
@@ -178,24 +160,24 @@ class StateTransfer:
         progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
         def check(source: PeerId, header: Contents, _piece: int) -> None:
-            self._book.tells_clock(source, header.clock_steps)  # records are some seconds old
+            self.sources.book.tells_clock(source, header.clock_steps)  # records are some seconds old
             wanted().check(header)  # as of now: global steps go on during a long transfer
 
         self._report(progress, pieces)
         transfer = Transfer(
-            self._sources, ContentsKind.STATE, pieces, pieces.missing(), check, progress.num_by, lambda: self._report(progress, pieces)
+            self.sources, ContentsKind.STATE, pieces, pieces.missing(), check, progress.num_by, lambda: self._report(progress, pieces)
         )
         return await transfer.run(sources, self._num_sources)
 
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
         await self.ask_clocks()
-        oldest, now = min(pieces.clocks.values()), self._sources.groups.typical_clock(loop_s(), total_steps)
-        is_old = now - oldest > self._terms.max_clock_gap_steps // OLD_SHARE
+        oldest, now = min(pieces.clocks.values()), self.sources.groups.typical_clock(loop_s(), total_steps)
+        is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
         clock_steps = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
-            async with self._meetings.set_aside():
-                adopted = await self._link.request(messages.Adopt(str(pieces.path), clock_steps))
+            async with self.meetings.set_aside():
+                adopted = await self.link.request(messages.Adopt(str(pieces.path), clock_steps))
         except LinkLost:
             return NoUse("our own trainer is being restarted")
         files.remove(pieces.path)
@@ -204,13 +186,13 @@ class StateTransfer:
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
         self._num_sources = SOURCES
-        self._lifecycle.stale = set(range(len(self._terms.fragments))) if is_old and not adopted.reason else set()
+        self.lifecycle.stale = set(range(len(self.terms.fragments))) if is_old and not adopted.reason else set()
         if adopted.reason:
-            self._emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
+            self.emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
             return None
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
-        self._emit(StateCloned(sources, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
+        self.emit(StateCloned(sources, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
     def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:
@@ -220,15 +202,15 @@ class StateTransfer:
             (source,) = num_by
             self._refused.add(source)
             if not adopted.is_sound:
-                self._book.ban(source, loop_s())
+                self.sources.book.ban(source, loop_s())
                 return BadContents(adopted.reason)
         return NoUse(adopted.reason)
 
     def _report(self, progress: TransferProgress, pieces: Pieces) -> None:
         if loop_s() - self._reported_s >= REPORT_S or pieces.is_whole:
             self._reported_s = loop_s()
-            self._emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
-            self._emit(ProgressMade("downloading weights", pieces.done_bytes / max(1, pieces.num_bytes)))
+            self.emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
+            self.emit(ProgressMade("downloading weights", pieces.done_bytes / max(1, pieces.num_bytes)))
 
 
 @dataclass(slots=True)

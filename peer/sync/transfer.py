@@ -1,10 +1,7 @@
 """The transfer engine: one content, piece by piece, from several sources at once, each as fast as it delivers.
 
-Any piece may come from any source that has it; missing pieces are handed out as sources ask for more work. About a second of what a source
-delivers is under way from it and no more, so a slow line carries other things too, and a source that falls silent leaves little undone.
-
-Sources of a result may have only a part of it so far, so they are asked which pieces. Sources that have all are asked first for what the
-others lack, and each peer begins elsewhere, so that an upload carries each piece about once, however many peers want it.
+About a second of what a source delivers is under way from it and no more, so a slow line carries other things too. Sources of a result may
+have only a part of it so far, so they are asked which pieces. Sources that have all are asked first for what the others lack.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import contextlib
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.sync.client import Source
@@ -67,6 +64,7 @@ class Holding:
     news_s: float = 0.0  # when it last had something for us
 
 
+@dataclass(slots=True)
 class Transfer:
     """One content on its way into `pieces`.
 
@@ -74,25 +72,19 @@ class Transfer:
     source, over all transfers that share it. `on_piece` is called after each piece.
     """
 
-    def __init__(
-        self,
-        sources: Sources,
-        kind: ContentsKind,
-        pieces: Pieces,
-        order: Iterable[int],
-        check: Callable[[PeerId, Contents, int], None],
-        num_by: Counter[PeerId],
-        on_piece: Callable[[], None] = lambda: None,
-    ) -> None:
-        self._sources = sources
-        self._kind = kind
-        self._pieces = pieces
-        self._check = check
-        self._num_by = num_by
-        self._on_piece = on_piece
-        self._free = dict.fromkeys(order)  # what nobody is asked for; pieces that fewest sources have come first
-        self._changes = Changes()
-        self._moved_s = loop_s()  # when a piece last came
+    sources: Sources
+    kind: ContentsKind
+    pieces: Pieces
+    order: Iterable[int]
+    check: Callable[[PeerId, Contents, int], None]
+    num_by: Counter[PeerId]
+    on_piece: Callable[[], None] = lambda: None
+    _free: dict[int, None] = field(init=False)  # what nobody is asked for; pieces that fewest sources have come first
+    _changes: Changes = field(default_factory=Changes)
+    _moved_s: float = field(default_factory=loop_s)  # when a piece last came
+
+    def __post_init__(self) -> None:
+        self._free = dict.fromkeys(self.order)
 
     async def run(self, peers: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
         """Have these sources deliver, so many at a time, and return the errors of those that cannot.
@@ -110,15 +102,15 @@ class Transfer:
 
     async def _work(self, waiting: deque[KnownPeer], errors: list[GossamerError]) -> None:
         """Use one source after another; one that delivered something before it broke off is asked again later."""
-        while waiting and not self._pieces.is_whole:
+        while waiting and not self.pieces.is_whole:
             peer = waiting.popleft()
-            num_before = self._num_by[peer.peer_id]
+            num_before = self.num_by[peer.peer_id]
             try:
-                async with self._sources.open(peer) as source:
+                async with self.sources.open(peer) as source:
                     await self._use(peer.peer_id, source)
             except GossamerError as error:
                 has_more = isinstance(error, NothingNew) and loop_s() - self._moved_s < PIECE_S
-                has_given = self._num_by[peer.peer_id] > num_before
+                has_given = self.num_by[peer.peer_id] > num_before
                 if not isinstance(error, PeerMisbehaved) and (has_more or has_given):
                     waiting.append(peer)
                     await asyncio.sleep(RETRY_S)
@@ -127,10 +119,10 @@ class Transfer:
 
     async def _use(self, peer: PeerId, source: Source) -> None:
         """Ask and take at the same time, until the content is whole. Raises what ends it: GossamerError, OSError."""
-        asked, flow, holding = deque[int](), Flow(loop_s()), Holding(self._kind is not ContentsKind.RESULT, news_s=loop_s())
+        asked, flow, holding = deque[int](), Flow(loop_s()), Holding(self.kind is not ContentsKind.RESULT, news_s=loop_s())
         asking = asyncio.create_task(self._ask(source, asked, flow, holding))
         try:
-            while not self._pieces.is_whole:
+            while not self.pieces.is_whole:
                 if asking.done():
                     asking.result()
                 if asked and asked[0] == HELD:
@@ -146,16 +138,16 @@ class Transfer:
 
     async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
         try:
-            while not self._pieces.is_whole:
+            while not self.pieces.is_whole:
                 news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
                 if news_s <= 0:
                     asked.append(HELD)
                     self._changes.notify()
-                    await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self._pieces.num_pieces))
+                    await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self.pieces.num_pieces))
                 elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
                     asked.append(piece)
                     self._changes.notify()
-                    await source.ask(self._kind, self._pieces.offset(piece), self._pieces.size(piece))
+                    await source.ask(self.kind, self.pieces.offset(piece), self.pieces.size(piece))
                 else:
                     await self._change(news_s)
         finally:
@@ -170,20 +162,20 @@ class Transfer:
         return piece
 
     async def _take(self, peer: PeerId, source: Source, asked: deque[int], flow: Flow) -> None:
-        header, data = await source.take(lambda header: self._check(peer, header, asked[0]), PIECE_S)
-        self._pieces.put(asked.popleft(), data, header.clock_steps)
-        self._num_by[peer] += 1
+        header, data = await source.take(lambda header: self.check(peer, header, asked[0]), PIECE_S)
+        self.pieces.put(asked.popleft(), data, header.clock_steps)
+        self.num_by[peer] += 1
         self._moved_s = loop_s()
         flow.came(loop_s())
         self._changes.notify()
-        self._on_piece()
+        self.on_piece()
 
     async def _take_held(self, source: Source, asked: deque[int], holding: Holding) -> None:
         """Take in what a source has, and put it last in the order. Raises NothingNew when it has had nothing for a while."""
         _, bits = await source.take(within_s=PIECE_S)
         asked.popleft()
-        held = from_bits(bits, self._pieces.num_pieces)
-        holding.told_s, holding.has_all = loop_s(), len(held) == self._pieces.num_pieces
+        held = from_bits(bits, self.pieces.num_pieces)
+        holding.told_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces
         new = [piece for piece in self._free if piece in held and not holding.has_all]
         for piece in new:  # to the end: sources that have all give the rest first
             self._free[piece] = self._free.pop(piece)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.streams.transport import Stream
@@ -75,7 +75,7 @@ def test_keys_at_the_end_keep_nobody_from_the_result(tmp_path: Path, lie: str, o
         work = asyncio.create_task(keys.run())
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=WITHIN_S)
-        assert len({peer.node.server.source.result.name for peer in peers if peer.node.server.source.result}) == 1
+        assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
         assert all(torch.equal(peer.fast, peers[0].fast) for peer in peers)
         await cancel(work)
 

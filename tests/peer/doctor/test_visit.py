@@ -23,7 +23,6 @@ from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes
@@ -54,11 +53,10 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
     with tempfile.TemporaryDirectory() as short:
         key, folder = Path(short) / "key", Path(short) / "net"
         write_whole(key, HOST.to_bytes(), private=True)
-        mirror = Mirror(lambda: time.time() + clock_ahead_s)
         terms = RunTerms.from_manifest(SIGNED.manifest())
-        peer_exchange = PeerExchange(terms, AddressBook(HOST.peer_id), SwarmTime(), random.Random(0))
-        server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, mirror, peer_exchange)
-        dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server}.get)
+        peer_exchange = PeerExchange(terms, AddressBook(HOST.peer_id), SwarmTime(lambda: time.time() + clock_ahead_s), random.Random(0))
+        server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, peer_exchange)
+        dispatcher = Dispatcher(AddressBook(HOST.peer_id), "not yet", {Purpose.FETCH: server.answer}.get)
         async with (
             Daemon(DaemonSettings(key, folder, "127.0.0.1")) as daemon,
             tunnel_transport(daemon.control, folder, dispatcher.answer, Admission(), CarriedBytes()),

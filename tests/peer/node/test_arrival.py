@@ -17,7 +17,6 @@ from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
 from gossamer.protocol.identity import Identity
@@ -57,8 +56,8 @@ def serve(
     book = AddressBook(who.peer_id)
     peer_exchange = PeerExchange(terms, book, SwarmTime(), random.Random(0))
     peer_exchange.take_all(record_of(one).to_bytes() for one in knows)
-    server = FetchServer(who, terms, manifest.to_bytes(), time.time, Mirror(time.time), peer_exchange)
-    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server}.get).answer)
+    server = FetchServer(who, terms, manifest.to_bytes(), time.time, peer_exchange)
+    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server.answer}.get).answer)
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:

@@ -12,7 +12,6 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.node import credential_renewal as module
 from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
 from gossamer.peer.sync import server
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import MEMBER_S, FetchServer
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import Identity, PeerId
@@ -142,7 +141,7 @@ def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp
         member.join_with(short.signed(HOST, swarm.terms.run_id)).start()
         await renewal_of(member)
         now_s = swarm.network.now_s
-        server = FetchServer(HOST, swarm.terms, swarm.signed.to_bytes(), now_s, Mirror(now_s), member.member.gossip)
+        server = FetchServer(HOST, swarm.terms, swarm.signed.to_bytes(), now_s, member.member.gossip)
         swarm.network.transport(HOST.peer_id, lambda purpose, stream: server.answer(stream))
         member.book.hint(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
         await swarm.until(member.home.credential.exists, within_s=30.0)

@@ -15,7 +15,6 @@ from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient
-from gossamer.peer.sync.mirror import Mirror
 from gossamer.peer.sync.server import FetchServer
 from gossamer.protocol.errors import RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
@@ -28,6 +27,7 @@ from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.admission import handle
 from gossamer.protocol.streams.transport import Purpose
+from tests.peer.asking import header_of
 from tests.peer.deaf import Deaf
 from tests.swarm.mallory import nobody
 
@@ -50,8 +50,8 @@ def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
     """Return one that gives the manifest if it knows the run, and nothing else."""
     book, terms = AddressBook(SEED.peer_id), RunTerms.from_manifest(SIGNED.manifest())
     gossip = PeerExchange(terms, AddressBook(SEED.peer_id), SwarmTime(), random.Random(0))
-    server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, Mirror(time.time), gossip)
-    return Dispatcher(book, "come back later", {Purpose.FETCH: server}.get if knows else lambda purpose: None), book
+    server = FetchServer(SEED, terms, SIGNED.to_bytes(), time.time, gossip)
+    return Dispatcher(book, "come back later", {Purpose.FETCH: server.answer}.get if knows else lambda purpose: None), book
 
 
 def served(*, knows: bool = True) -> MemoryNetwork:
@@ -122,7 +122,7 @@ def test_who_broke_the_rules_is_turned_away_from_then_on() -> None:
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.BAD_MESSAGE
         with pytest.raises(Unreachable):
-            await client.header(SEED.peer_id, (), ContentsKind.MANIFEST)
+            await header_of(client, SEED.peer_id, ContentsKind.MANIFEST)
         await network.close()
 
     virtual_time.run(scene())

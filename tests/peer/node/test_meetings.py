@@ -46,7 +46,7 @@ def test_two_that_call_each_other_at_once_meet_once(tmp_path: Path) -> None:
         a, b = await acquainted(swarm, 2)
         await asyncio.gather(a.node.meetings.try_next(0, set()), b.node.meetings.try_next(0, set()))
         await asyncio.sleep(1.0)
-        assert a.node.meetings.num_completed(0) == b.node.meetings.num_completed(0) == 1
+        assert a.node.meetings.completed[0] == b.node.meetings.completed[0] == 1
         assert a.trainer.applied.total() == b.trainer.applied.total() == 1
 
     play(Swarm(tmp_path, manifest=QUIET), story)

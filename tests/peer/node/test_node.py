@@ -14,6 +14,7 @@ from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import ContentsKind
+from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
@@ -63,9 +64,9 @@ def test_who_is_banned_gets_no_manifest(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.transport(MALLORY.peer_id, nobody))
-        assert (await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
+        assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         peer.book.ban(MALLORY.peer_id, now())
         with pytest.raises(Unreachable, match="rejected the stream"):
-            await asker.header(peer.peer_id, (), ContentsKind.MANIFEST)
+            await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

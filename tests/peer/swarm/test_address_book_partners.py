@@ -38,10 +38,10 @@ def test_only_a_newer_record_of_the_same_peer_counts() -> None:
     newer = moved(record(A), A, "/ip4/192.0.2.8/tcp/1")
     assert book.is_news(newer)
     book.learn(newer, 1.0)
-    assert book.addresses(A.peer_id) == ("/ip4/192.0.2.8/tcp/1",)
+    assert book.get(A.peer_id).addresses == ("/ip4/192.0.2.8/tcp/1",)
     assert not book.is_news(record(A)) and not book.is_news(newer)
     book.learn(record(A), 2.0)
-    assert book.addresses(A.peer_id) == ("/ip4/192.0.2.8/tcp/1",)
+    assert book.get(A.peer_id).addresses == ("/ip4/192.0.2.8/tcp/1",)
 
 
 def test_an_old_record_does_not_make_a_peer_live() -> None:
@@ -61,18 +61,18 @@ def test_own_records_and_addresses_are_ignored() -> None:
 def test_a_global_step_is_known_once_its_peer_has_signed_it() -> None:
     book = book_of(A)
     book.hint(B.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
-    assert book.clock_of(A.peer_id) == 0 and book.clock_of(B.peer_id) is None and book.clock_of(C.peer_id) is None
+    assert book.get(A.peer_id).clock_steps == 0 and not book.get(B.peer_id).has_clock and not book.get(C.peer_id).has_clock
     for peer in (B, C):
         book.tells_clock(peer.peer_id, 70)
-    assert book.clock_of(B.peer_id) == 70 and book.clock_of(C.peer_id) is None
+    assert book.get(B.peer_id).clock_steps == 70 and not book.get(C.peer_id).has_clock
 
 
 def test_hints_are_bounded() -> None:
     book = AddressBook(ME.peer_id)
     for number in range(50):
         book.hint(A.peer_id, f"/ip4/192.0.2.1/tcp/{number}", 0.0)
-    assert len(book.addresses(A.peer_id)) == partners.MAX_HINTS
-    assert book.addresses(A.peer_id)[-1] == "/ip4/192.0.2.1/tcp/49"
+    assert len(book.get(A.peer_id).addresses) == partners.MAX_HINTS
+    assert book.get(A.peer_id).addresses[-1] == "/ip4/192.0.2.1/tcp/49"
 
 
 # --------------------------------------------------------------------------- choice
@@ -131,18 +131,18 @@ def test_the_back_off_is_at_least_twice_our_wait_up_to_the_bound() -> None:
 
 def test_the_timeout_follows_the_typical_duration_and_ends_with_a_failure() -> None:
     book, (times, least_s) = book_of(A), TIMEOUT
-    assert book.timeout_s(A.peer_id) == book.timeout_s(B.peer_id) == math.inf
+    assert book.get(A.peer_id).timeout_s == book.get(B.peer_id).timeout_s == math.inf
     book.met(A.peer_id, 0.0, 1, took_s=0.1)
-    assert book.timeout_s(A.peer_id) == least_s
+    assert book.get(A.peer_id).timeout_s == least_s
     book.met(A.peer_id, 0.0, 2, took_s=3.0)
-    assert book.timeout_s(A.peer_id) == times * 3.0, "one long meeting is enough"
+    assert book.get(A.peer_id).timeout_s == times * 3.0, "one long meeting is enough"
     book.met(A.peer_id, 0.0, 3, took_s=2.0)
-    assert times * 2.0 < book.timeout_s(A.peer_id) < times * 3.0
+    assert times * 2.0 < book.get(A.peer_id).timeout_s < times * 3.0
     for forget in (lambda: book.refused(A.peer_id, 0.0), lambda: book.answered(A.peer_id, 0.0)):
         book.broke_off(A.peer_id, 0.0, 20.0)
-        assert book.timeout_s(A.peer_id) == math.inf
+        assert book.get(A.peer_id).timeout_s == math.inf
         forget()
-        assert book.timeout_s(A.peer_id) == times * 20.0, "our last wait outlasts the failure"
+        assert book.get(A.peer_id).timeout_s == times * 20.0, "our last wait outlasts the failure"
 
 
 def test_the_back_off_after_not_now_is_short_and_does_not_grow() -> None:
@@ -237,7 +237,7 @@ def test_addresses_and_bans_outlive_the_session(tmp_path: Path) -> None:
     later = AddressBook(ME.peer_id)
     later.load(tmp_path / "peers.json", 5.0)  # another loop: its clock starts at 0
     assert {entry.peer_id for entry in later.live(5.0)} == {*ids(A, B)}
-    assert later.addresses(A.peer_id) == ("/ip4/192.0.2.7/tcp/4001",)
+    assert later.get(A.peer_id).addresses == ("/ip4/192.0.2.7/tcp/4001",)
     assert later.is_banned(C.peer_id, 5.0 + BAN_S - 101) and not later.is_banned(C.peer_id, 5.0 + BAN_S - 99)
 
 

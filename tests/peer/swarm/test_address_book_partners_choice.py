@@ -158,7 +158,7 @@ def test_the_book_is_bounded_and_replaces_strangers_first() -> None:
     assert len(live) == MAX_ENTRIES and peers[0] in live and peers[-1] in live
     for number in range(3 * MAX_HINTS):
         book.hint(peers[0], f"/ip4/203.0.113.5/tcp/{4001 + number}", 1.0)
-    assert len(book.addresses(peers[0])) == MAX_HINTS
+    assert len(book.get(peers[0]).addresses) == MAX_HINTS
 
 
 def test_bans_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_the_best_peers_and_the_rest_of_the_bans_outlive_the_session(tmp_path: P
     again.load(path, 5.0)  # another clock
     live = {entry.peer_id for entry in again.live(5.0)}
     assert len(live) == KEPT and peers[-1] in live and peers[0] not in live
-    assert again.addresses(peers[-1]) == (ADDRESS,)
+    assert again.get(peers[-1]).addresses == (ADDRESS,)
     assert again.is_banned(peers[0], 5.0 + BAN_S - 11) and not again.is_banned(peers[0], 5.0 + BAN_S - 9)
 
 

@@ -147,8 +147,8 @@ def test_a_stranger_sets_news_until_the_book_is_full_and_a_lost_peer_always_does
             assert peer_exchange.news.is_set()
         peer_exchange.news.clear()
         peer_exchange.take(record_of(swarm[-1]))
-        assert not peer_exchange.news.is_set() and peer_exchange.book.record_of(swarm[-1].peer_id) is not None
-        if peer_exchange.book.record_of(swarm[0].peer_id) is None:
+        assert not peer_exchange.news.is_set() and peer_exchange.book.get(swarm[-1].peer_id).record is not None
+        if peer_exchange.book.get(swarm[0].peer_id).record is None:
             peer_exchange.book.learn(record_of(swarm[0], NOW_S - 1), loop_s())
         peer_exchange.take(replace(record_of(swarm[0]), sequence=RECORD.sequence + 1, signature=b"").signed(swarm[0]))
         assert peer_exchange.news.is_set()

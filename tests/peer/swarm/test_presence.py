@@ -12,7 +12,7 @@ from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence
+from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run
@@ -33,7 +33,8 @@ class Peer:
         self.book, self.lifecycle, self.events = AddressBook(identity.peer_id), Lifecycle(), list[Event]()
         peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
         directory, emit = network.peers[identity.peer_id], self.events.append
-        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), peer_exchange, self.lifecycle, emit, wait_for_peers=1)
+        reporter = SwarmReporter(emit, peer_exchange)
+        self.presence = Presence(membership(identity), directory, lambda: (ADDRESS,), peer_exchange, self.lifecycle, reporter, 1)
         if has_trainer:
             self.lifecycle.update(0, RunPhase.TRAIN, False)
         self.task = asyncio.create_task(self.presence.run())

@@ -11,7 +11,7 @@ from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained,
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.swarm_reporter import RELEASE, SwarmReporter, release_number, version_text
+from gossamer.peer.swarm.presence import RELEASE, SwarmReporter, release_number, version_text
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run

@@ -20,6 +20,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -74,7 +75,7 @@ def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> N
 def test_a_clock_alone_costs_the_donor_no_copy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         donor = await still(swarm)
-        header = await asker(swarm).header(donor.peer_id, (), ContentsKind.STATE)
+        header = await header_of(asker(swarm), donor.peer_id, ContentsKind.STATE)
         assert (header.clock_steps, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
         assert not num_copies(donor)
 
@@ -86,9 +87,9 @@ def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: 
         donor = swarm.add(told_to_start=True, wait_for_peers=5).start()
         await asyncio.sleep(2.0)
         newcomer = asker(swarm)
-        assert (await newcomer.header(donor.peer_id, (), ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
+        assert (await header_of(newcomer, donor.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         with pytest.raises(Refused) as refusal:
-            await newcomer.header(donor.peer_id, (), ContentsKind.STATE)
+            await header_of(newcomer, donor.peer_id, ContentsKind.STATE)
         assert refusal.value.code is RefusalCode.NOT_READY
 
     play(Swarm(tmp_path, manifest=QUIET), story)

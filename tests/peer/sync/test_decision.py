@@ -10,12 +10,9 @@ import pytest
 from gossamer.peer.link.messages import Start, StepBack
 from gossamer.peer.sync.decision import (
     STEP_BACK_S,
-    AskClocks,
+    Act,
     Decision,
-    Fetch,
-    SyncFragments,
     SyncView,
-    TakeResult,
     Wanted,
     decide,
     fresh_fragment,
@@ -28,15 +25,15 @@ BEHIND = replace(IN_STEP, typical_steps=400, others_steps=400)
 AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, since_met_s=math.inf)
 
 
-def fetch(earliest_steps: int, latest_steps: int) -> Fetch:
-    return Fetch(Wanted(8, earliest_steps, latest_steps, 1000))
+def fetch(earliest_steps: int, latest_steps: int) -> Wanted:
+    return Wanted(8, earliest_steps, latest_steps, 1000)
 
 
 TO_BEGIN = [
     ("a founder starts at once where nobody is known", {"has_start": True, "is_founder": True}, Start()),
-    ("one whose run has begun without it asks", {"has_start": True, "is_founder": True, "others_have_begun": True}, AskClocks()),
-    ("a founder without the initial weights asks", {"is_founder": True}, AskClocks()),
-    ("any other peer asks", {"has_start": True}, AskClocks()),
+    ("one whose run has begun without it asks", {"has_start": True, "is_founder": True, "others_have_begun": True}, Act.ASK_CLOCKS),
+    ("a founder without the initial weights asks", {"is_founder": True}, Act.ASK_CLOCKS),
+    ("any other peer asks", {"has_start": True}, Act.ASK_CLOCKS),
     ("and starts while the others have hardly begun", {"has_start": True, "are_clocks_fresh": True, "others_steps": 6}, Start()),
     ("later it takes a state", {"has_start": True, "are_clocks_fresh": True, "others_steps": 7}, fetch(0, 67)),
     ("without the initial weights it always does", {"are_clocks_fresh": True, "others_steps": 1}, fetch(0, 61)),
@@ -55,24 +52,24 @@ FRESH = {"are_clocks_fresh": True}
 TO_STAY = [
     ("in step: train on", IN_STEP, {}, None),
     ("behind by what partners may be apart: train on", IN_STEP, {"typical_steps": 360, "others_steps": 360}, None),
-    ("behind by more: ask first", BEHIND, {}, AskClocks()),
+    ("behind by more: ask first", BEHIND, {}, Act.ASK_CLOCKS),
     ("and take a state that is further than ours", BEHIND, FRESH, fetch(340, 460)),
     ("never one of fewer steps than ours", IN_STEP, {**FRESH, "typical_steps": 361, "gap_steps": 60}, fetch(301, 421)),
     ("what has been behind only by announcements is not", IN_STEP, FRESH, None),
     ("behind, while meetings complete: train on", BEHIND, {**FRESH, "is_in_company": True}, None),
-    ("refused, but by no signed global step: ask", IN_STEP, {"is_refused": True}, AskClocks()),
+    ("refused, but by no signed global step: ask", IN_STEP, {"is_refused": True}, Act.ASK_CLOCKS),
     ("and train on", IN_STEP, {"is_refused": True, **FRESH}, None),
     ("refused, and far: take a state", BEHIND, {**FRESH, "is_refused": True, "is_far": True, "is_in_company": True}, fetch(361, 460)),
-    ("far ahead: ask", AHEAD, {}, AskClocks()),
+    ("far ahead: ask", AHEAD, {}, Act.ASK_CLOCKS),
     ("far ahead for long: keep the weights, set the global step back", AHEAD, FRESH, StepBack(145)),
     ("far ahead, but not for long: wait for the others", AHEAD, {**FRESH, "since_met_s": STEP_BACK_S}, None),
     ("ahead by little more than the gap: set back", AHEAD, {**FRESH, "others_steps": 239}, StepBack(284)),
     ("ahead by no more than the gap: keep the global step; no state fits", AHEAD, {**FRESH, "others_steps": 240}, fetch(361, 300)),
     ("ahead of most, but nobody's signed global step is far: wait", AHEAD, {**FRESH, "is_far": False}, None),
-    ("gated: ask", IN_STEP, {"is_gated": True}, AskClocks()),
+    ("gated: ask", IN_STEP, {"is_gated": True}, Act.ASK_CLOCKS),
     ("and take a state of about our time that is further than ours", IN_STEP, {**FRESH, "is_gated": True}, fetch(301, 360)),
-    ("stale fragments come before another state", BEHIND, {"has_stale": True}, SyncFragments()),
-    ("the result comes before all", BEHIND, {"has_stale": True, "has_result": True}, TakeResult()),
+    ("stale fragments come before another state", BEHIND, {"has_stale": True}, Act.SYNC_FRAGMENTS),
+    ("the result comes before all", BEHIND, {"has_stale": True, "has_result": True}, Act.TAKE_RESULT),
 ]  # fmt: skip
 
 

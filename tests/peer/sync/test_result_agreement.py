@@ -14,8 +14,7 @@ import torch
 from gossamer.peer.link import messages
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
-from gossamer.peer.sync.pieces import Pieces, to_bits
-from gossamer.peer.sync.run_result import RunResult
+from gossamer.peer.sync.pieces import Pieces, RunResult, to_bits
 from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import BadContents, RefusalCode, Refused
 from gossamer.protocol.memory.conversation import Link as Wire
@@ -78,7 +77,7 @@ def test_one_that_claims_to_be_done_ends_nobodys_training(tmp_path: Path) -> Non
         for peer in peers:
             peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 10, finished=True)
         await asyncio.sleep(20.0)
-        assert all(peer.trainer.replica.phase is RunPhase.TRAIN and peer.node.server.source.result is None for peer in peers)
+        assert all(peer.trainer.replica.phase is RunPhase.TRAIN and peer.node.source.result is None for peer in peers)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000})), story)
 
@@ -109,7 +108,7 @@ def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_p
             peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
-        assert len({peer.node.server.source.result.name for peer in peers if peer.node.server.source.result}) == 1
+        assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
@@ -121,12 +120,12 @@ def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Pa
 
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(8)
-        await swarm.until(lambda: any(peer.node.server.source.result for peer in peers), within_s=600.0)
+        await swarm.until(lambda: any(peer.node.source.result for peer in peers), within_s=600.0)
         began_s = asyncio.get_running_loop().time()
-        await swarm.until(lambda: all(peer.node.server.source.result for peer in peers), within_s=600.0)
+        await swarm.until(lambda: all(peer.node.source.result for peer in peers), within_s=600.0)
         took_s.append(asyncio.get_running_loop().time() - began_s)
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=600.0)
-        assert len({result.name for peer in peers if (result := peer.node.server.source.result)}) == 1
+        assert len({result.name for peer in peers if (result := peer.node.source.result)}) == 1
 
     swarm = Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60}), wire=line)
     play(swarm, story)
@@ -146,7 +145,7 @@ def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it
 
         monkeypatch.setattr(slow.link, "request", later)
         await swarm.until(lambda: all(peer.is_done for peer in quick), within_s=90.0)
-        assert slow.node.server.source.coming and not slow.node.server.source.result
+        assert slow.node.source.coming and not slow.node.source.result
         await swarm.until(lambda: slow.is_done, within_s=90.0)
         assert torch.equal(slow.fast, quick[0].fast)
 
@@ -162,7 +161,7 @@ def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool
         def judging(kind: ContentsKind) -> tuple[memoryview, bytes]:
             if kind is not ContentsKind.RESULT_PIECES:
                 return memoryview(b""), b""
-            results = [peer.node.server.source.result for peer in peers if peer.node.server.source.result]
+            results = [peer.node.source.result for peer in peers if peer.node.source.result]
             name = bytes(32) if has == "all of another" or not results else results[0].name
             return memoryview(to_bits(range(num_pieces - (has == "some of it")), num_pieces)), name
 
@@ -170,7 +169,7 @@ def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool
         await asyncio.sleep(5.0)
         for peer in peers:
             peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
-        await swarm.until(lambda: all(peer.node.server.source.result for peer in peers), within_s=90.0)
+        await swarm.until(lambda: all(peer.node.source.result for peer in peers), within_s=90.0)
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert (asyncio.get_running_loop().time() - began_s > result_agreement.LINGER_S / 2) == waits
@@ -181,12 +180,10 @@ def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool
 def test_a_trainer_that_dies_over_the_result_leaves_it_to_the_next_one(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         *others, last = sorted(swarm.start(3), key=lambda peer: peer.peer_id)
-        await swarm.until(
-            lambda: last.node.server.source.coming is not None and last.node.server.source.coming.held() == b"\x01", within_s=90.0
-        )
+        await swarm.until(lambda: last.node.source.coming is not None and last.node.source.coming.held() == b"\x01", within_s=90.0)
         last.kill_trainer()
         await swarm.until(lambda: all(peer.is_done for peer in others), within_s=90.0)
-        assert not last.node.server.source.result
+        assert not last.node.source.result
         last.restart_trainer()
         await swarm.until(lambda: last.is_done, within_s=90.0)
         assert torch.equal(last.fast, others[0].fast)

@@ -96,7 +96,7 @@ def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps
         before = peer.hash
         bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
         answers = await joining.ask_everybody(wanted(swarm, *bounds))
-        assert peer.book.clock_of(elder.peer_id) == elder.clock, "its answer is later news than its record"
+        assert peer.book.get(elder.peer_id).clock_steps == elder.clock, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
         assert not peer.clones
         assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())

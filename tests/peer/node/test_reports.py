@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from gossamer.peer.node.traffic import NodeTraffic
+from gossamer.peer.node.reports import NodeTraffic
 from gossamer.protocol.libp2p.splice import CarriedBytes
 
 WRITTEN = 1_000_000

@@ -1,4 +1,4 @@
-"""The hatch: who is slow gives way, to the clock or to the next, and nobody else does."""
+"""The bounded queue: a slow answer gives way, to the clock or to the next newcomer, and no other does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.sync.hatch import MOST_S, PLACES, Hatch
+from gossamer.peer.sync.server import MOST_S, PLACES, BoundedQueue
 from gossamer.protocol.errors import RefusalCode, Refused, TransportError
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.tasks import cancel
@@ -18,9 +18,9 @@ async def takes(seconds: float) -> None:
     await asyncio.sleep(seconds)
 
 
-def play(test: Callable[[Hatch], Coroutine[Any, Any, None]]) -> None:
+def play(test: Callable[[BoundedQueue], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
-        await test(Hatch())
+        await test(BoundedQueue())
         assert len(asyncio.all_tasks()) == 1
 
     virtual_time.run(main())
@@ -35,13 +35,13 @@ async def refused(answer: asyncio.Task[None]) -> bool:
     return False
 
 
-def start(hatch: Hatch, seconds: float) -> asyncio.Task[None]:
-    return asyncio.create_task(hatch.answer(takes(seconds)))
+def start(queue: BoundedQueue, seconds: float) -> asyncio.Task[None]:
+    return asyncio.create_task(queue.answer(takes(seconds)))
 
 
 def test_who_takes_too_long_is_told_so() -> None:
-    async def test(hatch: Hatch) -> None:
-        slow, quick = start(hatch, 100.0), start(hatch, MOST_S - 1)
+    async def test(queue: BoundedQueue) -> None:
+        slow, quick = start(queue, 100.0), start(queue, MOST_S - 1)
         assert [await refused(quick), await refused(slow)] == [False, True]
         assert asyncio.get_running_loop().time() == MOST_S
 
@@ -49,10 +49,10 @@ def test_who_takes_too_long_is_told_so() -> None:
 
 
 def test_a_newcomer_takes_the_place_of_the_slowest_at_once() -> None:
-    async def test(hatch: Hatch) -> None:
-        slow = [start(hatch, 100.0) for _ in range(PLACES)]
+    async def test(queue: BoundedQueue) -> None:
+        slow = [start(queue, 100.0) for _ in range(PLACES)]
         await asyncio.sleep(1.0)
-        quick = start(hatch, 0.1)
+        quick = start(queue, 0.1)
         assert not await refused(quick)
         assert await refused(slow[0])
         assert asyncio.get_running_loop().time() < MOST_S
@@ -66,18 +66,18 @@ def test_what_goes_wrong_inside_is_told_outside() -> None:
     async def fail() -> None:
         raise TransportError("gone")
 
-    async def test(hatch: Hatch) -> None:
+    async def test(queue: BoundedQueue) -> None:
         with pytest.raises(TransportError, match="gone"):
-            await hatch.answer(fail())
+            await queue.answer(fail())
 
     play(test)
 
 
 def test_an_answer_that_is_cancelled_leaves_nothing() -> None:
-    async def test(hatch: Hatch) -> None:
-        answer = start(hatch, 1.0)
+    async def test(queue: BoundedQueue) -> None:
+        answer = start(queue, 1.0)
         await asyncio.sleep(0.5)
         await cancel(answer)
-        assert not [task for task in asyncio.all_tasks() if task.get_name() == "hatch"]
+        assert not [task for task in asyncio.all_tasks() if task.get_name() == "queue"]
 
     play(test)

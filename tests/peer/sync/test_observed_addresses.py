@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gossamer.peer.sync.mirror import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, Mirror
+from gossamer.peer.sync.server import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, ObservedAddresses
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
@@ -20,37 +20,37 @@ HERE = "/ip4/127.0.0.1/tcp/50000"
 
 
 def test_an_asker_hears_from_where_it_comes_and_what_time_it_is() -> None:
-    mirror = Mirror(lambda: 1_800_000_000.5)
-    assert Sighting.from_bytes(mirror.sighting(HERE)) == Sighting(HERE, 1_800_000_000_500)
-    assert Sighting.from_bytes(mirror.sighting("x" * 1000)).observed == ""
+    observed = ObservedAddresses(lambda: 1_800_000_000.5)
+    assert Sighting.from_bytes(observed.sighting(HERE)) == Sighting(HERE, 1_800_000_000_500)
+    assert Sighting.from_bytes(observed.sighting("x" * 1000)).observed == ""
 
 
 def test_echoes_are_counted_per_partner_and_in_all() -> None:
     async def test() -> None:
-        mirror, num_allowed = Mirror(time.time), int(ECHOES_TO_ONE.capacity) // CHUNK_BYTES
+        observed, num_allowed = ObservedAddresses(time.time), int(ECHOES_TO_ONE.capacity) // CHUNK_BYTES
         for number in range(int(ECHOES_TO_ALL.capacity / ECHOES_TO_ONE.capacity)):
             partner = Identity(number.to_bytes(32, "little")).peer_id
             for _ in range(num_allowed):
-                mirror.allow_echo(partner, CHUNK_BYTES)
+                observed.allow_echo(partner, CHUNK_BYTES)
             with pytest.raises(Refused) as caught:
-                mirror.allow_echo(partner, CHUNK_BYTES)
+                observed.allow_echo(partner, CHUNK_BYTES)
             assert caught.value.code is RefusalCode.BUSY
         with pytest.raises(Refused):
-            mirror.allow_echo(BOB.peer_id, 1)
+            observed.allow_echo(BOB.peer_id, 1)
 
     virtual_time.run(test())
 
 
 def test_introductions_are_counted_per_partner_and_per_network() -> None:
     async def test() -> None:
-        mirror, places = Mirror(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
+        observed, places = ObservedAddresses(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
         keys = [Identity(number.to_bytes(32, "little")).peer_id for number in range(250)]
         of_one, of_network = INTRODUCTIONS_TO_ONE.capacity, INTRODUCTIONS_TO_NETWORK.capacity
-        assert sum(mirror.may_introduce(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
-        told = sum(mirror.may_introduce(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
+        assert sum(observed.may_introduce(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
+        told = sum(observed.may_introduce(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
         assert told == of_network - of_one, "two hundred keys of one network"
-        assert mirror.may_introduce(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
-        assert mirror.may_introduce(keys[9], HERE), "on a local network each is one"
+        assert observed.may_introduce(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
+        assert observed.may_introduce(keys[9], HERE), "on a local network each is one"
 
     virtual_time.run(test())
 
