@@ -10,31 +10,9 @@ import hashlib
 from dataclasses import dataclass, field
 
 from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Opened, PayloadReady, Prepare, SketchReady, Unavailable
-from gossamer.peer.meeting.interface import (
-    TRAINERS_TURN,
-    UNHEARD,
-    AskDecision,
-    AskTrainer,
-    Command,
-    Connect,
-    DropMeeting,
-    Finish,
-    Greeting,
-    MeetingOutcome,
-    MeetingState,
-    NotJournaled,
-    Pairing,
-    PartnerMalformed,
-    Resolved,
-    Role,
-    Send,
-    SendPart,
-    Stopped,
-    Store,
-    TrainerGone,
-    WriteJournal,
-    pairing,
-)
+from gossamer.peer.meeting import commands, events
+from gossamer.peer.meeting.commands import Command
+from gossamer.peer.meeting.interface import TRAINERS_TURN, UNHEARD, Greeting, MeetingOutcome, MeetingState, Pairing, Role, pairing
 from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
@@ -76,11 +54,6 @@ class Actions:
         self._is_alone = False  # once it is decided: the partner sends nothing more
 
     @property
-    def payload_bytes(self) -> int:
-        """The size of each side's payload."""
-        return self.greeting.fragment_terms.payload_bytes
-
-    @property
     def role(self) -> Role:
         """Which side of the meeting this is."""
         return Role.INITIATOR if self.greeting.partner_hello is None else Role.RESPONDER
@@ -114,17 +87,17 @@ class Actions:
 
     def open(self, _: object) -> list[Command]:
         """Have own trainer snapshot the fragment."""
-        return [AskTrainer(Open(self.number, self.fragment))]
+        return [commands.AskTrainer(Open(self.number, self.fragment))]
 
     def connect(self, opened: Opened) -> list[Command]:
         """Sign the Hello and open a stream to the partner."""
         self.own_hello = self.greeting.hello(opened)
-        return [Connect()]
+        return [commands.Connect()]
 
     def greet(self, _: object) -> list[Command]:
         """Send the Hello."""
         assert self.own_hello is not None
-        return [Send(self.own_hello)]
+        return [commands.Send(self.own_hello)]
 
     def take_answer(self, hello: Hello) -> list[Command]:
         """Check the partner's Hello and have own trainer form its message."""
@@ -136,40 +109,40 @@ class Actions:
         """Send the Hello and have own trainer form its message."""
         self.own_hello, first = self.greeting.hello(opened), self.greeting.partner_hello
         assert first is not None
-        return [Send(self.own_hello), *self._pair(first, pairing(first, self.own_hello))]
+        return [commands.Send(self.own_hello), *self._pair(first, pairing(first, self.own_hello))]
 
     def _pair(self, partner: Hello, pair: Pairing) -> list[Command]:
         self._partner.hello, self.pairing = partner, pair
-        return [AskTrainer(Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase))]
+        return [commands.AskTrainer(Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase))]
 
     # ------------------------------------------------------------------ actions: exchange
 
     def send_sketch(self, ready: SketchReady) -> list[Command]:
         """Send the sketch."""
         self._partner.our_sketch = bytes.fromhex(ready.sha256)
-        return [SendPart(Part.SKETCH)]
+        return [commands.SendPart(Part.SKETCH)]
 
     def encode(self, _: object) -> list[Command]:
         """Have own trainer encode against both sketches."""
-        return [AskTrainer(Encode(self.number))]
+        return [commands.AskTrainer(Encode(self.number))]
 
     def commit_to_payload(self, ready: PayloadReady) -> list[Command]:
         """Send the signed commitment."""
         digest = self._partner.digest_of_ours(bytes.fromhex(ready.sha256))
-        return [Send(Commitment(self.pairing.meeting_id, digest).signed(self.greeting.membership.identity))]
+        return [commands.Send(Commitment(self.pairing.meeting_id, digest).signed(self.greeting.membership.identity))]
 
     def send_payload(self, _: object) -> list[Command]:
         """Send the payload."""
-        return [SendPart(Part.PAYLOAD)]
+        return [commands.SendPart(Part.PAYLOAD)]
 
     def check(self, _: object) -> list[Command]:
         """Have own trainer decode and check the partner's payload."""
-        return [AskTrainer(Check(self.number))]
+        return [commands.AskTrainer(Check(self.number))]
 
     def store(self, chunk: Chunk) -> list[Command]:
         """Store the bytes."""
         self._partner.take_chunk(chunk)
-        return [Store(chunk.part, chunk.data)]
+        return [commands.Store(chunk.part, chunk.data)]
 
     def take_commitment(self, commitment: Commitment) -> list[Command]:
         """Keep the partner's commitment."""
@@ -184,7 +157,7 @@ class Actions:
     def judge(self, checked: Checked) -> list[Command]:
         """Keep the own verdict; a responder sends it."""
         self._own_failed = bytes.fromhex(checked.failed_blocks)
-        return [] if self.initiates else [Send(Verdict(self.pairing.meeting_id, self._own_failed))]
+        return [] if self.initiates else [commands.Send(Verdict(self.pairing.meeting_id, self._own_failed))]
 
     # ------------------------------------------------------------------ actions: decision and doubt
 
@@ -193,22 +166,22 @@ class Actions:
         assert self._partner.verdict is not None
         return self._record(union(self._own_failed, self._partner.verdict.failed_blocks))
 
-    def take_decision(self, decision: Commit | Resolved) -> list[Command]:
+    def take_decision(self, decision: Commit | events.Resolved) -> list[Command]:
         """Write the partner's decision to the journal."""
-        outcome = decision.outcome if isinstance(decision, Resolved) else decision
+        outcome = decision.outcome if isinstance(decision, events.Resolved) else decision
         self._need_this_meeting(outcome)
         return self._record(outcome.failed_blocks)
 
     def _record(self, failed_blocks: bytes) -> list[Command]:
         self._partner.need_bitmap(failed_blocks, self._own_failed)
         self._failed = failed_blocks
-        return [WriteJournal(self.pairing.meeting_id, failed_blocks)]
+        return [commands.WriteJournal(self.pairing.meeting_id, failed_blocks)]
 
     def ask_decision(self, _: object) -> list[Command]:
         """Ask the partner for its decision on new streams."""
-        return [AskDecision(self.pairing.meeting_id)]
+        return [commands.AskDecision(self.pairing.meeting_id)]
 
-    def learn_drop(self, resolved: Resolved) -> list[Command]:
+    def learn_drop(self, resolved: events.Resolved) -> list[Command]:
         """End as FAILED: the initiator dropped the meeting."""
         self._need_this_meeting(resolved.outcome)
         return self.end(MeetingOutcome.FAILED, "the stream broke, and the initiator had decided to drop the meeting")
@@ -244,7 +217,7 @@ class Actions:
         """End as MISBEHAVED: the message is out of turn."""
         raise BadMessage(f"a {type(message).__name__} out of turn")
 
-    def blame_frame(self, malformed: PartnerMalformed) -> list[Command]:
+    def blame_frame(self, malformed: events.PartnerMalformed) -> list[Command]:
         """End as MISBEHAVED: the frame is not a message."""
         raise malformed.error
 
@@ -261,7 +234,7 @@ class Actions:
         outcome = MeetingOutcome.ABANDONED if self.state in TRAINERS_TURN else MeetingOutcome.FAILED
         return self.end(outcome, f"the deadline passed while {self.state.name.lower()}", RefusalCode.TOO_SLOW)
 
-    def stop(self, stopped: Stopped) -> list[Command]:
+    def stop(self, stopped: events.Stopped) -> list[Command]:
         """End as BUSY or ABANDONED, by our own code."""
         outcome = MeetingOutcome.BUSY if stopped.code is RefusalCode.BUSY else MeetingOutcome.ABANDONED
         return self.end(outcome, stopped.reason, stopped.code, stopped.reason)
@@ -269,11 +242,11 @@ class Actions:
     def end(
         self, outcome: MeetingOutcome, reason: str, send: RefusalCode | None = None, detail: str = "", *, refusal: RefusalCode | None = None
     ) -> list[Command]:
-        """End before the decision. `send`: the code for the partner, if it knows of the meeting."""
-        commands: list[Command] = [DropMeeting(), Finish(outcome, reason, refusal)]
-        if send is None or self.is_unheard:
-            return commands
-        return [Send(Refusal(send, detail[:REFUSAL_DETAIL_CHARS])), *commands]
+        """End without an outer step here. `send`: the code for the partner, if it knows of the meeting."""
+        told: list[Command] = []
+        if send is not None and not self.is_unheard:
+            told.append(commands.Send(Refusal(send, detail[:REFUSAL_DETAIL_CHARS])))
+        return [*told, commands.DropMeeting(), commands.Finish(outcome, reason, refusal)]
 
     # ------------------------------------------------------------------ actions: after the decision
 
@@ -283,17 +256,17 @@ class Actions:
         # responder applies without a journal too: the meeting counts for the initiator, whose journal is the one that is asked.
         meeting_id = self.pairing.meeting_id
         apply = Apply(self.number, meeting_id.hex(), self._failed.hex())
-        return [AskTrainer(apply), Send(Commit(meeting_id, self._failed) if self.initiates else Committed(meeting_id))]
+        return [commands.AskTrainer(apply), commands.Send(Commit(meeting_id, self._failed) if self.initiates else Committed(meeting_id))]
 
-    def drop_unrecorded(self, failure: NotJournaled) -> list[Command]:
+    def drop_unrecorded(self, failure: events.NotJournaled) -> list[Command]:
         """End as ABANDONED: without a journal record there is no decision."""
-        refusal = Refusal(RefusalCode.NOT_READY, "cannot record the decision")
-        return [Send(refusal), DropMeeting(), Finish(MeetingOutcome.ABANDONED, f"the decision cannot be recorded: {failure.reason}")]
+        reason = f"the decision cannot be recorded: {failure.reason}"
+        return self.end(MeetingOutcome.ABANDONED, reason, RefusalCode.NOT_READY, "cannot record the decision")
 
-    def lose_step(self, event: Unavailable | TrainerGone) -> list[Command]:
+    def lose_step(self, event: Unavailable | events.TrainerGone) -> list[Command]:
         """End as ABANDONED: the outer step is lost on this side."""
         reason = event.reason if isinstance(event, Unavailable) else "the trainer went away"
-        return [DropMeeting(), Finish(MeetingOutcome.ABANDONED, f"it counts for the partner, but is lost here: {reason}")]
+        return self.end(MeetingOutcome.ABANDONED, f"it counts for the partner, but is lost here: {reason}")
 
     def note_confirmed(self, _: object) -> list[Command]:
         """Note that the partner has recorded the decision."""
@@ -307,7 +280,7 @@ class Actions:
 
     def complete(self, _: object) -> list[Command]:
         """End as COMPLETED."""
-        return [Finish(MeetingOutcome.COMPLETED, "" if self._is_confirmed else NOT_CONFIRMED)]
+        return [commands.Finish(MeetingOutcome.COMPLETED, "" if self._is_confirmed else NOT_CONFIRMED)]
 
     def ignore(self, _: object) -> list[Command]:
         """Do nothing."""
@@ -339,7 +312,7 @@ class Actions:
         """of full size"""  # so that a partner that sends single bytes gains no time
         return len(chunk.data) == CHUNK_BYTES
 
-    def is_commit(self, resolved: Resolved) -> bool:
+    def is_commit(self, resolved: events.Resolved) -> bool:
         """committed"""
         return resolved.outcome.decision is Decision.COMMITTED
 

@@ -15,32 +15,7 @@ from typing import Any
 from gossamer.peer.link.messages import Drop, File, MeetingRequest, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.meeting.interface import (
-    AskDecision,
-    AskTrainer,
-    Command,
-    Connect,
-    Connected,
-    DeadlinePassed,
-    DropMeeting,
-    Event,
-    Finish,
-    Journaled,
-    NotJournaled,
-    PartnerGone,
-    PartnerMalformed,
-    PartnerSent,
-    Resolved,
-    Send,
-    SendPart,
-    SetTimer,
-    Started,
-    Stopped,
-    Store,
-    TrainerAnswered,
-    TrainerGone,
-    WriteJournal,
-)
+from gossamer.peer.meeting import commands, events
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.line import Exchange, Line
 from gossamer.peer.meeting.machine import Meeting
@@ -117,7 +92,7 @@ class Driver:
         self._committed_s = math.nan
         self._own = own
         self._caller = caller
-        self._events: asyncio.Queue[Event | BaseException] = asyncio.Queue()
+        self._events: asyncio.Queue[events.Event | BaseException] = asyncio.Queue()
         self._outgoing: asyncio.Queue[Message | Part | None] = asyncio.Queue()
         self._frames_ahead = asyncio.Semaphore(FRAMES_AHEAD)
         self._writing: asyncio.Task[None] | None = None
@@ -132,9 +107,9 @@ class Driver:
 
     def stop(self, reason: str, code: RefusalCode) -> None:
         """End the meeting and send the partner `code`. A meeting that may already count ends by itself instead."""
-        self._events.put_nowait(Stopped(reason, code))
+        self._events.put_nowait(events.Stopped(reason, code))
 
-    async def run(self) -> Finish:
+    async def run(self) -> commands.Finish:
         """Run the meeting to its end, close the stream, and return how it ended.
 
         Cancel-safe: an undecided meeting is dropped on this side, a decided one is applied; the stream is closed. Raises only our own bugs.
@@ -142,7 +117,7 @@ class Driver:
         try:
             if self.stream is not None:
                 self._talk(self.stream)
-            self._events.put_nowait(Started())
+            self._events.put_nowait(events.Started())
             finish = await self._until_finish()
             self._outgoing.put_nowait(None)
             if self._writing is not None:
@@ -152,12 +127,12 @@ class Driver:
             self._let_go()
             await self._clean_up()
 
-    async def _until_finish(self) -> Finish:
+    async def _until_finish(self) -> commands.Finish:
         while True:
             event = await self._events.get()
             if isinstance(event, BaseException):
                 raise event
-            if isinstance(event, PartnerSent):
+            if isinstance(event, events.PartnerSent):
                 self._heard_s = loop_s()
                 if isinstance(event.message, Committed):
                     self.round_trip_s = loop_s() - self._committed_s
@@ -167,37 +142,37 @@ class Driver:
             if (finish := await self._handle(event)) is not None:
                 return finish
 
-    async def _handle(self, event: Event) -> Finish | None:
+    async def _handle(self, event: events.Event) -> commands.Finish | None:
         for command in self.meeting.handle(event):
-            if isinstance(command, Finish):
+            if isinstance(command, commands.Finish):
                 return command
             await self._carry_out(command)
         return None
 
-    async def _carry_out(self, command: Command) -> None:
+    async def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case Connect():
+            case commands.Connect():
                 self._spawn(self._connect())
-            case Send(message):
+            case commands.Send(message):
                 if isinstance(message, Commit):
                     self._committed_s = loop_s()
                 self._outgoing.put_nowait(message)
-            case SendPart(part):
+            case commands.SendPart(part):
                 if part is Part.PAYLOAD:
-                    self._exchange = Exchange(self._own.line, self.meeting.payload_bytes)
+                    self._exchange = Exchange(self._own.line, self.meeting.greeting.fragment_terms.payload_bytes)
                 self._outgoing.put_nowait(part)
-            case Store(part, data):
+            case commands.Store(part, data):
                 self._store(part, data)
-            case AskTrainer(request):
+            case commands.AskTrainer(request):
                 self._spawn(self._ask_trainer(request))
                 await asyncio.sleep(0)  # the request must be sent before a later Drop, and Apply before Commit
-            case WriteJournal(meeting_id, failed_blocks):
+            case commands.WriteJournal(meeting_id, failed_blocks):
                 await self._write_down(meeting_id, failed_blocks)
-            case SetTimer(seconds):
+            case commands.SetTimer(seconds):
                 self._allow(seconds)
-            case AskDecision(meeting_id):
+            case commands.AskDecision(meeting_id):
                 self._spawn(self._ask_again(meeting_id))
-            case DropMeeting():
+            case commands.DropMeeting():
                 self._own.link.tell(Drop(self.meeting.number))
 
     def _store(self, part: Part, data: bytes) -> None:
@@ -216,7 +191,11 @@ class Driver:
             except asyncio.CancelledError as error:
                 cancelled = error
         self.written.set()
-        event = _journaled(writing)
+        try:
+            writing.result()
+            event: events.Event = events.Journaled()
+        except OSError as error:
+            event = events.NotJournaled(error.strerror or str(error))
         if cancelled is None:
             self._events.put_nowait(event)
             return
@@ -226,28 +205,28 @@ class Driver:
     def _allow(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, DeadlinePassed())
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, events.DeadlinePassed())
 
     # ------------------------------------------------------------------ tasks
 
     async def _ask_trainer(self, request: MeetingRequest) -> None:
         try:
-            self._events.put_nowait(TrainerAnswered(await self._own.link.request(request)))
+            self._events.put_nowait(events.TrainerAnswered(await self._own.link.request(request)))
         except LinkLost:
-            self._events.put_nowait(TrainerGone())
+            self._events.put_nowait(events.TrainerGone())
 
     async def _ask_again(self, meeting_id: bytes) -> None:
-        self._events.put_nowait(Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
+        self._events.put_nowait(events.Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
 
     async def _connect(self) -> None:
         self._heard_s = loop_s()
         try:
             self.stream = await self._caller.connect(self.meeting.partner)
         except TransportError:
-            self._events.put_nowait(PartnerGone())
+            self._events.put_nowait(events.PartnerGone())
         else:
             self._heard_s = loop_s()
-            self._events.put_nowait(Connected())
+            self._events.put_nowait(events.Connected())
             self._talk(self.stream)
 
     def _talk(self, stream: Stream) -> None:
@@ -258,11 +237,11 @@ class Driver:
         try:
             while True:
                 await self._frames_ahead.acquire()
-                self._events.put_nowait(PartnerSent(await stream.receive()))
+                self._events.put_nowait(events.PartnerSent(await stream.receive()))
         except (TransportError, Refused):  # Refused: a kind of message that we do not know
-            self._events.put_nowait(PartnerGone())
+            self._events.put_nowait(events.PartnerGone())
         except PeerMisbehaved as error:
-            self._events.put_nowait(PartnerMalformed(error))
+            self._events.put_nowait(events.PartnerMalformed(error))
 
     async def _write(self, stream: Stream) -> None:
         try:
@@ -311,11 +290,3 @@ class Driver:
             if self.stream is not None:
                 await self.stream.close()
             self.over.set()
-
-
-def _journaled(writing: asyncio.Task[None]) -> Journaled | NotJournaled:
-    try:
-        writing.result()
-        return Journaled()
-    except OSError as error:
-        return NotJournaled(error.strerror or str(error))

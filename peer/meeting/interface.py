@@ -1,4 +1,4 @@
-"""The interface of the meeting machine: what a side knows at the start, its states, the events it takes and the commands it returns."""
+"""What a side of a meeting knows at its start, its states and timers, and how it can end."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import math
 from dataclasses import dataclass
 from enum import Enum, auto
 
-from gossamer.peer.link.messages import MeetingRequest, Opened, Reply
+from gossamer.peer.link.messages import Opened
 from gossamer.peer.swarm.membership import Membership
-from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused
+from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.messages import Hello, Message, Outcome, Part, RunPhase
+from gossamer.protocol.messages.messages import Hello, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, check_hello
 
 # --------------------------------------------------------------------------- start
@@ -141,151 +141,6 @@ class Timer(Enum):
     CONFIRM = "5 s"
 
 
-# --------------------------------------------------------------------------- events
-
-
-@dataclass(frozen=True, slots=True)
-class Started:
-    """The meeting starts; a responder already has its stream."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerAnswered:
-    """Own trainer replied to the last AskTrainer."""
-
-    reply: Reply
-
-
-@dataclass(frozen=True, slots=True)
-class Connected:
-    """The stream to the partner is open."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartnerSent:
-    """A well-formed frame arrived from the partner."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class PartnerGone:
-    """The stream ended, or could not be opened."""
-
-
-@dataclass(frozen=True, slots=True)
-class PartnerMalformed:
-    """The partner sent a frame that is not a valid message."""
-
-    error: PeerMisbehaved
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """The partner answered AskDecision."""
-
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Journaled:
-    """The decision is on disk."""
-
-
-@dataclass(frozen=True, slots=True)
-class NotJournaled:
-    """The decision could not be written to disk."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class DeadlinePassed:
-    """The last timer expired."""
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerGone:
-    """The link to own trainer broke."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """Our own node ends the meeting."""
-
-    reason: str
-    code: RefusalCode  # sent to the partner
-
-
-Event = (
-    Started | TrainerAnswered | Connected | PartnerSent | PartnerGone | PartnerMalformed | Resolved | Journaled | NotJournaled
-    | DeadlinePassed | TrainerGone | Stopped
-)  # fmt: skip
-
-# --------------------------------------------------------------------------- commands
-
-
-@dataclass(frozen=True, slots=True)
-class AskTrainer:
-    """Send a request to own trainer; TrainerAnswered or TrainerGone follows."""
-
-    request: MeetingRequest
-
-
-@dataclass(frozen=True, slots=True)
-class Connect:
-    """Open a stream to the partner; Connected or PartnerGone follows."""
-
-
-@dataclass(frozen=True, slots=True)
-class Send:
-    """Send one frame to the partner."""
-
-    message: Message
-
-
-@dataclass(frozen=True, slots=True)
-class SendPart:
-    """Send the file of own sketch or payload as chunks."""
-
-    part: Part
-
-
-@dataclass(frozen=True, slots=True)
-class Store:
-    """Append bytes to the file of the partner's sketch or payload."""
-
-    part: Part
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class WriteJournal:
-    """Write to disk that the meeting counts; Journaled or NotJournaled follows."""
-
-    meeting_id: bytes
-    failed_blocks: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class AskDecision:
-    """Ask the partner on a new stream what it decided, until it answers; Resolved follows."""
-
-    meeting_id: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class SetTimer:
-    """Report DeadlinePassed after this time; replaces the timer that is running."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class DropMeeting:
-    """Have own trainer release the fragment without an outer step."""
-
-
 class MeetingOutcome(Enum):
     """How a meeting ended."""
 
@@ -296,15 +151,3 @@ class MeetingOutcome(Enum):
     MISBEHAVED = auto()  # the partner violated the protocol
     FAILED = auto()  # because of the network or the partner
     ABANDONED = auto()  # for a reason on our side: leaving, trainer or disk failed
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The meeting is over; always the last command."""
-
-    outcome: MeetingOutcome
-    reason: str
-    refusal: RefusalCode | None = None  # the partner's code, if it refused
-
-
-Command = AskTrainer | Connect | Send | SendPart | Store | WriteJournal | AskDecision | SetTimer | DropMeeting | Finish

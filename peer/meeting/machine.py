@@ -23,7 +23,6 @@ Ideas from h11 (events, table, automatic transitions) and dask's worker state ma
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import deque
 from collections.abc import Callable
@@ -31,31 +30,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gossamer.peer.link.messages import Applied, Checked, Opened, PayloadReady, SketchReady, Unavailable
+from gossamer.peer.meeting import events
 from gossamer.peer.meeting.actions import Actions
-from gossamer.peer.meeting.interface import (
-    DECIDED,
-    Command,
-    Connected,
-    DeadlinePassed,
-    Event,
-    Finish,
-    Greeting,
-    Journaled,
-    MeetingOutcome,
-    MeetingState,
-    NotJournaled,
-    PartnerGone,
-    PartnerMalformed,
-    PartnerSent,
-    Resolved,
-    Role,
-    SetTimer,
-    Started,
-    Stopped,
-    Timer,
-    TrainerAnswered,
-    TrainerGone,
-)
+from gossamer.peer.meeting.commands import Command, Finish, SetTimer
+from gossamer.peer.meeting.interface import DECIDED, Greeting, MeetingOutcome, MeetingState, Role, Timer
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.limits import CHUNK_BYTES
@@ -112,7 +90,7 @@ class Meeting(Actions):
         """Whether the meeting counts and has not ended."""
         return self.state in DECIDED
 
-    def handle(self, event: Event) -> list[Command]:
+    def handle(self, event: events.Event) -> list[Command]:
         """Take in one event and return what must be done now, in order.
 
         A partner that misbehaves ends the meeting with an outcome, not with an exception. Raises InvalidTransition on our own bugs only.
@@ -130,9 +108,11 @@ class Meeting(Actions):
             self.finish, self.state = commands[-1], MeetingState.OVER
         return commands
 
-    def _follow(self, event: Event) -> list[Command]:
+    def _follow(self, event: events.Event) -> list[Command]:
         """Take the transition of an event, and all automatic ones that it makes possible."""
-        content = event.message if isinstance(event, PartnerSent) else event.reply if isinstance(event, TrainerAnswered) else event
+        content = (
+            event.message if isinstance(event, events.PartnerSent) else event.reply if isinstance(event, events.TrainerAnswered) else event
+        )
         transition = self._find(content, type(content), type(event))
         if transition is None:
             bug = InvalidTransition(f"{event} in {self.state.name}")
@@ -150,15 +130,13 @@ class Meeting(Actions):
         return commands
 
     def _find(self, content: object, *kinds: type) -> Transition | None:
-        for kind in kinds:
-            for transition in _ROWS.get((self.role, self.state, kind), ()):
-                if transition.guard is None or transition.guard(self, content):
-                    return transition
-        return None
+        rows = [row for row in TABLE if self.state in row.states and row.role in (None, self.role)]
+        found = (row for kind in kinds for row in rows if kind in row.events and (row.guard is None or row.guard(self, content)))
+        return next(found, None)
 
     def seconds(self, timer: Timer) -> float:
         """Return how long a timer of this meeting runs."""
-        greeting, sketch_bytes = self.greeting, self.greeting.fragment_terms.sketch_bytes
+        greeting, sizes = self.greeting, self.greeting.fragment_terms
         match timer:
             case Timer.TRAINER:
                 return greeting.membership.deadline_s
@@ -170,8 +148,8 @@ class Meeting(Actions):
                 return min(DOUBT_S, DOUBT_TIMEOUTS * greeting.timeout_s)
             case Timer.CONFIRM:
                 return CONFIRM_S
-        in_transit = {Timer.CHUNK: CHUNK_BYTES, Timer.SKETCH: sketch_bytes, Timer.PAYLOAD: self.payload_bytes}.get(timer, 0)
-        silence_s = SILENCE_SHARE * greeting.membership.deadline_s + transfer_s(min(in_transit, self.payload_bytes))
+        in_transit = {Timer.CHUNK: CHUNK_BYTES, Timer.SKETCH: sizes.sketch_bytes, Timer.PAYLOAD: sizes.payload_bytes}.get(timer, 0)
+        silence_s = SILENCE_SHARE * greeting.membership.deadline_s + transfer_s(min(in_transit, sizes.payload_bytes))
         return min(silence_s, greeting.timeout_s)
 
 
@@ -181,11 +159,11 @@ _UNDECIDED = tuple(state for state in MeetingState if state not in {*DECIDED, Me
 
 TABLE = (
     # greeting
-    Transition((_S.OPENING,), (Started,), _A.open, timer=_T.TRAINER),
+    Transition((_S.OPENING,), (events.Started,), _A.open, timer=_T.TRAINER),
     Transition((_S.OPENING,), (Opened,), _A.connect, _S.CONNECTING, _T.CONNECT, _INITIATOR),
     Transition((_S.OPENING,), (Opened,), _A.answer, _S.PREPARING, _T.TRAINER, _RESPONDER),
     Transition((_S.OPENING,), (Unavailable,), _A.be_busy, _S.OVER),
-    Transition((_S.CONNECTING,), (Connected,), _A.greet, _S.GREETING, _T.SILENCE, _INITIATOR),
+    Transition((_S.CONNECTING,), (events.Connected,), _A.greet, _S.GREETING, _T.SILENCE, _INITIATOR),
     Transition((_S.GREETING,), (Hello,), _A.take_answer, _S.PREPARING, _T.TRAINER, _INITIATOR),
     # exchange
     Transition((_S.PREPARING,), (SketchReady,), _A.send_sketch, _S.SKETCHING, _T.CHUNK),
@@ -204,44 +182,33 @@ TABLE = (
     # decision, and doubt about it
     Transition((_S.JUDGING,), (Automatic,), _A.decide, _S.RECORDING, role=_INITIATOR, guard=_A.has_verdict),
     Transition((_S.JUDGING, _S.IN_DOUBT), (Commit,), _A.take_decision, _S.RECORDING, role=_RESPONDER),
-    Transition((_S.JUDGING,), (PartnerGone,), _A.ask_decision, _S.IN_DOUBT, _T.DOUBT, _RESPONDER),
-    Transition((_S.JUDGING,), (DeadlinePassed,), _A.ask_decision, _S.IN_DOUBT, _T.SHORT_DOUBT, _RESPONDER),
-    Transition((_S.JUDGING, _S.IN_DOUBT), (Stopped,), _A.ignore, role=_RESPONDER),
-    Transition((_S.IN_DOUBT,), (PartnerGone,), _A.ignore, role=_RESPONDER),
-    Transition((_S.IN_DOUBT,), (Resolved,), _A.take_decision, _S.RECORDING, role=_RESPONDER, guard=_A.is_commit),
-    Transition((_S.IN_DOUBT,), (Resolved,), _A.learn_drop, _S.OVER, role=_RESPONDER),
-    Transition((_S.IN_DOUBT,), (DeadlinePassed,), _A.give_up_asking, _S.OVER, role=_RESPONDER),
+    Transition((_S.JUDGING,), (events.PartnerGone,), _A.ask_decision, _S.IN_DOUBT, _T.DOUBT, _RESPONDER),
+    Transition((_S.JUDGING,), (events.DeadlinePassed,), _A.ask_decision, _S.IN_DOUBT, _T.SHORT_DOUBT, _RESPONDER),
+    Transition((_S.JUDGING, _S.IN_DOUBT), (events.Stopped,), _A.ignore, role=_RESPONDER),
+    Transition((_S.IN_DOUBT,), (events.PartnerGone,), _A.ignore, role=_RESPONDER),
+    Transition((_S.IN_DOUBT,), (events.Resolved,), _A.take_decision, _S.RECORDING, role=_RESPONDER, guard=_A.is_commit),
+    Transition((_S.IN_DOUBT,), (events.Resolved,), _A.learn_drop, _S.OVER, role=_RESPONDER),
+    Transition((_S.IN_DOUBT,), (events.DeadlinePassed,), _A.give_up_asking, _S.OVER, role=_RESPONDER),
     # every end before the decision
     Transition(_UNDECIDED, (Refusal,), _A.take_refusal, _S.OVER),
-    Transition(_UNDECIDED, (PartnerSent,), _A.blame_order, _S.OVER),
-    Transition(_UNDECIDED, (PartnerMalformed,), _A.blame_frame, _S.OVER),
-    Transition(_UNDECIDED, (PartnerGone,), _A.lose_partner, _S.OVER),
-    Transition(_UNDECIDED, (TrainerGone,), _A.lose_trainer, _S.OVER),
-    Transition(_UNDECIDED, (DeadlinePassed,), _A.time_out, _S.OVER),
-    Transition(_UNDECIDED, (Stopped,), _A.stop, _S.OVER),
+    Transition(_UNDECIDED, (events.PartnerSent,), _A.blame_order, _S.OVER),
+    Transition(_UNDECIDED, (events.PartnerMalformed,), _A.blame_frame, _S.OVER),
+    Transition(_UNDECIDED, (events.PartnerGone,), _A.lose_partner, _S.OVER),
+    Transition(_UNDECIDED, (events.TrainerGone,), _A.lose_trainer, _S.OVER),
+    Transition(_UNDECIDED, (events.DeadlinePassed,), _A.time_out, _S.OVER),
+    Transition(_UNDECIDED, (events.Stopped,), _A.stop, _S.OVER),
     # after the decision
-    Transition((_S.RECORDING,), (Journaled,), _A.apply, _S.APPLYING),
-    Transition((_S.RECORDING,), (NotJournaled,), _A.drop_unrecorded, _S.OVER, role=_INITIATOR),
-    Transition((_S.RECORDING,), (NotJournaled,), _A.apply, _S.APPLYING, role=_RESPONDER),
+    Transition((_S.RECORDING,), (events.Journaled,), _A.apply, _S.APPLYING),
+    Transition((_S.RECORDING,), (events.NotJournaled,), _A.drop_unrecorded, _S.OVER, role=_INITIATOR),
+    Transition((_S.RECORDING,), (events.NotJournaled,), _A.apply, _S.APPLYING, role=_RESPONDER),
     Transition((_S.APPLYING,), (Applied,), _A.ignore, _S.CONFIRMING, _T.CONFIRM),
-    Transition((_S.APPLYING,), (Unavailable, TrainerGone), _A.lose_step, _S.OVER),
+    Transition((_S.APPLYING,), (Unavailable, events.TrainerGone), _A.lose_step, _S.OVER),
     Transition((_S.CONFIRMING,), (Automatic,), _A.complete, _S.OVER, guard=_A.waits_for_nobody),
     Transition(DECIDED, (Committed,), _A.note_confirmed, role=_INITIATOR, guard=_A.is_of_this_meeting),
-    Transition(DECIDED, (PartnerGone, PartnerMalformed), _A.note_alone),
-    Transition((_S.CONFIRMING,), (PartnerSent, DeadlinePassed, Stopped), _A.complete, _S.OVER),
-    Transition((_S.RECORDING, _S.APPLYING), (PartnerSent, DeadlinePassed, Stopped), _A.ignore),
-    Transition((_S.RECORDING, _S.CONFIRMING), (TrainerGone,), _A.ignore),
-    Transition(DECIDED, (Resolved,), _A.ignore),
+    Transition(DECIDED, (events.PartnerGone, events.PartnerMalformed), _A.note_alone),
+    Transition((_S.CONFIRMING,), (events.PartnerSent, events.DeadlinePassed, events.Stopped), _A.complete, _S.OVER),
+    Transition((_S.RECORDING, _S.APPLYING), (events.PartnerSent, events.DeadlinePassed, events.Stopped), _A.ignore),
+    Transition((_S.RECORDING, _S.CONFIRMING), (events.TrainerGone,), _A.ignore),
+    Transition(DECIDED, (events.Resolved,), _A.ignore),
 )
 """An event without a row is our own bug. Any action may end the meeting as REFUSED or MISBEHAVED instead, if the partner is to blame."""
-
-
-def _by_event() -> dict[tuple[Role, MeetingState, type], list[Transition]]:
-    rows: dict[tuple[Role, MeetingState, type], list[Transition]] = {}
-    for row in TABLE:
-        for key in itertools.product((row.role,) if row.role else Role, row.states, row.events):
-            rows.setdefault(key, []).append(row)
-    return rows
-
-
-_ROWS = _by_event()

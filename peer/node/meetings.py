@@ -11,8 +11,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import MeetingDone
+from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
-from gossamer.peer.meeting.interface import Finish, Greeting, MeetingOutcome, MeetingState, has_ended
+from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState, has_ended
 from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
 from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle

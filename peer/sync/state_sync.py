@@ -16,7 +16,8 @@ from dataclasses import KW_ONLY, dataclass, field
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, ProcessSays
-from gossamer.peer.meeting.interface import Finish, MeetingOutcome
+from gossamer.peer.meeting.commands import Finish
+from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership

@@ -24,32 +24,32 @@ from gossamer.peer.link.messages import (
     Request,
     SketchReady,
 )
-from gossamer.peer.meeting.interface import (
+from gossamer.peer.meeting.commands import (
     AskDecision,
     AskTrainer,
     Command,
     Connect,
-    Connected,
     DropMeeting,
-    Event,
     Finish,
-    Greeting,
-    Journaled,
-    MeetingOutcome,
-    MeetingState,
-    NotJournaled,
-    PartnerGone,
-    PartnerSent,
     Send,
     SendPart,
     SetTimer,
-    Started,
-    Stopped,
     Store,
-    TrainerAnswered,
-    TrainerGone,
     WriteJournal,
 )
+from gossamer.peer.meeting.events import (
+    Connected,
+    Event,
+    Journaled,
+    NotJournaled,
+    PartnerGone,
+    PartnerSent,
+    Started,
+    Stopped,
+    TrainerAnswered,
+    TrainerGone,
+)
+from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import RefusalCode

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.meeting.interface import Command
+from gossamer.peer.meeting.commands import Command
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.trials import FRAGMENT
 from tests.swarm.world import Swarm, play

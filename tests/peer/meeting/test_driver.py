@@ -9,8 +9,10 @@ import pytest
 
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.meeting.commands import Command, WriteJournal
 from gossamer.peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
-from gossamer.peer.meeting.interface import Command, Event, Greeting, MeetingOutcome, WriteJournal
+from gossamer.peer.meeting.events import Event
+from gossamer.peer.meeting.interface import Greeting, MeetingOutcome
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.swarm.address_book import AddressBook

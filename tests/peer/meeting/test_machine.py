@@ -8,20 +8,9 @@ import math
 import pytest
 
 from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Prepare, Unavailable
-from gossamer.peer.meeting.interface import (
-    AskDecision,
-    AskTrainer,
-    DeadlinePassed,
-    MeetingOutcome,
-    MeetingState,
-    PartnerGone,
-    PartnerSent,
-    Resolved,
-    Send,
-    SetTimer,
-    Stopped,
-    WriteJournal,
-)
+from gossamer.peer.meeting.commands import AskDecision, AskTrainer, Send, SetTimer, WriteJournal
+from gossamer.peer.meeting.events import DeadlinePassed, PartnerGone, PartnerSent, Resolved, Stopped
+from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase

@@ -6,28 +6,21 @@ import pytest
 
 from gossamer.peer.link.messages import Applied, Apply, Unavailable
 from gossamer.peer.meeting.actions import NOT_CONFIRMED
-from gossamer.peer.meeting.interface import (
-    AskTrainer,
-    Command,
+from gossamer.peer.meeting.commands import AskTrainer, Command, DropMeeting, Finish, Send, SetTimer, WriteJournal
+from gossamer.peer.meeting.events import (
     DeadlinePassed,
-    DropMeeting,
     Event,
-    Finish,
     Journaled,
-    MeetingOutcome,
-    MeetingState,
     NotJournaled,
     PartnerGone,
     PartnerMalformed,
     PartnerSent,
-    Send,
-    SetTimer,
     Started,
     Stopped,
     TrainerAnswered,
     TrainerGone,
-    WriteJournal,
 )
+from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import CONFIRM_S, InvalidTransition
 from gossamer.protocol.errors import BadMessage, RefusalCode
 from gossamer.protocol.messages.messages import Commit, Committed, Refusal

@@ -8,14 +8,11 @@ from typing import Any, get_args
 import pytest
 
 from gossamer.peer.link.messages import Adopted, Applied, Checked, Opened, PayloadReady, Pulled, Reply, SketchReady, Unavailable, Written
-from gossamer.peer.meeting.interface import (
-    DECIDED,
+from gossamer.peer.meeting.events import (
     Connected,
     DeadlinePassed,
     Event,
     Journaled,
-    MeetingOutcome,
-    MeetingState,
     NotJournaled,
     PartnerGone,
     PartnerMalformed,
@@ -26,6 +23,7 @@ from gossamer.peer.meeting.interface import (
     TrainerAnswered,
     TrainerGone,
 )
+from gossamer.peer.meeting.interface import DECIDED, MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import InvalidTransition
 from gossamer.protocol.errors import BadMessage, RefusalCode
 from gossamer.protocol.identity import Identity
@@ -193,7 +191,7 @@ def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
 
 
 def test_no_event_is_left_out() -> None:
-    assert {*EVENTS, TrainerAnswered, PartnerSent} == set(get_args(Event))
+    assert {*EVENTS, TrainerAnswered, PartnerSent} == set(Event.__subclasses__())
     replies: set[Any] = {type(reply) for reply in REPLIES.values()}
     assert replies == set(get_args(Reply)) - {Written, Adopted, Pulled}
 

@@ -7,16 +7,8 @@ from collections.abc import Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.peer.meeting.interface import (
-    DeadlinePassed,
-    MeetingOutcome,
-    MeetingState,
-    PartnerGone,
-    Resolved,
-    Stopped,
-    TrainerAnswered,
-    TrainerGone,
-)
+from gossamer.peer.meeting.events import DeadlinePassed, PartnerGone, Resolved, Stopped, TrainerAnswered, TrainerGone
+from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Decision
 from tests.peer.two_sides import PLAIN, SKETCHED, Seat, Table

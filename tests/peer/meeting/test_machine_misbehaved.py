@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState, PartnerMalformed, PartnerSent
+from gossamer.peer.meeting.events import PartnerMalformed, PartnerSent
+from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.protocol.errors import BadMessage, RefusalCode
 from gossamer.protocol.messages.messages import (
     Chunk,

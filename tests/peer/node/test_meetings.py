@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.meeting.interface import Finish, MeetingOutcome
+from gossamer.peer.meeting.commands import Finish
+from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.meeting.line import Way
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S
 from gossamer.peer.node.meetings import LINE_UP_S, MAX_OUTBOUND

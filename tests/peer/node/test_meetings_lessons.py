@@ -4,7 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.meeting.interface import Finish, MeetingOutcome, MeetingState, PartnerSent
+from gossamer.peer.meeting.commands import Finish
+from gossamer.peer.meeting.events import PartnerSent
+from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.node.meetings import learn_from, meeting_done
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.errors import RefusalCode

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.meeting.interface import Finish, MeetingOutcome
+from gossamer.peer.meeting.commands import Finish
+from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.sync.decision import STEP_BACK_S, wanted
 from gossamer.peer.sync.state_sync import LOOK_S, OUTCAST, StateSync
 from gossamer.protocol.errors import RefusalCode
