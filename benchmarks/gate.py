@@ -32,8 +32,7 @@ from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.fragment_state import FragmentState, Since
-from gossamer.peer.trainer.merge_gate import Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate, Since
 from gossamer.protocol.run.manifest import Manifest
 
 BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"

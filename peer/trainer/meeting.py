@@ -17,8 +17,7 @@ from torch import Tensor
 from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import NoLoCo, token_weight
-from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, length_of, mark
-from gossamer.peer.trainer.merge_gate import Lengths
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
 
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.trainer.merge_gate import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LIMIT, UNRELATED, Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LIMIT, UNRELATED, Lengths, MergeGate
 
 WEIGHTS = 30.0  # a length
 STEPS = 5  # in which it has moved
