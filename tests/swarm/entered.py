@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import inspect
+import asyncio
 import sys
 import threading
 from collections.abc import Collection, Iterator
@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-LOOP = Path(inspect.getfile(sys.modules["asyncio"])).parent.as_posix()  # a call stack is followed down to the event loop that runs it
+LOOP = Path(asyncio.__file__).parent.as_posix()  # a call stack is followed down to the event loop that runs it
 STAND_INS = {  # what a test swarm puts in the place of sockets: Link is the node's end, End the trainer's
     ("tests/swarm/trainer.py", "Link"): ("peer/link/socket.py", "NodeEnd"),
     ("tests/swarm/trainer.py", "End"): ("peer/link/socket.py", "TrainerEnd"),
