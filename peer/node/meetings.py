@@ -6,7 +6,7 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
@@ -15,7 +15,7 @@ from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState, has_ended
 from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
-from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -35,10 +35,7 @@ _NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
 
 @dataclass(slots=True)
 class Meetings:
-    """Run meetings while the lifecycle state allows them, and answer inbound ones. Every method belongs to the node's event loop.
-
-    `on_done` is called with each meeting that has ended, after the address book was updated.
-    """
+    """Run meetings while the lifecycle state allows them, and answer inbound ones. `on_done` gets each meeting that has ended."""
 
     membership: Membership
     lifecycle: Lifecycle
@@ -90,7 +87,8 @@ class Meetings:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
         if not self._may_call(fragment):
             return None
-        partner = self._choose(tried)
+        called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
+        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called})
         if partner is None:
             tried.clear()
             return None
@@ -109,10 +107,6 @@ class Meetings:
     def _is_full(self) -> bool:
         """Whether another meeting would exceed the operator's rate limits."""
         return len(self.active) + 1 > self.own.line.max_meetings
-
-    def _choose(self, tried: Collection[PeerId]) -> KnownPeer | None:
-        called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
-        return self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called})
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Meet` stream: a meeting or a Resolve. Raises Refused and PeerMisbehaved for the partner, TransportError."""

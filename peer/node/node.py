@@ -38,10 +38,7 @@ class Node:
     _is_over: bool = False
 
     async def run(self) -> None:
-        """Run until cancelled, or until the run is over and the trainer has saved its result.
-
-        Raises an exception group with what cannot be repaired here: SwarmUnreachable, RunRefusesUs, WrongVersion, or a bug.
-        """
+        """Run until cancelled, or until the run is over and the trainer has saved its result. Raises as `NodePeer.run`."""
         async with asyncio.TaskGroup() as tasks:
             running = [tasks.create_task(loop) for loop in (self.searches.run(), self._sync_while_awake())]
             await self.lifecycle.until(lambda: self.lifecycle.finished)

@@ -317,10 +317,7 @@ class AddressBook:
         return entry
 
     def _forget_one(self, now_s: float) -> None:
-        """Remove a peer that is not live or fails; else, of those never met, the oldest of the most common origin.
-
-        So a full book stays a mixed sample of the swarm, and identities of one network or one invite replace each other.
-        """
+        """Remove a peer that is not live or fails; else, of those never met, the oldest of the most common origin."""
         num_from = Counter(origin for entry in self._entries.values() for origin in entry.origins)
 
         def badness(entry: KnownPeer) -> tuple[bool, int, int, int]:

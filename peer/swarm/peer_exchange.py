@@ -57,11 +57,7 @@ class PeerExchange:
                 self.take(MemberRecord.from_bytes(one))
 
     def introduce(self, members: Iterable[bytes], by: PeerId) -> None:
-        """Add the random members that peer `by` sent, and update `familiar`, the book's share of the swarm.
-
-        A full book is a random sample of a larger swarm. A malicious peer that invents members needs an invite for each, and only makes the
-        swarm look larger than it is.
-        """
+        """Add the random members that peer `by` sent, and update `familiar`, the book's share of the swarm."""
         for raw in members:
             with suppress(GossamerError, ValueError):
                 record = MemberRecord.from_bytes(raw)

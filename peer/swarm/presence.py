@@ -36,10 +36,7 @@ RECORDS_AT_ONCE = 32  # verified before other tasks run: a signature takes 0.1 m
 
 @dataclass(slots=True)
 class Presence:
-    """Announces this peer and looks up others, in the loops of `run`.
-
-    `addresses` returns our own addresses as other peers dial them. Lookups are frequent until `wait_for_peers` peers are known.
-    """
+    """Announces this peer and looks up others, often until `wait_for_peers` are known. `addresses` returns our own."""
 
     membership: Membership
     directory: Directory
@@ -65,10 +62,7 @@ class Presence:
         return self._has_looked.is_set()
 
     async def _announce_for_ever(self) -> None:
-        """Announce regularly, and at once when this peer reaches the end, pauses, resumes, or changes its addresses.
-
-        It waits for the trainer: a peer that is announced without one counts for peers that wait for company, and cannot meet.
-        """
+        """Announce regularly once there is a trainer, and at once when this peer ends, pauses, resumes, or changes its addresses."""
         await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN)
         while True:
             announced = self._news()

@@ -87,10 +87,6 @@ def decide(view: SyncView) -> Decision | None:
 
     To begin, a founder starts from the initial weights, unless half of the others have begun without it. Any other peer that has them
     starts from them while the others have hardly begun. Everyone else takes a state from others.
-
-    A peer that trains takes the result of the run once there is one. It brings stale fragments up to date before it meets about them. It
-    wants another state (`wanted`) when it is behind, refused by most, or stopped by the merge gate; far ahead of all others, it keeps its
-    weights and sets its global step back, for the others may catch up.
     """
     if view.is_waiting:
         return _decide_beginning(view)

@@ -254,10 +254,7 @@ class ResultAgreement:
         return bool(fetching) and loop_s() < since_s + STRANGERS_S + self.terms.state_bytes / rate
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Return whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long.
-
-        A slow peer may take long to judge a whole result, and needs no source for that.
-        """
+        """Return whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long."""
         near, theirs = self._speakers(), dict[PeerId, bytes]()
 
         async def ask_name(source: Source) -> None:

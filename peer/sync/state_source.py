@@ -79,10 +79,7 @@ class Given:
 
 @dataclass(slots=True)
 class StateSource:
-    """Serves our weights to members, within budgets: one object for all streams of a node.
-
-    `until_quiet` waits for the end of the meetings in progress, which come first.
-    """
+    """Serves our weights to members, within budgets. `until_quiet` waits for the end of the meetings in progress, which come first."""
 
     link: NodeEnd
     payloads: PayloadFolder

@@ -43,10 +43,7 @@ COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step mak
 
 @dataclass(slots=True)
 class StateSync:
-    """Have the trainer begin, and keep it in step with the others.
-
-    `has_start`: the run's initial weights are here. `is_founder`: this peer made the run. `wait_for_peers`: others that it waits for.
-    """
+    """Have the trainer begin, and keep it in step with the others. `has_start`: the run's initial weights are here."""
 
     membership: Membership
     lifecycle: Lifecycle
@@ -83,7 +80,9 @@ class StateSync:
         while True:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.UNKNOWN)
             if lifecycle.state is LifecycleState.WAITING:
-                await self._wait_for_company()
+                while (seen := len(self.groups.book.live(loop_s()))) < self.wait_for_peers:
+                    self.emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
+                    await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
                 await self._act()
                 with contextlib.suppress(TimeoutError):
@@ -92,11 +91,6 @@ class StateSync:
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 await self._act()
             await self._rest()
-
-    async def _wait_for_company(self) -> None:
-        while (seen := len(self.groups.book.live(loop_s()))) < self.wait_for_peers:
-            self.emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
-            await asyncio.sleep(COMPANY_S)
 
     async def _rest(self) -> None:
         """Wait for the next decision: a moment where there is something to do."""

@@ -58,10 +58,9 @@ class StateTransfer:
     _progress: TransferProgress | None = None
 
     async def hear_clocks(self) -> None:
-        """Ask peers for their global steps, and return once the book knows one of a peer that has begun.
+        """Ask peers for their global steps until one that has begun answers.
 
-        Waits as long as they answer that they have not begun themselves. Raises SwarmUnreachable when none has answered for PATIENCE_S,
-        RunRefusesUs or WrongVersion when all that answer reject us.
+        Raises SwarmUnreachable when none has answered for PATIENCE_S, RunRefusesUs or WrongVersion when all that answer reject us.
         """
         await self._until_done(self.ask_clocks)
 

@@ -66,10 +66,9 @@ class Holding:
 
 @dataclass(slots=True)
 class Transfer:
-    """One content on its way into `pieces`.
+    """One content on its way into `pieces`, whose missing ones are asked for in this `order`.
 
-    `order`: in which to ask for what is missing. `check` raises for a header whose piece is not wanted. `num_by` counts the pieces of each
-    source, over all transfers that share it. `on_piece` is called after each piece.
+    `check` raises for a header whose piece is not wanted. `num_by` counts the pieces of each source, over all transfers that share it.
     """
 
     sources: Sources

@@ -33,7 +33,7 @@ class MemberRecord(Signed):
     credential: Credential | None = None  # proves the peer's membership
     paused: bool = False  # the peer is reachable, but neither meets nor serves state
     tokens: int = 0  # trained by the peer since it joined
-    release: int = 0  # the peer's software release as one number (peer/swarm/swarm_reporter.py); 0 if unknown
+    release: int = 0  # the peer's software release as one number (peer/swarm/presence.py); 0 if unknown
     signature: bytes = b""  # the peer's, over every other field
 
     def __post_init__(self) -> None:
