@@ -1,20 +1,15 @@
 """The merge gate: judges whether a partner's message is of a size that honest training explains. Scalars only; no tensor, no I/O.
 
-A gap is the partner's message minus our own. It grows with the steps that both peers have made since they last agreed, directly or through
-other peers. A peer knows its own part of that, its `reach`: the lengths of its own pseudo-gradients since then, added up, solo steps
-included. A meeting halves the reach and adds half of what the gap shows of the partner's. Clock steps that were not trained here count as
-if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT` reaches, unless the gap leads back
-along our own movement by more than `BACK`.
+A gap, the partner's message minus our own, grows with the steps that both peers have made since they last agreed, directly or through other
+peers. A peer knows its own part of that, its `reach`: the added lengths of its own pseudo-gradients since then. A meeting halves the reach
+and adds half of what the gap shows of the partner's. Training explains a gap of `LIMIT` reaches, unless the gap leads back along our own
+movement by more than `BACK`.
 
-A peer that was away, alone for long, or in the other half of a network split is farther off; to a new peer everybody is. For these cases a
-peer has an `allowance`: the part of a gap that the reach does not explain is taken from it. It grows again by a tenth of the peer's own
-movement, up to `FULL_STEPS` of its steps at their present length. No claim of a partner increases it, except a clock that ours follows.
-So a partner that always sends as much as is allowed gets through once, and is then limited to the rate at which our own training refills
-the allowance.
-
-The allowance does not cover a message that shares nothing with our weights: two unrelated vectors lie farther apart than either is long.
-The gate stops noise, overflow and the weights of other models. It does not stop a patient malicious peer that keeps to the usual size; that
-counts as the harm that a member can do. (Honest gaps and attacks: docs/log.md, "A gate that knows who trained how much".)
+A peer that was away or alone for long is farther off; to a new peer everybody is. The part of a gap that the reach does not explain is
+taken from an `allowance`, which grows again by a tenth of the peer's own movement. So a partner that always sends as much as is allowed
+gets through once. The allowance does not cover a message that shares nothing with our weights. The gate stops noise, overflow and the
+weights of other models, not a patient malicious peer that keeps to the usual size. (Honest gaps and attacks: docs/log.md, "A gate that
+knows who trained how much".)
 """
 
 from __future__ import annotations
