@@ -32,7 +32,6 @@ from gossamer.peer.trainer.device import OneDevice, keep_within
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 FIRST: Final = 0  # the rank that has the text, the outer state and the link
-CPU: Final = torch.device("cpu")
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
 
 
@@ -190,17 +189,21 @@ def _wait(works: Sequence[dist.Work | None]) -> None:
 
 
 def _send(tensors: Mapping[str, Tensor], receiver: int) -> None:
-    """Send f32 tensors by name."""
-    dist.send_object_list([{name: tensor.shape for name, tensor in tensors.items()}], receiver, device=CPU)
+    """Send f32 tensors by name. Their names and shapes travel as JSON, not as torch's pickled objects."""
+    header = json.dumps([[name, *tensor.shape] for name, tensor in tensors.items()]).encode()
+    dist.send(torch.tensor([len(header)]), receiver)
+    dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)
     for tensor in tensors.values():
         dist.send(tensor.cpu(), receiver)
 
 
 def _receive(sender: int) -> dict[str, Tensor]:
     """Receive what `_send` sent: new tensors on the CPU."""
-    shapes: list[Any] = [None]
-    dist.recv_object_list(shapes, sender, device=CPU)
-    tensors = {name: torch.empty(shape) for name, shape in shapes[0].items()}
+    size = torch.zeros(1, dtype=torch.int64)
+    dist.recv(size, sender)
+    header = torch.empty(int(size), dtype=torch.uint8)
+    dist.recv(header, sender)
+    tensors = {name: torch.empty(shape) for name, *shape in json.loads(header.numpy().tobytes())}
     for tensor in tensors.values():
         dist.recv(tensor, sender)
     return tensors
