@@ -17,7 +17,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from gossamer.cli.figures import bytes_text, duration_text
-from gossamer.peer.trainer.estimate import estimate, needs, places
+from gossamer.peer.trainer.interval import estimate
+from gossamer.peer.trainer.need import needs, places
 from gossamer.protocol.run.manifest import Manifest
 
 LINES_MBIT: Final = (5, 20, 100, 1000)

@@ -120,7 +120,7 @@ def our_step(size: Size, optimizer: str, device: torch.device) -> Callable[[], o
     def step() -> None:
         loss, norm, _ = inner.gradient(next(number), 0)
         assert bool(torch.isfinite(loss + norm))  # as a replica looks at it
-        inner.step(1e-4)
+        inner.devices.step(1e-4)
 
     return step
 

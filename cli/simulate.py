@@ -174,8 +174,8 @@ def network_answer(request: SimulationRequest, options: SimulationOptions, *, is
     """
     from gossamer.peer.model.model import model_config
     from gossamer.peer.simulator.network import Links, Network, Workload, report
-    from gossamer.peer.trainer.estimate import estimate, needs, places
-    from gossamer.peer.trainer.interval import afforded_steps
+    from gossamer.peer.trainer.interval import afforded_steps, estimate
+    from gossamer.peer.trainer.need import needs, places
 
     [(_, made)] = request.scenarios()
     for name in (text.partition("=")[0] for text in request.settings):

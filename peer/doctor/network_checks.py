@@ -136,9 +136,8 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     """Tell what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
     if rates is None:
         return ok(NOBODY)
-    plan, gap_steps = plan_and_gap()  # first: it imports the same modules, and two threads must not import them at once
-    from gossamer.peer.trainer.estimate import estimate
-    from gossamer.peer.trainer.interval import LONGEST_STEPS
+    plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
+    from gossamer.peer.trainer.interval import LONGEST_STEPS, estimate
 
     up, down = rates
     largest = max(fragment.slow_bytes for fragment in plan.fragments)

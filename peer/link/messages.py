@@ -50,104 +50,98 @@ class LinkRecord:
         dataclass(frozen=True)(cls)
 
 
+class OfMeeting(LinkRecord):
+    """A record about one meeting."""
+
+    meeting: int  # the node's own number for it, never reused in its life
+
+
+class OfFile(LinkRecord):
+    """A record about one file of the payload folder, or about one fragment sync: its name is in the names of its files."""
+
+    name: str
+
+
 # --------------------------------------------------------------------------- node to trainer, answered
 
 
-class Open(LinkRecord):
+class Open(OfMeeting):
     """Lock a fragment for a meeting and snapshot its fast weights. Answered by Opened or Unavailable."""
 
-    meeting: int  # the node's own number for the meeting, never reused in its life
     fragment: int
 
 
-class Prepare(LinkRecord):
+class Prepare(OfMeeting):
     """Form the message from both sides' tokens. Answered by SketchReady, or PayloadReady where the codec has no sketch."""
 
-    meeting: int
     partner_tokens: int
     partner_clock_steps: int
     seed: int  # both sides derive the same one from their nonces
     phase: RunPhase
 
 
-class Encode(LinkRecord):
+class Encode(OfMeeting):
     """Encode the message now that the partner's sketch lies in its file. Answered by PayloadReady."""
 
-    meeting: int
 
-
-class Check(LinkRecord):
+class Check(OfMeeting):
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
 
-    meeting: int
 
-
-class Apply(LinkRecord):
+class Apply(OfMeeting):
     """Take the outer step of a meeting that counts. Answered by Applied; a second one with the same id changes nothing."""
 
-    meeting: int
     meeting_id: str  # hex; both sides' name for it, journaled
     failed_blocks: str  # hex bitmap; these blocks are taken as if there were no partner
 
 
-class CopyState(LinkRecord):
+class CopyState(OfFile):
     """Write the slow weights of every fragment to `name` in the payload folder, beside the inner steps. Answered by Written."""
 
-    name: str
 
-
-class BringUp(LinkRecord):
+class BringUp(OfFile):
     """Take the outer step of fragments that have long waited for a partner alone, before a copy of the state. Answered by Written."""
 
-    name: str
 
-
-class Settle(LinkRecord):
+class Settle(OfFile):
     """End the last averaging alone, round the weights as they are sent, and write the state to `name`. Answered by Written."""
 
-    name: str
 
-
-class SketchSlow(LinkRecord):
+class SketchSlow(OfFile):
     """Begin the sync of a fragment: write a sketch of its slow weights, beside the inner steps. Answered by Written."""
 
-    name: str  # of the fragment sync, in the names of its files
     fragment: int
     seed: int  # both sides derive the same one from the request
 
 
-class CodeSlow(LinkRecord):
+class CodeSlow(OfFile):
     """Be the source of a fragment sync: code our slow weights against the other peer's sketch. Answered by Written."""
 
-    name: str  # as in SketchSlow
     fragment: int
     seed: int
 
 
-class DecodeSlow(LinkRecord):
+class DecodeSlow(OfFile):
     """Decode the source's answer, beside the inner steps, and keep it for Pull. Answered by Written."""
 
-    name: str  # as in SketchSlow
 
-
-class Pull(LinkRecord):
+class Pull(OfFile):
     """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by Pulled.
 
     All together if that predicts no worse, else the fragments of each source by itself.
     """
 
-    name: str
-    donors: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, as in SketchSlow, by source
+    donors: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
     clock_steps: int
 
 
-class Adopt(LinkRecord):
+class Adopt(OfFile):
     """Replace weights and clock by a fetched state, and warm up again, if that state is better than ours.
 
-    Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. A state that is not accepted changes nothing.
+    `name` includes the folder. Answered by Adopted. Open meetings are dropped; a trainer that has not begun begins. A state that is not
+    accepted changes nothing.
     """
 
-    name: str  # of the file, with its folder
     clock_steps: int
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
 
@@ -155,10 +149,8 @@ class Adopt(LinkRecord):
 # --------------------------------------------------------------------------- node to trainer, not answered
 
 
-class Drop(LinkRecord):
+class Drop(OfMeeting):
     """Forget a meeting that does not count; the fragment stays due if it was."""
-
-    meeting: int
 
 
 class Solo(LinkRecord):
@@ -171,10 +163,7 @@ class Solo(LinkRecord):
 
 
 class Defer(LinkRecord):
-    """Count a fragment down again without an outer step: no partner was found in time, and the run says to wait for one.
-
-    Nothing happens unless it is still due.
-    """
+    """As Solo, but without an outer step, in a run that waits for a partner: count the fragment down again if it is still due."""
 
     fragment: int
 
@@ -203,73 +192,60 @@ class FinishDone(LinkRecord):
 # --------------------------------------------------------------------------- trainer to node: replies
 
 
-class Opened(LinkRecord):
+class Opened(OfMeeting):
     """The fragment is locked and its snapshot taken."""
 
-    meeting: int
     tokens: int  # trained since the last outer step of this fragment
     clock_steps: int
     phase: RunPhase
 
 
-class Unavailable(LinkRecord):
-    """The request was not carried out and changed nothing.
+class Unavailable(OfMeeting):
+    """The request was not carried out and changed nothing."""
 
-    The fragment is in another meeting, the meeting is not known (any more), its bytes are unusable, or the folder is full.
-    """
-
-    meeting: int
     reason: str
 
 
-class SketchReady(LinkRecord):
+class SketchReady(OfMeeting):
     """Own sketch lies in its file."""
 
-    meeting: int
     sha256: str  # hex, of the sketch
 
 
-class PayloadReady(LinkRecord):
+class PayloadReady(OfMeeting):
     """Own payload lies in its file."""
 
-    meeting: int
     sha256: str  # hex, of the payload
 
 
-class Checked(LinkRecord):
+class Checked(OfMeeting):
     """The verdict on the partner's payload."""
 
-    meeting: int
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
 
 
-class Applied(LinkRecord):
+class Applied(OfMeeting):
     """The outer step is taken, once."""
 
-    meeting: int
 
-
-class Written(LinkRecord):
+class Written(OfFile):
     """The requested files are written."""
 
-    name: str
     reason: str  # why they are not; empty if they are
 
 
-class Pulled(LinkRecord):
+class Pulled(OfFile):
     """Which fragments were moved to the sources'."""
 
-    name: str
     moved: dict[str, float]  # by the name of the fragment sync: the share of the blocks that could not be decoded and were not moved
     reason: str  # why the other fragments were not, if there are any
 
 
-class Adopted(LinkRecord):
+class Adopted(OfFile):
     """Whether a fetched state is ours now."""
 
-    name: str
     accepted: bool
     reason: str  # why not; of an accepted state: why only the clock was taken over; else empty
     is_sound: bool = True  # False: it cannot be the state of an honest peer
@@ -317,9 +293,7 @@ Record = Request | Answer
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
     """Return the subject of a request or a reply, by which they match: a meeting's number or a file's name."""
-    return (
-        record.name if isinstance(record, WritingRequest | BringUp | Settle | Adopt | Pull | Written | Adopted | Pulled) else record.meeting
-    )
+    return record.meeting if isinstance(record, OfMeeting) else record.name
 
 
 class Lines(Generic[Said]):

@@ -41,7 +41,7 @@ class PayloadFolder:
         self._write(name, os.O_APPEND, data)
 
     def _write(self, name: str, flag: int, data: Buffer) -> None:
-        descriptor = os.open(self._at(name), os.O_CREAT | os.O_WRONLY | flag, 0o600)
+        descriptor = os.open(self.path(name), os.O_CREAT | os.O_WRONLY | flag, 0o600)
         try:
             view = memoryview(data).cast("B")
             while view:
@@ -56,17 +56,13 @@ class PayloadFolder:
         """
         return mapped(self.path(name))
 
-    def _at(self, name: str) -> str:
-        return f"{self._folder}/{name}"  # pathlib is slower than the system call
-
     def free_bytes(self) -> int:
         """Return the free space."""
         return shutil.disk_usage(self._folder).free
 
     def remove(self, name: str) -> None:
         """Remove a file if it is there."""
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._at(name))
+        self.path(name).unlink(missing_ok=True)
 
     def remove_meeting(self, meeting: int) -> None:
         """Remove every file of a meeting."""

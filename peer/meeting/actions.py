@@ -1,7 +1,7 @@
 """What one side of a meeting does at each transition; the table in machine.py says when.
 
-Each action takes in what the event carries and returns commands; one that ends the meeting returns Finish last. An action raises Refused or
-PeerMisbehaved if the partner is to blame, and has then changed nothing.
+Each action returns commands; one that ends the meeting returns Finish last. An action raises Refused or PeerMisbehaved if the partner is to
+blame, and has then changed nothing.
 """
 
 from __future__ import annotations

@@ -14,8 +14,6 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Hello, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, check_hello
 
-# --------------------------------------------------------------------------- start
-
 
 @dataclass(frozen=True, slots=True)
 class Greeting:
@@ -90,9 +88,6 @@ def pairing(initiator: Hello, responder: Hello) -> Pairing:
     meeting_id = hashlib.sha256(names).digest()[:16]
     seed = int.from_bytes(hashlib.sha256(meeting_id + b"seed").digest()[:8], "little") & (2**63 - 1)
     return Pairing(meeting_id, seed, initiator.phase)
-
-
-# --------------------------------------------------------------------------- states
 
 
 class Role(Enum):

@@ -1,24 +1,11 @@
-"""One side of a meeting as a state machine: events in, commands out; no I/O, no clock, no tensors.
-
-`TABLE` is the machine: for each state and event the action, the next state and the timer. docs/concepts/meeting.md prints it.
-
-    OPENING -> CONNECTING -> GREETING -> PREPARING -> SKETCHING -> ENCODING -> COMMITTING -> EXCHANGING -> CHECKING -> JUDGING -> ...
-               (both on the initiator's side)         (only if the codec has a sketch)
-
-    ... JUDGING -> RECORDING -> APPLYING -> CONFIRMING
-           |           ^
-           +- IN_DOUBT-+ (responder)
+"""One side of a meeting as a state machine: events in, commands out; no I/O, no clock, no tensors. Its table: docs/concepts/meeting.md.
 
 The partner may be one state ahead: `PartnerSide` keeps what arrives early, and an automatic transition follows when both sides are ready.
 The initiator snapshots its fragment before it connects, because a partner that is connected hangs up on silence.
 
-The initiator decides: with both verdicts it writes the decision to its journal, applies it, and sends it. Before that point every failure
-drops the meeting on both sides. A responder that loses the stream between its verdict and the decision asks for the decision (`Resolve`);
-without an answer in time it drops the meeting. After that point the meeting counts, whatever the partner does. So a side ends in the state
-before the meeting or in the state after it. If no retry can deliver the decision, the meeting counts for the initiator alone (the two
-generals' problem); the initiator waits for `Committed` and reports when it does not come.
-
-Ideas from h11 (events, table, automatic transitions) and dask's worker state machine (commands, the events so far in the error).
+The initiator decides, by its journal. Before that point every failure drops the meeting on both sides; after it the meeting counts,
+whatever the partner does. A responder that loses the stream between its verdict and the decision asks for the decision; without an answer
+in time it drops the meeting. If no retry can deliver the decision, the meeting counts for the initiator alone (the two generals' problem).
 """
 
 from __future__ import annotations

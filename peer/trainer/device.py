@@ -1,13 +1,9 @@
-"""The model on one device: the gradient of a batch, its length, and the optimizer's step; and the protocol for several devices.
-
-This file knows neither the text nor the clock nor outer steps.
-"""
+"""The model on one device: the gradient of a batch, its length, and the optimizer's step."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -19,54 +15,11 @@ from gossamer.peer.model.plan import inner_settings
 from gossamer.protocol.run.manifest import Manifest
 
 
-class Devices(Protocol):
-    """Where a model trains: one device, or several (ranks.py). The parameters are written to. Belongs to one thread."""
-
-    moved: Mapping[str, Tensor]
-    """The parameters whose optimizer is in this process: the next step writes to their part of `state`."""
-
-    def send(self, batch: Tensor) -> Tensor:
-        """Begin to copy a batch, int64[B, L+1], to the device, which may still be computing."""
-        ...
-
-    def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """Compute a batch's gradient and return its mean loss, nats per token. None, with no gradient left, where memory runs out.
-
-        Seeds torch's generators, from which dropout draws.
-        """
-        ...
-
-    def clip(self, most: float) -> Tensor:
-        """Scale the gradient to at most this length; return the length before."""
-        ...
-
-    def step(self, rate: float) -> None:
-        """Let the optimizer take its step with the gradient."""
-        ...
-
-    def state(self) -> dict[str, Tensor]:
-        """Return the optimizer's tensors, by `KEY/PARAMETER`."""
-        ...
-
-    def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned."""
-        ...
-
-    def forget(self) -> None:
-        """Clear the optimizer's state: the weights are another peer's."""
-        ...
-
-    def cpu_s(self) -> float:
-        """Return the processor time of the processes beside this one."""
-        ...
-
-    def close(self) -> None:
-        """Free the device."""
-        ...
-
-
 class OneDevice:
-    """A model on one device, with the optimizer of the parameters `moved`, by default all."""
+    """A model on one device, with the optimizer of the parameters `moved`, by default all. Ranks (ranks.py) has the same methods.
+
+    The parameters are written to. Belongs to one thread.
+    """
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
         self.model = model
@@ -80,15 +33,18 @@ class OneDevice:
         self._recomputes = self._compiles = False
 
     def send(self, batch: Tensor) -> Tensor:
-        """As Devices.send."""
+        """Begin to copy a batch, int64[B, L+1], to the device, which may still be computing."""
         return batch.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else batch.to(self.device)
 
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """As Devices.backward."""
+        """Compute a batch's gradient and return its mean loss, nats per token. None, with no gradient left, where memory runs out.
+
+        Seeds torch's generators, from which dropout draws.
+        """
         return self.part(batch, len(batch), seed, computing)
 
     def part(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor | None:
-        """Add the part of some rows to the gradient of a batch of `num_rows`; return their part of its loss. As Devices.backward."""
+        """Add the part of some rows to the gradient of a batch of `num_rows`; return their part of its loss. As `backward`."""
         self._compute_as(computing)
         self._clear()
         try:
@@ -102,21 +58,21 @@ class OneDevice:
         return None
 
     def clip(self, most: float) -> Tensor:
-        """As Devices.clip."""
+        """Scale the gradient to at most this length; return the length before."""
         return torch.nn.utils.clip_grad_norm_(self.moved.values(), most)
 
     def step(self, rate: float) -> None:
-        """As Devices.step."""
+        """Let the optimizer take its step with the gradient."""
         set_learning_rate(self._optimizer, rate)
         self._optimizer.step()
 
     def state(self) -> dict[str, Tensor]:
-        """As Devices.state."""
+        """Return the optimizer's tensors, by `KEY/PARAMETER`."""
         kept = self._optimizer.state
         return {f"{key}/{name}": value for name, parameter in self.moved.items() for key, value in kept.get(parameter, {}).items()}
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """As Devices.restore; the optimizer places each value on its device."""
+        """Restore what `state` returned; the optimizer places each value on its device."""
         states: dict[str, dict[str, Tensor]] = {}
         for full, value in state.items():
             key, name = full.split("/", 1)
@@ -127,15 +83,15 @@ class OneDevice:
         self._optimizer.load_state_dict({"state": numbered, "param_groups": self._optimizer.state_dict()["param_groups"]})
 
     def forget(self) -> None:
-        """As Devices.forget."""
+        """Clear the optimizer's state: the weights are another peer's."""
         self._optimizer.state.clear()
 
     def cpu_s(self) -> float:
-        """As Devices.cpu_s: there is no other process."""
+        """Return the processor time of the processes beside this one: there are none."""
         return 0.0
 
     def close(self) -> None:
-        """As Devices.close: there is nothing to free."""
+        """Free the device: there is nothing to free."""
 
     def _accumulated(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor:
         _seed_generators(self.device, seed)

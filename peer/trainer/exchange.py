@@ -280,18 +280,16 @@ class TrainerExchange:
                     replica.countdown.reset(fragment)
             case messages.CopyState(name):
                 write_state(replica, self._payloads, name)
-                return messages.Written(name, "")
             case messages.SketchSlow():
-                return self._pulls.sketch(request)
+                self._pulls.sketch(request)
             case messages.CodeSlow():
-                return self._pulls.code(request)
+                self._pulls.code(request)
             case messages.DecodeSlow():
-                return self._pulls.decode(request)
+                self._pulls.decode(request)
             case messages.Pull():
                 return self._pulls.move(request, replica)
-            case messages.BringUp(name):
+            case messages.BringUp():
                 self._bring_up()
-                return messages.Written(name, "")
             case messages.Settle(name):
                 self.end_alone()
                 settle(replica)
@@ -304,7 +302,7 @@ class TrainerExchange:
                 self.report = request
             case messages.Start() | messages.FinishDone():
                 pass  # the training loop's: `at_boundary` yields them
-        return None
+        return messages.Written(request.name, "") if isinstance(request, messages.WritingRequest | messages.BringUp) else None
 
     # ------------------------------------------------------------------ meetings
 
@@ -320,7 +318,7 @@ class TrainerExchange:
             raise ValueError("this meeting is open already")
         self._meetings[number] = OpenMeeting(number, request.fragment, MeetingSide(state))
         state.meeting = number
-        return messages.Opened(number, state.tokens, replica.clock_steps, replica.phase)
+        return messages.Opened(number, state.since.tokens, replica.clock_steps, replica.phase)
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""

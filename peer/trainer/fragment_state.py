@@ -160,15 +160,9 @@ class FragmentState:
         self._parameters = parameters
         self._owed: Tensor | None = None  # still to be added to the model's fast weights
 
-    @property
-    def tokens(self) -> int:
-        """Return the tokens trained since the last outer step."""
-        return self.since.tokens
-
     def count(self, num_tokens: int) -> None:
         """Count an inner step."""
-        since = self.since
-        self.since = Since(since.tokens + num_tokens, since.steps + 1, since.missed_steps)
+        self.since = replace(self.since, tokens=self.since.tokens + num_tokens, steps=self.since.steps + 1)
 
     def miss(self, num_steps: int) -> None:
         """Count clock steps that were not trained here."""

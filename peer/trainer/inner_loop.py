@@ -1,15 +1,14 @@
 """The inner loop of one replica: a batch's gradient, in as many parts as the memory asks for, and the optimizer's step.
 
-The gradient is the mean over the whole batch whatever the parts, so each peer chooses its own. Where memory runs out, the same batch is
-tried again in smaller parts, at last with activations recomputed instead of kept. The next batch is fetched while the device still
-computes. This file knows neither the clock nor outer steps, nor how many devices there are.
+The gradient is the mean over the whole batch whatever the parts. Where memory runs out, the same batch is tried again in smaller parts, at
+last with activations recomputed instead of kept. The next batch is fetched while the device still computes.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -19,9 +18,12 @@ from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.computing import Computing, can_recompute
 from gossamer.peer.model.model import state_tensors
 from gossamer.peer.text.corpus import Corpus
-from gossamer.peer.trainer.device import Devices, OneDevice
+from gossamer.peer.trainer.device import OneDevice
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from gossamer.peer.trainer.ranks import Ranks  # loaded only for several devices
 
 FORMATS: Final = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 OUT_OF_MEMORY: Final = "out of memory"
@@ -37,11 +39,11 @@ class InnerLoop:
         corpus: Corpus,
         computing: Computing,
         emit: Callable[[Event], None],
-        devices: Devices | None = None,
+        devices: Ranks | None = None,
     ) -> None:
         self.parameters: dict[str, Tensor] = state_tensors(model)
         self.device = next(iter(self.parameters.values())).device
-        self.devices: Devices = devices or OneDevice(manifest, model)
+        self.devices: OneDevice | Ranks = devices or OneDevice(manifest, model)
         self.computing = replace(computing, micro_batch=computing.micro_batch or computing.rows(manifest.inner.batch_size))
         self._model = model
         self._corpus = corpus
@@ -65,10 +67,6 @@ class InnerLoop:
         norm = self.devices.clip(self._clip_norm)
         self._ahead = step + 1, self.devices.send(self._corpus.batch(step + 1))
         return loss, norm, batch.shape[0] * (batch.shape[1] - 1)
-
-    def step(self, rate: float) -> None:
-        """Let the optimizer take its step with the gradient."""
-        self.devices.step(rate)
 
     def forget_batch(self) -> None:
         """Forget the batch that was fetched ahead: the text continues at another place."""

@@ -1,29 +1,26 @@
 """How often a peer meets where the run leaves it to each peer (`inner_steps = "auto"`): as often as its line and its trainer afford.
 
-Each of four limits allows a shortest mean countdown, in inner steps. The longest of the four holds:
-
-- meetings that are closer together do not pay (SHORTEST_STEPS);
-- the line carries all fragments, each way, in LINE_SHARE of the time;
-- the trainer is blocked by synchronization for at most BLOCKED_SHARE of its time;
-- synchronization (node, daemon, coding) takes at most PROCESSOR_SHARE of the processor time of training.
-
-The last two scale the present interval by the share that was measured at it.
-(The measurements behind the numbers: docs/log.md, "How often to meet".)
+The longest of the countdowns that four limits allow holds: closer meetings do not pay (SHORTEST_STEPS); the line carries all fragments in
+LINE_SHARE of the time; synchronization blocks the trainer for BLOCKED_SHARE of its time, and takes PROCESSOR_SHARE of the processor time of
+training. The last two scale the present interval by the share that was measured at it. (The measurements: docs/log.md, "How often to
+meet".)
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 
 from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.events import IntervalSet
 from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.messages.terms import ModelPlan
 
 SHORTEST_STEPS: Final = 4
 LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
@@ -34,11 +31,12 @@ MOST_FOR_PROCESSOR: Final = 6  # the processor limit's longest: an idle node cos
 WINDOW_S: Final = 20.0  # of training, over which the shares are measured
 LEAST_S: Final = 5.0  # of training before the first change
 MOST_CHANGE: Final = 2  # largest factor of one change
+DAY_S: Final = 86_400.0
+PULL_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
 STEADY: Final = 0.15  # a smaller relative change is not made
 
 
-@dataclass(frozen=True, slots=True)
-class Spent:
+class Spent(NamedTuple):
     """Where the time of this process went so far."""
 
     own_steps: int = 0
@@ -49,13 +47,7 @@ class Spent:
 
     def since(self, earlier: Spent) -> Spent:
         """Return the time spent since `earlier`."""
-        return Spent(
-            self.own_steps - earlier.own_steps,
-            self.train_s - earlier.train_s,
-            self.blocked_s - earlier.blocked_s,
-            self.training_cpu_s - earlier.training_cpu_s,
-            self.sync_cpu_s - earlier.sync_cpu_s,
-        )
+        return Spent(*map(operator.sub, self, earlier))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +68,37 @@ def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
 def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
     """Return the interval that the line alone would set, at least SHORTEST_STEPS."""
     return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s).steps)))
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """The time and bytes that a peer can expect."""
+
+    join_s: float  # from the first byte of the state until every fragment meets: the state, and fragment sync if it came too slowly
+    meeting_s: float  # for the payload of the largest fragment, both ways at once
+    interval_steps: int  # the shortest mean countdown that the line carries and that pays
+    interval_s: float
+    day_bytes: float  # sent in a day of meetings at that interval; as many are received
+    line_share: float  # of the line's capacity: more than half where even the longest countdown is too short
+
+
+def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float) -> Estimate:
+    """Estimate for partners with the same rate each way, inner steps of `step_s`, and clocks that may be `gap_steps` apart.
+
+    It covers only what the line sets; the other limits are measured while the peer trains.
+    """
+    state_s, pulls_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
+    old_s = gap_steps * step_s / PULL_SHARE
+    interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
+    round_s = MEETING_INTERVAL * interval_steps * step_s
+    return Estimate(
+        join_s=state_s + (pulls_s + math.ceil(pulls_s / old_s) * step_s if state_s > old_s else 0.0),  # a round ends at a boundary
+        meeting_s=max(fragment.slow_bytes for fragment in plan.fragments) / bytes_per_s,
+        interval_steps=interval_steps,
+        interval_s=interval_steps * step_s,
+        day_bytes=plan.round_bytes * DAY_S / round_s,
+        line_share=plan.round_bytes / round_s / bytes_per_s,
+    )
 
 
 class Interval:
@@ -131,7 +154,6 @@ class Pace:
 
     def __init__(self, replica: Replica, emit: Callable[[IntervalSet], None]) -> None:
         outer = replica.manifest.outer
-        self._countdown = replica.countdown
         self._replica = replica
         self._emit = emit
         self._report = NodeReport(0.0, 0.0)
@@ -154,14 +176,8 @@ class Pace:
         if report.cpu_s < self._report.cpu_s:  # a new node, which counts from zero
             self._earlier_nodes_s += self._report.cpu_s
         self._report = report
-        sync_cpu_s = self._earlier_nodes_s + self._report.cpu_s + coding_cpu_s
-        spent = Spent(
-            self._replica.own_steps,
-            train_s,
-            blocked_s,
-            time.process_time() + self._replica.inner.devices.cpu_s() - coding_cpu_s,
-            sync_cpu_s,
-        )
-        if self._interval.update(spent, self._report.bytes_per_s):
-            self._countdown.pace(self._interval.steps)
+        training_cpu_s = time.process_time() + self._replica.inner.devices.cpu_s() - coding_cpu_s
+        sync_cpu_s = self._earlier_nodes_s + report.cpu_s + coding_cpu_s
+        if self._interval.update(Spent(self._replica.own_steps, train_s, blocked_s, training_cpu_s, sync_cpu_s), report.bytes_per_s):
+            self._replica.countdown.pace(self._interval.steps)
             self._emit(IntervalSet(self._interval.steps, self._interval.reason))

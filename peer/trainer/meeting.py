@@ -1,9 +1,7 @@
 """One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, step, merge.
 
-The only place where a meeting is computed. Real peers (exchange.py) add the link's requests, files and locks; simulated peers
-(peer/simulator/pairs.py) pass one side's tensors straight to the other. Between the snapshot and the merge everything here reads the
-fragment and writes only to the meeting: nothing changes slow weights and momentum while a meeting is open, and the fast weights are in the
-snapshot.
+Real peers (exchange.py) add the link's requests, files and locks; simulated peers (peer/simulator/pairs.py) pass one side's tensors
+straight to the other. Between the snapshot and the merge everything here reads the fragment and writes only to the meeting.
 """
 
 from __future__ import annotations

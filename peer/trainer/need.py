@@ -68,7 +68,8 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     num_params = sum(sizes)
     count, has_own_memory = computing.num_devices, device == "cuda"
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
-    share = max(_state_bytes(manifest, shapes, names) for names in shared_out(manifest.inner.optimizer, shapes, count))
+    shares = [{name: shapes[name] for name in names} for names in shared_out(manifest.inner.optimizer, shapes, count)]
+    share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
     tensors = {
@@ -110,10 +111,6 @@ def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) ->
         else:
             return computing
     raise refusal
-
-
-def _state_bytes(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]], names: Sequence[str]) -> int:
-    return VALUE_BYTES * num_state_values(manifest.inner.optimizer, {name: shapes[name] for name in names})
 
 
 def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
@@ -209,3 +206,17 @@ def need_payload_room(need: Need, room: Room) -> None:
 def need_disk(need: Need, room: Room) -> None:
     """Raise BadSettings unless the home's disk can hold enough."""
     need_room("disk space", need.disk, room, "free some space, or choose a folder on a larger disk with --home DIR")
+
+
+def needs(manifest: Manifest) -> dict[str, Need]:
+    """Return the least that a peer needs, one sequence at a time, on a GPU in bf16 and on a CPU. Raises BadManifest."""
+    return {
+        device: run_need(manifest, device, Computing(dtype, micro_batch=1, recompute=True))
+        for device, dtype in (("cuda", torch.bfloat16), ("cpu", torch.float32))
+    }
+
+
+def places(need: Need) -> dict[str, int]:
+    """Return the bytes that a run needs, by kind of memory."""
+    parts = {"device": need.device, "memory": need.memory, "shared_memory": need.payloads, "disk": need.disk}
+    return {place: sum(sizes.values()) for place, sizes in parts.items()}

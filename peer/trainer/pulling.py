@@ -1,8 +1,8 @@
 """Fragment sync: one side's slow weights move to another peer's, which stays where it is; no meeting, and no fragment is locked.
 
-The peer that lags behind sends a sketch of its slow weights. The source codes its own against that sketch, as in a meeting, and sends its
-sketch and payload. All of this only reads slow weights, which are replaced and never written to, so it may run on a second thread; the
-model moves at one step boundary, by all fragments that were decoded until then.
+The peer that lags behind sends a sketch of its slow weights; the source answers with its sketch and payload, coded as in a meeting. This
+only reads slow weights, so it may run on a second thread; the model moves at one step boundary, by all fragments that were decoded until
+then.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Pulls:
         self._decoded: dict[str, FragmentShift] = {}
         self._working = threading.Lock()
 
-    def sketch(self, request: messages.SketchSlow) -> messages.Written:
+    def sketch(self, request: messages.SketchSlow) -> None:
         """Write a sketch of a fragment's slow weights. Raises OSError, and ValueError for weights that are not finite."""
         fragment = self._fragments[request.fragment]
         slow = fragment.slow
@@ -66,9 +66,8 @@ class Pulls:
             self._open = {name: pull for name, pull in self._open.items() if pull.fragment is not fragment}
             self._decoded = {name: shift for name, shift in self._decoded.items() if shift.fragment is not fragment}
             self._open[request.name] = OpenPull(fragment, slow, sketch, request.seed)
-        return messages.Written(request.name, "")
 
-    def code(self, request: messages.CodeSlow) -> messages.Written:
+    def code(self, request: messages.CodeSlow) -> None:
         """Write sketch and payload of a fragment's slow weights, in one file, against another peer's sketch. Raises as `sketch`."""
         fragment = self._fragments[request.fragment]
         slow = fragment.here(fragment.slow)
@@ -76,9 +75,8 @@ class Pulls:
         sketch = fragment.codec.sketch(slow, request.seed)
         payload = fragment.codec.encode(slow, request.seed, sketch, theirs).payload
         self._write(request.name, File.OWN_PAYLOAD, torch.cat((sketch, payload)))
-        return messages.Written(request.name, "")
 
-    def decode(self, request: messages.DecodeSlow) -> messages.Written:
+    def decode(self, request: messages.DecodeSlow) -> None:
         """Decode the source's answer, and keep it. Raises ValueError for an answer that no honest peer sends, and without a sketch."""
         with self._working:
             pull = self._open.pop(request.name, None)
@@ -91,7 +89,6 @@ class Pulls:
         shift = FragmentShift(request.name, fragment, fragment.at_rest(gap.values), float(gap.failed.float().mean()))
         with self._working:
             self._decoded[request.name] = shift
-        return messages.Written(request.name, "")
 
     def move(self, request: messages.Pull, replica: Replica) -> messages.Pulled:
         """Move fragments, slow and fast weights alike, by what was decoded, unless that predicts our own held-out text worse.

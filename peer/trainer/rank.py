@@ -1,12 +1,10 @@
 """One of several processes that train one model together, each on a device of its own.
 
 Every rank has all weights and computes the gradient of its rows of a batch. Each parameter belongs to one rank, which gets the sum of the
-parameter's gradient, moves it with its optimizer and gives it to the others. So no rank can drift from the others, nothing of the
-optimizer is kept or computed twice, and a matrix is whole where it is orthogonalized. The bytes moved are those of an all-reduce.
+parameter's gradient, moves it with its optimizer and gives it to the others. So no rank can drift from the others.
 
-The first rank orders and the others `follow`: an order is one line of JSON on their stdin, `[method, arguments]`, carried out by all ranks
-at once and in this order. Tensors never travel in an order, but through torch.distributed: gloo on the CPU, nccl on GPUs; both stay on
-this machine.
+The first rank orders and the others `follow`: an order is one line of JSON on their stdin, `[method, arguments]`. Tensors travel through
+torch.distributed: gloo on the CPU, nccl on GPUs; both stay on this machine.
 """
 
 from __future__ import annotations
@@ -89,7 +87,7 @@ class Rank:
         return [number for number, version in enumerate(versions) if version != self._versions[number]]
 
     def backward(self, changed: Sequence[int], batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """Take over the first rank's `changed` tensors and its batch, int64[B, L+1] on the CPU; then as Devices.backward.
+        """Take over the first rank's `changed` tensors and its batch, int64[B, L+1] on the CPU; then as OneDevice.backward.
 
         No rank has the whole gradient: each has the sums of its own parameters.
         """
@@ -105,7 +103,7 @@ class Rank:
         return news[1]
 
     def clip(self, most: float) -> Tensor:
-        """As Devices.clip."""
+        """As OneDevice.clip."""
         lengths = torch.zeros(self._num_parameters)
         own = [torch.linalg.vector_norm(_gradient(parameter)) for parameter in self.own.moved.values()]
         lengths[self._places] = torch.stack(own).cpu()
@@ -115,7 +113,7 @@ class Rank:
         return length
 
     def step(self, rate: float) -> None:
-        """As Devices.step."""
+        """As OneDevice.step."""
         self.own.step(rate)
         _wait([dist.broadcast(flat, owner, async_op=True) for owner, flat in enumerate(self._weights)])
         self._versions = [tensor._version for tensor in self._tensors]
@@ -143,27 +141,22 @@ class Rank:
                 _send(part, receiver)
 
     def forget(self) -> None:
-        """As Devices.forget."""
+        """As OneDevice.forget."""
         self.own.forget()
-
-
-def build(settings: RankSettings, manifest: Manifest, device: torch.device) -> Rank:
-    """Make the model of a rank beside the first, with any weights, and meet the other ranks."""
-    keep_products_exact()
-    if settings.threads:
-        torch.set_num_threads(settings.threads)
-    keep_within(device, size_bytes(settings.gpu_memory))
-    model = unset_model(manifest.model, device)
-    mask_as_run(model, manifest)
-    join(Path(settings.store), settings.number, settings.num_ranks, device.type)
-    return Rank(manifest, model, settings.number, settings.num_ranks)
 
 
 def follow(hear: Callable[[], bytes]) -> NoReturn:
     """Be a rank beside the first. `hear` returns its next line: the settings, then orders. Raises RuntimeError where a rank is gone."""
     settings = RankSettings(*json.loads(hear()))
     manifest, device = SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest(), torch.device(settings.device)
-    rank, dtype = build(settings, manifest, device), compute_dtype(manifest.inner.precision, device)
+    keep_products_exact()
+    if settings.threads:
+        torch.set_num_threads(settings.threads)
+    keep_within(device, size_bytes(settings.gpu_memory))
+    model = unset_model(manifest.model, device)  # with any weights
+    mask_as_run(model, manifest)
+    join(Path(settings.store), settings.number, settings.num_ranks, device.type)
+    rank, dtype = Rank(manifest, model, settings.number, settings.num_ranks), compute_dtype(manifest.inner.precision, device)
 
     def backward(changed: Sequence[int], shape: Sequence[int], seed: int, *cut: Any) -> None:
         rank.backward(changed, torch.empty(shape, dtype=torch.int64), seed, Computing(dtype, *cut))
@@ -196,7 +189,7 @@ def _wait(works: Sequence[dist.Work | None]) -> None:
 
 
 def _send(tensors: Mapping[str, Tensor], receiver: int) -> None:
-    """Send f32 tensors by name."""
+    """Send f32 tensors by name. Their names and shapes travel as JSON, not as torch's pickled objects."""
     header = json.dumps([[name, *tensor.shape] for name, tensor in tensors.items()]).encode()
     dist.send(torch.tensor([len(header)]), receiver)
     dist.send(torch.frombuffer(bytearray(header), dtype=torch.uint8), receiver)

@@ -64,10 +64,13 @@ class RankProcesses:
         """Wait until the ranks are ready to compute with this model, whose weights are final."""
         return Ranks(manifest, model, self)
 
-    def order(self, name: str, *arguments: object) -> None:
-        """Order all of them to call a method (rank.py) with arguments that fit into JSON."""
-        for process in self._processes:
-            _write(process, (name, arguments))
+    @contextmanager
+    def all(self, name: str, *arguments: object) -> Iterator[None]:
+        """Run code beside a method (rank.py) that all of them call with arguments that fit into JSON. Raises as `together`."""
+        with self.together():
+            for process in self._processes:
+                _write(process, (name, arguments))
+            yield
 
     @contextmanager
     def together(self) -> Iterator[None]:
@@ -125,7 +128,7 @@ def threads_each(config: LocalSettings, devices: Sequence[torch.device]) -> int:
 
 
 class Ranks:
-    """Several devices as one (Devices). Make it when the first rank's model has its weights; waits for the other ranks."""
+    """Several devices as one. Make it when the first rank's model has its weights; waits for the other ranks."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, processes: RankProcesses) -> None:
         self._processes = processes
@@ -135,52 +138,46 @@ class Ranks:
         self.moved = self._rank.own.moved
 
     def send(self, batch: Tensor) -> Tensor:
-        """As Devices.send: `backward` shares the batch with all ranks."""
+        """As OneDevice.send: `backward` shares the batch with all ranks."""
         return batch
 
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """As Devices.backward."""
+        """As OneDevice.backward."""
         changed = self._rank.changed()
         order = changed, list(batch.shape), seed, computing.micro_batch, computing.recompute, computing.compiles
-        with self._all("backward", *order):
+        with self._processes.all("backward", *order):
             return self._rank.backward(changed, batch, seed, computing)
 
     def clip(self, most: float) -> Tensor:
-        """As Devices.clip."""
-        with self._all("clip", most):
+        """As OneDevice.clip."""
+        with self._processes.all("clip", most):
             return self._rank.clip(most)
 
     def step(self, rate: float) -> None:
-        """As Devices.step."""
-        with self._all("step", rate):
+        """As OneDevice.step."""
+        with self._processes.all("step", rate):
             self._rank.step(rate)
 
     def state(self) -> dict[str, Tensor]:
-        """As Devices.state."""
-        with self._all("give_state"):
+        """As OneDevice.state."""
+        with self._processes.all("give_state"):
             return self._rank.give_state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """As Devices.restore."""
-        with self._all("take_state"):
+        """As OneDevice.restore."""
+        with self._processes.all("take_state"):
             self._rank.take_state(state)
 
     def forget(self) -> None:
-        """As Devices.forget."""
-        with self._all("forget"):
+        """As OneDevice.forget."""
+        with self._processes.all("forget"):
             self._rank.forget()
 
     def cpu_s(self) -> float:
-        """As Devices.cpu_s."""
+        """As OneDevice.cpu_s."""
         return sum(map(cpu_s, self._processes.pids))
 
     def close(self) -> None:
         """End the other ranks."""
         self._processes.close()
         leave()
-
-    @contextmanager
-    def _all(self, name: str, *arguments: object) -> Iterator[None]:
-        with self._processes.together():
-            self._processes.order(name, *arguments)
-            yield

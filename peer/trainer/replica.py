@@ -9,7 +9,7 @@ import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 from torch import Tensor
@@ -22,13 +22,15 @@ from gossamer.peer.machine.events import Event
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
 from gossamer.peer.text.corpus import Corpus
-from gossamer.peer.trainer.device import Devices
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.inner_loop import InnerLoop
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from gossamer.peer.trainer.ranks import Ranks
 
 REPLACED: Final = ("slow/", "momentum/")  # in the names of `Replica.tensors`: an outer step replaces these and never writes to them
 INNER: Final = "inner/"  # likewise: the optimizer's state
@@ -56,7 +58,7 @@ class Replica:
         peer_seed: int,
         emit: Callable[[Event], None],
         computing: Computing = Computing(),  # noqa: B008 - frozen
-        devices: Devices | None = None,  # None: the one where the model is
+        devices: Ranks | None = None,  # None: the one where the model is
     ) -> None:
         self.manifest = manifest
         self.model = model
@@ -100,7 +102,7 @@ class Replica:
                 is_finite = bool(torch.isfinite(norm + loss))  # waits for a GPU
             if not is_finite:
                 raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
-            self.inner.step(rate)
+            self.inner.devices.step(rate)
         finally:
             self.move()  # by meetings that were decided beside the gradient
         self.own_steps += 1

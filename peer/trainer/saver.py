@@ -11,11 +11,11 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -125,7 +125,7 @@ class Saver:
                 self._fail(self._saved_step, f"not enough memory for a copy of the weights: {error}")
         if self._write is not None and self._write.path.done():
             write, self._write = self._write, None
-            self._tell(write)
+            self._tell(write.step, write.stopped_s, write.path.result)
 
     def save(self, replica: Replica) -> None:
         """Save now, and wait for it.
@@ -136,36 +136,35 @@ class Saver:
         self._is_wanted = False
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
         self._saved_step = replica.own_steps
-        self._write = Write(replica.own_steps, 0.0, _done(lambda: self._written(contents)))
-        self.look()
+        self._tell(replica.own_steps, 0.0, lambda: self._written(contents))
         self._saved_s = self._now_s()
 
     def finish(self) -> None:
         """Wait for the threads."""
-        for work in (self._readying, self._write.path if self._write else None):
-            if work is not None:
-                work.exception()
+        wait(self._works())
         self.look()
 
     def _is_busy(self) -> bool:
-        works = (self._readying, self._write.path if self._write else None)
-        return any(work is not None and not work.done() for work in works)
+        return not all(work.done() for work in self._works())
+
+    def _works(self) -> list[Future[Any]]:
+        return [work for work in (self._readying, self._write.path if self._write else None) if work is not None]
 
     def _written(self, contents: CheckpointContents) -> tuple[Path, float]:
         """Write a checkpoint, on the thread; return its path and the seconds that it took."""
         started_s = self._now_s()
         return save(self._home.checkpoints, contents), self._now_s() - started_s
 
-    def _tell(self, write: Write) -> None:
+    def _tell(self, step: int, stopped_s: float, written: Callable[[], tuple[Path, float]]) -> None:
         try:
-            path, seconds = write.path.result()
+            path, seconds = written()
         except GossamerError as error:
-            self._fail(write.step, str(error))
+            self._fail(step, str(error))
             return
         self.has_checkpoint, self._trouble = True, ""
-        self._least_s = max(write.stopped_s / STOP_SHARE, min(seconds / WRITE_SHARE, LONGEST_S))
+        self._least_s = max(stopped_s / STOP_SHARE, min(seconds / WRITE_SHARE, LONGEST_S))
         num_bytes = sum(file.stat().st_size for file in path.iterdir())
-        self._emit(CheckpointSaved(write.step, str(path), num_bytes, seconds, write.stopped_s))
+        self._emit(CheckpointSaved(step, str(path), num_bytes, seconds, stopped_s))
 
     def _fail(self, step: int, reason: str) -> None:
         self._trouble = reason
@@ -187,30 +186,18 @@ class Saver:
             self._passed_over = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"
 
 
-def _done(work: Callable[[], T]) -> Future[T]:
-    """Do some work now; return its result as a future."""
-    future: Future[T] = Future()
-    try:
-        future.set_result(work())
-    except GossamerError as error:
-        future.set_exception(error)
-    return future
-
-
 def _beside(work: Callable[[], T]) -> Future[T]:
     """Do some work on a thread of its own, with the lowest priority where the system has priorities for threads."""
-    future: Future[T] = Future()
+    thread = ThreadPoolExecutor(1, "checkpoint", _take_least_priority)
+    try:
+        return thread.submit(work)
+    finally:
+        thread.shutdown(wait=False)
 
-    def run() -> None:
-        if sys.platform == "linux":
-            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
-        try:
-            future.set_result(work())
-        except BaseException as error:  # raised again on the trainer's thread, by the future
-            future.set_exception(error)
 
-    threading.Thread(target=run, name="checkpoint").start()
-    return future
+def _take_least_priority() -> None:
+    if sys.platform == "linux":
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
 
 
 def _fits(place: Tensor | None, tensor: Tensor) -> bool:

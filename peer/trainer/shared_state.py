@@ -1,8 +1,7 @@
 """A replica's state as it travels between peers: slow weights in bf16 by fragment, and momentum likewise where the run has any.
 
-A fetched state cannot be checked against a hash: no two peers have the same weights, and a state may be put together from pieces of
-several. So it must have the right length, be finite and of a sane size, and predict our own held-out text no worse than our weights do.
-Values that are finite and huge would pass every other check, be saved over the good checkpoints, and end the training at the next batch.
+A fetched state cannot be checked against a hash: no two peers have the same weights. So it must have the right length, be finite and of a
+sane size, and predict our own held-out text no worse than our weights do.
 """
 
 from __future__ import annotations

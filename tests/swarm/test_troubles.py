@@ -67,7 +67,7 @@ def test_nobody_is_there_and_defer_waits(tmp_path: Path) -> None:
         before = peer.slow.clone()
         await swarm.until(lambda: peer.trainer.replica.own_steps >= 60)
         assert torch.equal(peer.slow, before) and not peer.trainer.solo
-        assert peer.trainer.replica.fragments[0].tokens == peer.trainer.replica.tokens, "what was learnt still counts"
+        assert peer.trainer.replica.fragments[0].since.tokens == peer.trainer.replica.tokens, "what was learnt still counts"
         (late,) = swarm.start(1)
         late.trainer.replica.clock_steps = peer.clock
         await swarm.until(lambda: completed(peer) >= 3)

@@ -36,7 +36,7 @@ def train(outer: PairPeer, num_steps: int) -> None:
 
 
 def tokens(outer: PairPeer) -> list[int]:
-    return [fragment.tokens for fragment in outer.fragments]
+    return [fragment.since.tokens for fragment in outer.fragments]
 
 
 def met(outers: tuple[PairPeer, PairPeer], fragment: int, rule: NoLoCo) -> Pair:
@@ -66,7 +66,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
         _meet_real(sides, Terms(fragment, number, SEED, name=f"{number:032x}"))
     for outer, replica in zip(outers, real, strict=True):
         assert all(torch.equal(parameter, replica.parameters[name]) for name, parameter in outer.replica.parameters.items())
-        assert tokens(outer) == [fragment.tokens for fragment in replica.fragments]
+        assert tokens(outer) == [fragment.since.tokens for fragment in replica.fragments]
         assert outer.replica.clock_steps == replica.clock_steps
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.peer.trainer.estimate import estimate, needs, places
+from gossamer.peer.trainer.interval import estimate
+from gossamer.peer.trainer.need import needs, places
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from gossamer.protocol.run.manifest import Manifest
 from tests.peer.small import LLAMA

@@ -79,7 +79,7 @@ class Peer:
 
     def state(self) -> list[Tensor]:
         """All that a refusal must leave as it was."""
-        states = [tensor for f in self.replica.fragments for tensor in (f.slow, f.momentum, torch.tensor(f.tokens))]
+        states = [tensor for f in self.replica.fragments for tensor in (f.slow, f.momentum, torch.tensor(f.since.tokens))]
         return [tensor.clone() for tensor in (*self.parameters.values(), *states)]
 
     def oracle(self, fragment: int = 0) -> list[reference.Replica]:
@@ -157,7 +157,7 @@ def test_steps_made_in_flight_are_kept(tmp_path: Path) -> None:
         peer.move(draws, 0.0)
         peer.side.answer(messages.Apply(1, "ab" * 16, ""))
         assert_at(peer, want, 3e-7, moved)
-        assert peer.replica.fragments[0].tokens == 50  # what was trained in flight stands behind the next pseudo-gradient
+        assert peer.replica.fragments[0].since.tokens == 50  # what was trained in flight stands behind the next pseudo-gradient
 
 
 def test_the_last_averaging_ends_on_the_mean_of_the_fast_weights(tmp_path: Path) -> None:
@@ -182,8 +182,8 @@ def test_a_solo_step_is_the_oracles(tmp_path: Path) -> None:
     wanted = [reference.solo(replica, RULE.alpha, RULE.beta) for replica in peer.oracle()]
     peer.solo()
     assert_at(peer, wanted, 2e-7)
-    assert peer.replica.fragments[0].tokens == 0
-    assert peer.replica.fragments[1].tokens == 300
+    assert peer.replica.fragments[0].since.tokens == 0
+    assert peer.replica.fragments[1].since.tokens == 300
     assert peer.steps == [(0, 0)]
 
 

@@ -103,5 +103,5 @@ def test_on_a_gpu_in_bf16(computing: Computing) -> None:
     model = build_model(small_manifest(model={"config": LLAMA}).model, 0).to("cuda")
     inner = InnerLoop(MANIFEST, model, small_corpus(MANIFEST), computing, lambda event: None)
     assert gradient(inner)[0] == pytest.approx(expected[0], abs=0.02)
-    inner.step(1e-3)
+    inner.devices.step(1e-3)
     assert gradient(inner, 1)[0] < expected[0]

@@ -46,7 +46,7 @@ def test_a_step_learns_and_counts(tmp_path: Path) -> None:
     losses = [replica.inner_step() for _ in range(40)]
     assert sum(step.loss for step in losses[-5:]) < sum(step.loss for step in losses[:5]) - 1.0
     assert (replica.own_steps, replica.clock_steps, replica.tokens) == (40, 40, 40 * STEP_TOKENS)
-    assert [fragment.tokens for fragment in replica.fragments] == [40 * STEP_TOKENS] * len(replica.fragments)
+    assert [fragment.since.tokens for fragment in replica.fragments] == [40 * STEP_TOKENS] * len(replica.fragments)
     assert losses[0].learning_rate == learning_rate(0, 0, inner_settings(MANIFEST))
     assert all(step.num_tokens == STEP_TOKENS for step in losses)
 
@@ -214,7 +214,7 @@ def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
     replica.handle(messages.Defer(fragment))
     assert fragment not in replica.countdown.due()
     assert all(torch.equal(f.slow, was) for f, was in zip(replica.fragments, before, strict=True))
-    assert replica.fragments[fragment].tokens == 2 * STEP_TOKENS
+    assert replica.fragments[fragment].since.tokens == 2 * STEP_TOKENS
 
 
 @pytest.mark.parametrize(("no_partner", "num_solo"), [("solo", 1), ("defer", 0)])

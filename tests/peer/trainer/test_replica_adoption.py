@@ -37,7 +37,7 @@ def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
     for mine, theirs in zip(joiner.fragments, donor.fragments, strict=True):
         assert torch.equal(mine.slow, theirs.slow.bfloat16().float())
         assert torch.equal(mine.momentum, theirs.momentum.bfloat16().float())
-        assert mine.tokens == 0
+        assert mine.since.tokens == 0
     fast = torch.cat([parameter.detach().flatten() for parameter in joiner.parameters.values()])
     slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.fragments)
     assert float(fast.double().sum()) == pytest.approx(slow, rel=1e-9)
