@@ -120,9 +120,9 @@ class Walls:
         self._floor = floor
         self._apart = apart
 
-    def clock_gap(self, one: int, two: int) -> int:
+    def step_gap(self, one: int, two: int) -> int:
         """Return the difference of the global steps; for separated peers one that is too large to meet."""
-        return 1 << 30 if self._apart(one, two) else self._floor.clock_gap(one, two)
+        return 1 << 30 if self._apart(one, two) else self._floor.step_gap(one, two)
 
 
 class WatchedGate(MergeGate):
@@ -181,7 +181,7 @@ def take_over(donor: PairPeer, joiner: PairPeer) -> None:
         put(mine, theirs.slow, joiner)
         mine.replace(mine.slow, mine.momentum)
         mine.gate = WatchedGate()
-    joiner.replica.clock_steps = donor.replica.clock_steps
+    joiner.replica.global_step = donor.replica.global_step
 
 
 def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
@@ -264,7 +264,7 @@ def lie(liar: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> 
         if liar.boasts:
             mine.since = Since(10**9, 10**6)
     if liar.boasts:
-        hostile.replica.clock_steps = honest.replica.clock_steps + 150
+        hostile.replica.global_step = honest.replica.global_step + 150
 
 
 # ---------------------------------------------------------------------- tables

@@ -43,7 +43,7 @@ def without_training(child: Child) -> Trainer:
             for parameter in replica.parameters.values():
                 parameter.add_(torch.randn_like(parameter), alpha=MOVE)
         replica.own_steps += number % CLOCK_STEPS == 0
-        replica.clock_steps += number % CLOCK_STEPS == 0
+        replica.global_step += number % CLOCK_STEPS == 0
         replica.tokens += NUM_TOKENS
         replica.count(NUM_TOKENS)
         return InnerStep(1.0, 0.0, NUM_TOKENS)

@@ -53,15 +53,15 @@ class InnerSettings:
             raise ValueError("beta1 and beta2 must lie in [0, 1), and weight_decay must not be negative.")
 
 
-def learning_rate(clock_steps: int, steps_since_join: int, settings: InnerSettings) -> float:
+def learning_rate(global_step: int, steps_since_join: int, settings: InnerSettings) -> float:
     """Return the learning rate of the next inner step.
 
-    `clock_steps` is the global step before the inner step. `steps_since_join` counts the peer's own steps since it received a partner's
+    `global_step` is the global step before the inner step. `steps_since_join` counts the peer's own steps since it received a partner's
     weights (a founder passes its global step). The cosine ends at `final_fraction` of the peak after `total_steps`.
     """
-    ramp = min(_ramp(clock_steps, settings.warmup_steps), _ramp(steps_since_join, settings.rewarm_steps))
+    ramp = min(_ramp(global_step, settings.warmup_steps), _ramp(steps_since_join, settings.rewarm_steps))
     falling_steps = max(1, settings.total_steps - settings.warmup_steps)
-    progress = min(1.0, max(0.0, (clock_steps - settings.warmup_steps) / falling_steps))
+    progress = min(1.0, max(0.0, (global_step - settings.warmup_steps) / falling_steps))
     cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
     return settings.learning_rate * ramp * (settings.final_fraction + (1.0 - settings.final_fraction) * cosine)
 

@@ -124,7 +124,7 @@ class RefusalCode(IntEnum):
     WRONG_VERSION = 3, "the partner uses another protocol version", "install the same release of Gossamer as the other peers"
     NOT_INVITED = 4, "the partner does not accept this peer as a member", "ask the host for a new invite, then `peer join` with it"
     WRONG_TERMS = 5, "the partner derives other sizes from the manifest", "check that both peers run the same release"
-    CLOCK_TOO_FAR = 6, "the global steps of the two peers are too far apart", f"{_ASK_ANOTHER}, and a late joiner catches up"
+    STEP_TOO_FAR = 6, "the global steps of the two peers are too far apart", f"{_ASK_ANOTHER}, and a late joiner catches up"
     NOT_READY = 7, "the partner's trainer is not ready yet", _ASK_ANOTHER
     LEAVING = 9, "the partner is leaving", _ASK_ANOTHER
     BAD_MESSAGE = 10, "the partner could not parse or verify our message", "if every partner refuses so, update Gossamer"

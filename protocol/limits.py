@@ -79,7 +79,7 @@ _COUNTS: Final = {
     "fragment": FRAGMENTS,
     "codec": CODECS,
     "tokens": TOKENS,
-    "clock_steps": STEPS,
+    "global_step": STEPS,
     "release": RELEASES,
     "sequence": STEPS,
     "sketch_bytes": TRANSFER_BYTES,

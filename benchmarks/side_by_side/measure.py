@@ -110,7 +110,7 @@ class Watch:
 
     def _do_fault(self) -> None:
         victim = self._peers[-1]
-        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.said.clock_steps < self._setting.total_steps / 2:
+        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.said.global_step < self._setting.total_steps / 2:
             return
         self._faulted = time.time()
         self.lost.append(victim)

@@ -49,9 +49,9 @@ class Follower:
         return self.reports[-1].step if self.reports else 0
 
     @property
-    def clock_steps(self) -> int:
+    def global_step(self) -> int:
         """Return the peer's global step."""
-        return self.reports[-1].clock_steps if self.reports else 0
+        return self.reports[-1].global_step if self.reports else 0
 
     @property
     def is_over(self) -> bool:

@@ -75,7 +75,7 @@ class Prepare(OfMeeting):
     """Form the message from both sides' tokens. Answered by SketchReady, or PayloadReady where the codec has no sketch."""
 
     partner_tokens: int
-    partner_clock_steps: int
+    partner_global_step: int
     seed: int  # both sides derive the same one from their nonces
     phase: RunPhase
 
@@ -132,7 +132,7 @@ class Pull(OfFile):
     """
 
     donors: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
-    clock_steps: int
+    global_step: int
 
 
 class Adopt(OfFile):
@@ -142,7 +142,7 @@ class Adopt(OfFile):
     accepted changes nothing.
     """
 
-    clock_steps: int
+    global_step: int
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
 
 
@@ -171,7 +171,7 @@ class Defer(LinkRecord):
 class StepBack(LinkRecord):
     """Set the clock back to the other peers' global step; the weights stay."""
 
-    clock_steps: int
+    global_step: int
 
 
 class NodeReport(LinkRecord):
@@ -196,7 +196,7 @@ class Opened(OfMeeting):
     """The fragment is locked and its snapshot taken."""
 
     tokens: int  # trained since the last outer step of this fragment
-    clock_steps: int
+    global_step: int
     phase: RunPhase
 
 
@@ -270,7 +270,7 @@ class Due(LinkRecord):
 class Progress(LinkRecord):
     """The trainer's counters, about once a second and whenever a node connects."""
 
-    clock_steps: int
+    global_step: int
     phase: RunPhase
     started: bool  # it trains, or has trained
     done: bool = False  # it has saved the result and ends

@@ -101,7 +101,7 @@ class StepDone(Stamped):
     """Progress of the trainer, about once a second; no loss and no rate without an inner step since the previous StepDone."""
 
     step: int  # own inner steps so far
-    clock_steps: int  # the schedule's clock
+    global_step: int  # the schedule's clock
     tokens: int  # trained by this peer so far
     loss: Figure  # nats per token, the mean since the previous StepDone; null without an inner step
     learning_rate: Figure  # of the last inner step; null without one
@@ -191,7 +191,7 @@ class StateCloned(Stamped):
     """Slow weights and global step were adopted from other peers."""
 
     donors: tuple[str, ...]  # PeerIds, base58; who gave most comes first
-    clock_steps: int  # of the oldest piece, taken over
+    global_step: int  # of the oldest piece, taken over
     num_bytes: int  # of the whole
     fetched_bytes: int  # of these, in this start of the peer
     seconds: Figure
@@ -202,7 +202,7 @@ class FragmentPulled(Stamped):
 
     donor: str  # PeerId, base58
     fragment: int
-    clock_steps: int  # of the donor
+    global_step: int  # of the donor
     num_bytes: int  # received
     seconds: Figure
     reason: str  # why they were not taken over; empty when they were

@@ -225,7 +225,7 @@ def _stepped(status: Status, event: events.StepDone) -> Status:
 def _trained(status: Status, event: events.StepDone) -> Status:
     return replace(
         _used(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
-        step=event.clock_steps,
+        step=event.global_step,
         own_steps=event.step,
         tokens=event.tokens,
         train_seconds=status.earlier_s[0] + event.train_s,

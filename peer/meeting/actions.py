@@ -113,7 +113,7 @@ class Actions:
 
     def _pair(self, partner: Hello, pair: Pairing) -> list[Command]:
         self._partner.hello, self.pairing = partner, pair
-        return [commands.AskTrainer(Prepare(self.number, partner.tokens, partner.clock_steps, pair.seed, pair.phase))]
+        return [commands.AskTrainer(Prepare(self.number, partner.tokens, partner.global_step, pair.seed, pair.phase))]
 
     # ------------------------------------------------------------------ actions: exchange
 

@@ -46,7 +46,7 @@ class Greeting:
             fragment=self.fragment,
             codec=membership.terms.codec_id,
             tokens=opened.tokens,
-            clock_steps=opened.clock_steps,
+            global_step=opened.global_step,
             sketch_bytes=sizes.sketch_bytes,
             payload_bytes=sizes.payload_bytes,
             phase=self._phase(opened.phase),
@@ -69,7 +69,7 @@ class Greeting:
 
 def has_ended(hello: Hello, membership: Membership) -> bool:
     """Tell whether the sender of a Hello has reached the end of the run, in either phase."""
-    return hello.phase is RunPhase.FINISH or hello.clock_steps >= membership.total_steps
+    return hello.phase is RunPhase.FINISH or hello.global_step >= membership.total_steps
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 METHODS: Final = ("noloco",)
 SAMPLE_VALUES: Final = 1 << 20  # enough that a codec's bytes per value are those of any large fragment
-CLOCK_FACTOR = 4  # a peer's global step advances at most this many times as fast as its own steps
+STEP_FACTOR = 4  # a peer's global step advances at most this many times as fast as its own steps
 
 
 def need_abilities(manifest: Manifest) -> None:
@@ -60,11 +60,11 @@ def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
     return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 
-def follow_clock(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:
+def follow_global_step(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:
     """Return the global step after a meeting: at most `slack_steps` behind the partner's, less towards the end, and never decreasing.
 
-    A global step is at most `CLOCK_FACTOR` times the steps that its peer has trained itself. Without the slack, a peer that is ahead by
+    A global step is at most `STEP_FACTOR` times the steps that its peer has trained itself. Without the slack, a peer that is ahead by
     chance would move all others, and the global step would advance faster than any peer trains.
     """
     slack_steps = min(slack_steps, max(0, total_steps - partner_steps))
-    return max(own_steps, min(partner_steps - slack_steps, CLOCK_FACTOR * own_trained, total_steps))
+    return max(own_steps, min(partner_steps - slack_steps, STEP_FACTOR * own_trained, total_steps))

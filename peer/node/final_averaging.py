@@ -38,10 +38,10 @@ class FinalAveraging:
     _rounds: Counter[int] = field(default_factory=Counter)  # completed meetings, by fragment
     _began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
 
-    def trains(self, clock_steps: int) -> None:
+    def trains(self, global_step: int) -> None:
         """Note our own global step; the first one is the start from which our pace is measured."""
         if self._began is None:
-            self._began = clock_steps, loop_s()
+            self._began = global_step, loop_s()
 
     def paused(self) -> None:
         """Forget our pace: the peer has paused since."""
@@ -97,4 +97,4 @@ class FinalAveraging:
         began_steps, began_s = self._began
         steps_per_s = (self.total_steps - began_steps) / max(1e-3, now_s - began_s)
         since_s = now_s - entry.told_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
-        return self.total_steps - entry.clock_steps <= steps_per_s * (since_s + WAIT_S)
+        return self.total_steps - entry.global_step <= steps_per_s * (since_s + WAIT_S)

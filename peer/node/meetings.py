@@ -22,7 +22,7 @@ from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
-from gossamer.protocol.messages.terms import check_clock, check_hello
+from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
 
 SAY_S = 2.0  # for a refusal to be sent
@@ -138,13 +138,13 @@ class Meetings:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
         membership, lifecycle = self.membership, self.lifecycle
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
-        self.peer_exchange.book.saw(partner, loop_s(), hello.clock_steps, finished=has_ended(hello, membership))
+        self.peer_exchange.book.saw(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_settled and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
         if hello.fragment in lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
-        check_clock(hello.clock_steps, lifecycle.clock_steps, membership.terms)
+        check_global_step(hello.global_step, lifecycle.global_step, membership.terms)
         if hello.phase is RunPhase.FINISH and lifecycle.phase is RunPhase.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
@@ -245,7 +245,7 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.clock_steps, took_s=took_s, finished=partner_has_ended(meeting, finish))
+            book.met(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):

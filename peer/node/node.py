@@ -67,9 +67,9 @@ class Node:
                 self._on_progress(notice)
 
     def _on_progress(self, progress: messages.Progress) -> None:
-        self.lifecycle.update(progress.clock_steps, progress.phase, progress.started, progress.tokens)
+        self.lifecycle.update(progress.global_step, progress.phase, progress.started, progress.tokens)
         if progress.started:
-            self.final_averaging.trains(progress.clock_steps)
+            self.final_averaging.trains(progress.global_step)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:

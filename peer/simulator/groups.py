@@ -199,4 +199,4 @@ class Group:
         for fragment, shared in enumerate(self.shared):
             self._fast(peer, fragment).copy_(shared.slow)
         self._tokens[peer] = [0] * len(self.shared)
-        self._population.replicas[peer].clock_steps = max(replica.clock_steps for replica in self._population.replicas)
+        self._population.replicas[peer].global_step = max(replica.global_step for replica in self._population.replicas)

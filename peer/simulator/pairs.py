@@ -49,7 +49,7 @@ class Floor(Protocol):
     def is_free(self, peer: int, fragment: int) -> bool:
         """Return whether the peer is present and the fragment in no meeting."""
 
-    def clock_gap(self, one: int, two: int) -> int:
+    def step_gap(self, one: int, two: int) -> int:
         """Return the difference of the two peers' global steps."""
 
     def begin(self, one: int, two: int, fragment: int) -> None:
@@ -94,7 +94,7 @@ class OnDemand:
 
     def _seek(self, now: Fraction, peer: int, fragment: int, floor: Floor) -> None:
         others = [other for other in range(len(self._countdowns)) if other != peer]
-        willing = [o for o in others if floor.is_free(o, fragment) and floor.clock_gap(peer, o) <= self._max_clock_gap]
+        willing = [o for o in others if floor.is_free(o, fragment) and floor.step_gap(peer, o) <= self._max_clock_gap]
         since = self._asking_since.setdefault((peer, fragment), now)
         if willing:
             floor.begin(peer, self._random.choice(willing), fragment)
@@ -163,12 +163,12 @@ class PairPeer:
         self.fragments[fragment].step_alone(rule)
         self.fragments[fragment].move()
 
-    def hear_clock(self, partner_clock_steps: int) -> None:
+    def hear_global_step(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
-        before = self.replica.clock_steps
-        self.replica.hear_clock(partner_clock_steps)
+        before = self.replica.global_step
+        self.replica.hear_global_step(partner_global_step)
         for fragment in self.fragments:
-            fragment.miss(self.replica.clock_steps - before)
+            fragment.miss(self.replica.global_step - before)
 
 
 @dataclass(slots=True)
@@ -179,7 +179,7 @@ class Pair:
     peers: tuple[PairPeer, PairPeer]
     seed: int
     sides: dict[int, MeetingSide] = field(default_factory=dict)  # by peer number, like the next two
-    clock_steps: dict[int, int] = field(default_factory=dict)  # at the snapshots
+    global_step: dict[int, int] = field(default_factory=dict)  # at the snapshots
     applied: set[int] = field(default_factory=set)
     failed_blocks: Tensor | None = None  # on either side; None before the exchange, and when a side refused
     ready: Fraction | None = None  # when both sides have everything
@@ -188,7 +188,7 @@ class Pair:
         """Take this side's snapshot."""
         replica = member.replica
         self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
-        self.clock_steps[replica.number] = replica.clock_steps
+        self.global_step[replica.number] = replica.global_step
 
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
         """Exchange the messages; return why one side refuses, empty if neither does."""
@@ -208,7 +208,7 @@ class Pair:
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
         side.state.move()
-        member.hear_clock(next(steps for peer, steps in self.clock_steps.items() if peer != number))
+        member.hear_global_step(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 
 
@@ -239,9 +239,9 @@ class Gossip:
         """Return whether the peer is present and the fragment in no meeting."""
         return peer not in self._away and (peer, fragment) not in self._meetings and (peer, fragment) not in self._alone
 
-    def clock_gap(self, one: int, two: int) -> int:
+    def step_gap(self, one: int, two: int) -> int:
         """Return the difference of the two peers' global steps."""
-        return abs(self._population.replicas[one].clock_steps - self._population.replicas[two].clock_steps)
+        return abs(self._population.replicas[one].global_step - self._population.replicas[two].global_step)
 
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""

@@ -25,7 +25,7 @@ from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_ra
 from gossamer.peer.model.computing import compute_dtype, next_token_loss
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters
-from gossamer.peer.model.plan import follow_clock, fragment_codecs
+from gossamer.peer.model.plan import follow_global_step, fragment_codecs
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import Batches, Texts
 from gossamer.peer.text.tokenizer import Tokenizer
@@ -92,7 +92,7 @@ class SimulatedReplica:
         self.number = number
         self.model = model
         self.own_steps = 0
-        self.clock_steps = 0
+        self.global_step = 0
         self.losses: list[float] = []  # of the inner steps since the recorder last cleared them
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
@@ -125,7 +125,7 @@ class SimulatedReplica:
 
     def apply_gradient(self) -> None:
         """Clip the gradient, take the inner optimizer's step, and free the gradient. Raises Diverged."""
-        set_learning_rate(self._optimizer, learning_rate(self.clock_steps, self.clock_steps, self._settings))
+        set_learning_rate(self._optimizer, learning_rate(self.global_step, self.global_step, self._settings))
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._manifest.inner.clip_norm))
         if not norm < float("inf"):
             raise Diverged(
@@ -135,12 +135,12 @@ class SimulatedReplica:
         self._optimizer.step()
         self._optimizer.zero_grad()  # N replicas need one gradient at a time
         self.own_steps += 1
-        self.clock_steps += 1
+        self.global_step += 1
 
-    def hear_clock(self, partner_clock_steps: int) -> None:
+    def hear_global_step(self, partner_global_step: int) -> None:
         """Follow a partner's global step as a real peer does, at most a bounded factor faster than the own steps."""
         slack_steps, total_steps = self._manifest.outer.nominal_steps, self._settings.total_steps
-        self.clock_steps = follow_clock(self.clock_steps, partner_clock_steps, slack_steps, self.own_steps, total_steps)
+        self.global_step = follow_global_step(self.global_step, partner_global_step, slack_steps, self.own_steps, total_steps)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ class StandInTrainer(NodeEnd):
         self._payloads = payloads
         self._rng = rng
         self._has_begun = not joins
-        self._clock_steps = 0
+        self._global_step = 0
         self._clock_s = 0.0  # loop time at which it stood so
         self._open: dict[int, int] = {}  # meetings by fragment
 
@@ -45,7 +45,7 @@ class StandInTrainer(NodeEnd):
 
     async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
         """Train, as far as the node can tell, until cancelled."""
-        self._set_clock(self._clock_steps)
+        self._set_global_step(self._global_step)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_progress(on_notice))
             for fragment in range(len(PLAN.fragments)):
@@ -66,10 +66,10 @@ class StandInTrainer(NodeEnd):
     def _clock(self) -> int:
         if not self._has_begun:
             return 0
-        return self._clock_steps + int((asyncio.get_running_loop().time() - self._clock_s) / STEP_S)
+        return self._global_step + int((asyncio.get_running_loop().time() - self._clock_s) / STEP_S)
 
-    def _set_clock(self, clock_steps: int) -> None:
-        self._clock_steps, self._clock_s = clock_steps, asyncio.get_running_loop().time()
+    def _set_global_step(self, global_step: int) -> None:
+        self._global_step, self._clock_s = global_step, asyncio.get_running_loop().time()
 
     # ------------------------------------------------------------------ what the node asks and tells
 
@@ -91,8 +91,8 @@ class StandInTrainer(NodeEnd):
                 self.applied[meeting_id] += 1
                 self._forget(number)
                 return messages.Applied(number)
-            case messages.Adopt(name, clock_steps):
-                self._set_clock(clock_steps)
+            case messages.Adopt(name, global_step):
+                self._set_global_step(global_step)
                 self._has_begun = True
                 return messages.Adopted(name, True, "")
             case messages.CopyState(name):
@@ -108,10 +108,10 @@ class StandInTrainer(NodeEnd):
             case messages.Drop(number):
                 self._forget(number)
             case messages.Start():
-                self._set_clock(0)
+                self._set_global_step(0)
                 self._has_begun = True
-            case messages.StepBack(clock_steps):
-                self._set_clock(clock_steps)
+            case messages.StepBack(global_step):
+                self._set_global_step(global_step)
 
     def _forget(self, number: int) -> None:
         self._open = {fragment: meeting for fragment, meeting in self._open.items() if meeting != number}

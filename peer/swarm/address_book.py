@@ -50,7 +50,7 @@ class KnownPeer:
 
     peer_id: PeerId
     addresses: tuple[str, ...] = ()
-    clock_steps: int = 0
+    global_step: int = 0
     finished: bool = False  # it reports that it has reached the end of the run
     paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
     seen_s: float = 0.0  # when a record, a call or a meeting last showed it
@@ -71,9 +71,9 @@ class KnownPeer:
         return network, str(credential.bearer or "") if credential else ""
 
     @property
-    def has_clock(self) -> bool:
+    def has_global_step(self) -> bool:
         """Whether its global step is known."""
-        return self.record is not None or self.clock_steps > 0
+        return self.record is not None or self.global_step > 0
 
     @property
     def is_familiar(self) -> bool:
@@ -125,7 +125,7 @@ class AddressBook:
             return
         entry = self._entry(record.peer_id, now_s)
         entry.addresses = record.addresses or entry.addresses
-        entry.clock_steps = record.clock_steps
+        entry.global_step = record.global_step
         entry.finished = record.finished
         entry.paused = record.paused
         if now_s - entry.seen_s > SILENCE_S:
@@ -142,27 +142,27 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
-    def saw(self, peer_id: PeerId, now_s: float, clock_steps: int, *, finished: bool = False) -> None:
+    def saw(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
         """Note that a member of the run has called us, and its global step. Its back-off stays: a call proves less than a meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
-            entry.clock_steps, entry.told_s = clock_steps, now_s
+            entry.global_step, entry.told_s = global_step, now_s
             entry.finished = entry.finished or finished
 
-    def tells_clock(self, peer_id: PeerId, clock_steps: int) -> None:
+    def tells_clock(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
-            self._entries[peer_id].clock_steps = clock_steps
+            self._entries[peer_id].global_step = global_step
 
-    def met(self, peer_id: PeerId, now_s: float, clock_steps: int, *, took_s: float = 0.0, finished: bool = False) -> None:
+    def met(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         self._learn_success(entry, met=True)
         entry.meetings += 1
         entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
-        entry.clock_steps, entry.told_s = clock_steps, now_s
+        entry.global_step, entry.told_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s

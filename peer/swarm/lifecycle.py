@@ -35,7 +35,7 @@ class Lifecycle:
 
     def __init__(self) -> None:
         self.state = LifecycleState.UNKNOWN
-        self.clock_steps = 0  # this peer's global step
+        self.global_step = 0  # this peer's global step
         self.tokens = 0  # trained by this peer since it joined
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
@@ -65,9 +65,9 @@ class Lifecycle:
         """Wait until a condition on this lifecycle holds."""
         await self._changes.until(condition)
 
-    def update(self, clock_steps: int, phase: RunPhase, has_begun: bool, tokens: int = 0) -> None:
+    def update(self, global_step: int, phase: RunPhase, has_begun: bool, tokens: int = 0) -> None:
         """Take in a report of the trainer."""
-        self.clock_steps, self.phase, self.has_begun, self.tokens = clock_steps, phase, has_begun, tokens
+        self.global_step, self.phase, self.has_begun, self.tokens = global_step, phase, has_begun, tokens
         self.finished |= has_begun and phase is RunPhase.FINISH
         self._enter(self.state if self.state in (LifecycleState.TAKING_OVER, LifecycleState.PAUSED) else self._as_reported())
 

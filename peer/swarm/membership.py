@@ -57,7 +57,7 @@ class Membership:
             run_id=self.terms.run_id,
             peer_id=self.identity.peer_id,
             addresses=announceable(addresses, self.identity.peer_id),
-            clock_steps=0,
+            global_step=0,
             finished=False,
             sequence=int(now_s) - 1,
             expires_s=int(now_s) + BARE_RECORD_S,

@@ -111,7 +111,7 @@ class Presence:
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
             addresses=announceable(self.addresses(), membership.identity.peer_id),
-            clock_steps=self.lifecycle.clock_steps,
+            global_step=self.lifecycle.global_step,
             finished=self.lifecycle.finished,
             sequence=self._sequence,
             expires_s=now_s + lifetime_s,

@@ -30,15 +30,15 @@ class SybilGroups:
         """Return the live peers whose statements count: those with a known global step that their group counts."""
         return [entry for group in self._groups(now_s) for entry in group]
 
-    def typical_clock(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
+    def typical_global_step(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
         """Return the lower median of the groups' global steps and our own; 0 if none is known.
 
         Each peer reports its own step, so the median protects against overstatement. Steps beyond the end of the run do not count. Without
         `own_steps`, peers that have not begun do not count.
         """
-        groups = [[entry.clock_steps for entry in group if entry.clock_steps <= total_steps] for group in self._groups(now_s)]
+        groups = [[entry.global_step for entry in group if entry.global_step <= total_steps] for group in self._groups(now_s)]
         if own_steps is None:
-            groups = [[clock_steps for clock_steps in clocks if clock_steps] for clocks in groups]
+            groups = [[global_step for global_step in clocks if global_step] for clocks in groups]
         groups = [clocks for clocks in groups if clocks]
         clocks = groups[0] if len(groups) == 1 else [_lower_median(clocks) for clocks in groups]
         return _lower_median(clocks if own_steps is None else [*clocks, own_steps])
@@ -63,7 +63,7 @@ class SybilGroups:
         return {entry.peer_id} if entry.meetings else self._marks(entry)
 
     def _groups(self, now_s: float) -> list[SybilGroup]:
-        groups = self.group([entry for entry in self.book.live(now_s) if entry.has_clock])
+        groups = self.group([entry for entry in self.book.live(now_s) if entry.has_global_step])
         return [[entry for entry in group if entry.meetings] or group for group in groups]
 
     def group(self, entries: Sequence[KnownPeer]) -> list[SybilGroup]:

@@ -25,24 +25,24 @@ class Wanted:
     """Which state is of use."""
 
     state_bytes: int
-    earliest_clock_steps: int
-    latest_clock_steps: int  # a state that is further than those of all others would end our training early
+    earliest_step: int
+    latest_step: int  # a state that is further than those of all others would end our training early
     total_steps: int
 
     def check(self, header: Contents) -> None:
         """Raise BadMessage for a state that cannot exist, NoUse for one of another time, before any of its bytes arrive."""
         if header.total_bytes != self.state_bytes:
             raise BadMessage(f"a state of {header.total_bytes} bytes; the manifest implies {self.state_bytes}")
-        self.check_clock(header)
+        self.check_global_step(header)
 
-    def check_clock(self, header: Contents) -> None:
+    def check_global_step(self, header: Contents) -> None:
         """Raise as `check`, for the global step alone."""
-        if header.clock_steps > self.total_steps:
-            raise BadMessage(f"a clock of {header.clock_steps} steps in a run of {self.total_steps}")
-        if header.clock_steps < self.earliest_clock_steps:
-            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.earliest_clock_steps} or more")
-        if header.clock_steps > self.latest_clock_steps:
-            raise NoUse(f"its clock shows {header.clock_steps} steps, others are at {self.latest_clock_steps} or less")
+        if header.global_step > self.total_steps:
+            raise BadMessage(f"a clock of {header.global_step} steps in a run of {self.total_steps}")
+        if header.global_step < self.earliest_step:
+            raise NoUse(f"its clock shows {header.global_step} steps, others are at {self.earliest_step} or more")
+        if header.global_step > self.latest_step:
+            raise NoUse(f"its clock shows {header.global_step} steps, others are at {self.latest_step} or less")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class SyncView:
     has_start: bool = False  # it has the run's initial weights
     is_founder: bool = False
     others_have_begun: bool = False  # half of those that announce themselves
-    are_clocks_fresh: bool = False  # others were just asked for their global steps, in place of what they announced
+    are_steps_fresh: bool = False  # others were just asked for their global steps, in place of what they announced
 
     has_result: bool = False  # half of the others are at the end of the run, and one of them has a result
     has_stale: bool = False  # some fragments are too old to meet about
@@ -97,7 +97,7 @@ def decide(view: SyncView) -> Decision | None:
     target = wanted(view)
     if target is None and not view.is_refused:
         return None
-    if not view.are_clocks_fresh:
+    if not view.are_steps_fresh:
         return Act.ASK_CLOCKS
     if target is not None:
         return target
@@ -130,15 +130,15 @@ def fresh_fragment(view: SyncView) -> Wanted:
 def _decide_beginning(view: SyncView) -> Decision | None:
     if view.has_start and view.is_founder and not view.others_have_begun:
         return Start()
-    if not view.are_clocks_fresh:
+    if not view.are_steps_fresh:
         return Act.ASK_CLOCKS
     if view.has_start and view.others_steps <= view.gap_steps // START_SHARE:
         return Start()
     return wanted(view)
 
 
-def _about(view: SyncView, clock_steps: int, earliest_steps: int = 0) -> Wanted:
-    return _within(view, max(0, earliest_steps, clock_steps - view.gap_steps), min(view.total_steps, clock_steps + view.gap_steps))
+def _about(view: SyncView, global_step: int, earliest_steps: int = 0) -> Wanted:
+    return _within(view, max(0, earliest_steps, global_step - view.gap_steps), min(view.total_steps, global_step + view.gap_steps))
 
 
 def _within(view: SyncView, earliest_steps: int, latest_steps: int) -> Wanted:

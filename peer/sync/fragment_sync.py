@@ -97,12 +97,12 @@ class FragmentSync:
                 continue
 
     def _is_old(self, work: Round) -> bool:
-        old_steps = self.lifecycle.clock_steps - self.terms.max_clock_gap_steps // OLD_SHARE
+        old_steps = self.lifecycle.global_step - self.terms.max_clock_gap_steps // OLD_SHARE
         return any(one.asked_steps < old_steps for one in work.arrived)
 
     async def _sync_next(self, source: Source, work: Round) -> None:
         """Fetch and decode the next fragment, or leave it for another source. Raises GossamerError, LinkLost, OSError."""
-        began_s, asked_steps, nonce = loop_s(), self.lifecycle.clock_steps, secrets.token_bytes(NONCE_BYTES)
+        began_s, asked_steps, nonce = loop_s(), self.lifecycle.global_step, secrets.token_bytes(NONCE_BYTES)
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
@@ -132,7 +132,7 @@ class FragmentSync:
         if not arrived:
             return
         by_source = [[one.name for one in arrived if one.source == source] for source in {one.source: None for one in arrived}]
-        request = messages.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.clock_steps for one in arrived))
+        request = messages.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.global_step for one in arrived))
         try:
             pulled = await self.link.request(request)
         except LinkLost:
@@ -147,7 +147,7 @@ class FragmentSync:
             if failed_share is None:
                 self._refused.add(one.source)
             reason = pulled.reason if failed_share is None else ""
-            self.emit(FragmentPulled(str(one.source), one.fragment, header.clock_steps, header.total_bytes, one.took_s, reason))
+            self.emit(FragmentPulled(str(one.source), one.fragment, header.global_step, header.total_bytes, one.took_s, reason))
 
 
 def is_enough(failed_share: float | None, num_tries: int) -> bool:

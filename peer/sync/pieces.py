@@ -84,11 +84,11 @@ class Pieces:
         """Yield the pieces that are not there yet, in order."""
         return (piece for piece in range(self.num_pieces) if piece not in self.clocks)
 
-    def put(self, piece: int, data: bytes, clock_steps: int) -> None:
+    def put(self, piece: int, data: bytes, global_step: int) -> None:
         """Store a piece, whole and verified. Raises OSError."""
         os.pwrite(self._data, data, self.offset(piece))
-        os.write(self._log, _ENTRY.pack(piece, clock_steps))
-        self.clocks[piece] = clock_steps
+        os.write(self._log, _ENTRY.pack(piece, global_step))
+        self.clocks[piece] = global_step
 
     def get(self, offset: int, num_bytes: int) -> bytes:
         """Return these bytes of one piece, nothing where it is not there."""

@@ -274,6 +274,6 @@ class ResultAgreement:
     async def _settled_name(self, source: Source) -> bytes:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
         header = await source.header(ContentsKind.RESULT)
-        if self.lifecycle.finished and header.clock_steps >= self.lifecycle.clock_steps:
-            self.sources.book.saw(source.peer_id, loop_s(), header.clock_steps, finished=True)
+        if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
+            self.sources.book.saw(source.peer_id, loop_s(), header.global_step, finished=True)
         return header.name

@@ -120,7 +120,7 @@ class FetchServer:
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()
-        header = Contents(request.kind, answer.total_bytes, sha256, answer.clock_steps, answer.name)
+        header = Contents(request.kind, answer.total_bytes, sha256, answer.global_step, answer.name)
         await send(stream, header.signed(self.identity, *request.asked))
         await send_chunks(stream, Part.CONTENTS, answer.data, request.offset)
 

@@ -44,7 +44,7 @@ class ServedPart:
 
     total_bytes: int  # of the whole content
     data: memoryview
-    clock_steps: int = 0
+    global_step: int = 0
     name: bytes = b""  # of a result, or the digest of a document
 
     @classmethod
@@ -53,9 +53,9 @@ class ServedPart:
         return cls(len(data), memoryview(data))
 
     @classmethod
-    def part_of(cls, data: bytes, request: FetchRequest, clock_steps: int = 0, name: bytes = b"") -> ServedPart:
+    def part_of(cls, data: bytes, request: FetchRequest, global_step: int = 0, name: bytes = b"") -> ServedPart:
         """Answer with the part of a content that is asked for."""
-        return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], clock_steps, name)
+        return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], global_step, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class IdleCopy:
     data: memoryview
     made_s: float  # loop time, when it was begun
     took_s: float
-    clock_steps: int
+    global_step: int
 
 
 @dataclass(slots=True)
@@ -73,7 +73,7 @@ class Given:
     """How much one peer was served in its current period."""
 
     since_s: float  # loop time
-    clock_steps: int  # our global step then
+    global_step: int  # our global step then
     num_bytes: int = 0
 
 
@@ -131,25 +131,25 @@ class StateSource:
             raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
-            return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.clock_steps)
+            return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)
         self._count(partner, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
             raise Refused(RefusalCode.NOT_READY, "trainer restarting") from None
-        return ServedPart(self.terms.state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.clock_steps)
+        return ServedPart(self.terms.state_bytes, copy.data[request.offset : request.offset + num_bytes], copy.global_step)
 
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
-        clock_steps, result = self.lifecycle.clock_steps, self.result or self.coming
+        global_step, result = self.lifecycle.global_step, self.result or self.coming
         if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
-            return ServedPart(self.terms.state_bytes, memoryview(b""), clock_steps, self.result.name if self.result else b"")
+            return ServedPart(self.terms.state_bytes, memoryview(b""), global_step, self.result.name if self.result else b"")
         if result is None:
-            return ServedPart(0, memoryview(b""), clock_steps)
+            return ServedPart(0, memoryview(b""), global_step)
         self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}
         if request.kind is ContentsKind.RESULT:
-            return ServedPart(self.terms.state_bytes, result.part(request.offset, request.num_bytes), clock_steps, result.name)
+            return ServedPart(self.terms.state_bytes, result.part(request.offset, request.num_bytes), global_step, result.name)
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
-        return ServedPart.part_of(data, request, clock_steps, result.name)
+        return ServedPart.part_of(data, request, global_step, result.name)
 
     async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
@@ -159,7 +159,7 @@ class StateSource:
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
         sizes = self.terms.fragments[request.fragment]
         self._count(stream.partner, sizes.slow_bytes)
-        name, clock_steps = f"give-{next(self._names)}", self.lifecycle.clock_steps
+        name, global_step = f"give-{next(self._names)}", self.lifecycle.global_step
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
             self.payloads.write(sketch, b"")
@@ -169,7 +169,7 @@ class StateSource:
             data = self.payloads.read(coded)
             if not isinstance(written, messages.Written) or written.reason or len(data) != sizes.slow_bytes:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
-            return ServedPart(len(data), data, clock_steps)
+            return ServedPart(len(data), data, global_step)
         except (LinkLost, OSError):
             raise Refused(RefusalCode.NOT_READY, "no room, or my trainer is restarting") from None
         finally:
@@ -177,13 +177,13 @@ class StateSource:
                 self.payloads.remove(file)
 
     def _count(self, partner: PeerId, num_bytes: int) -> None:
-        now_s, clock_steps = loop_s(), self.lifecycle.clock_steps
+        now_s, global_step = loop_s(), self.lifecycle.global_step
         self._given = {
             peer: had
             for peer, had in self._given.items()
-            if now_s - had.since_s < REST_S and clock_steps - had.clock_steps <= self.terms.max_clock_gap_steps
+            if now_s - had.since_s < REST_S and global_step - had.global_step <= self.terms.max_clock_gap_steps
         }
-        given = self._given.setdefault(partner, Given(now_s, clock_steps))
+        given = self._given.setdefault(partner, Given(now_s, global_step))
         if given.num_bytes + num_bytes > MOST_GIVEN * self.terms.state_bytes:
             raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
         given.num_bytes += num_bytes
@@ -194,7 +194,7 @@ class StateSource:
             self._idle.cancel()
         self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
         copy = self._copy
-        age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.clock_steps - copy.clock_steps) if copy else (math.inf, 0)
+        age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.global_step - copy.global_step) if copy else (math.inf, 0)
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
         if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
@@ -213,7 +213,7 @@ class StateSource:
     async def _new_copy(self) -> IdleCopy:
         name = f"clone-{next(self._names)}"
         await self.link.request(messages.BringUp(name))
-        made_s, clock_steps = loop_s(), self.lifecycle.clock_steps
+        made_s, global_step = loop_s(), self.lifecycle.global_step
         try:
             taken = await self.link.request(messages.CopyState(name))
             if not isinstance(taken, messages.Written) or taken.reason:
@@ -223,7 +223,7 @@ class StateSource:
             self.payloads.remove(name)
         if len(data) != self.terms.state_bytes:
             raise Refused(RefusalCode.NOT_READY, "my own copy is not whole")
-        return IdleCopy(data, made_s, loop_s() - made_s, clock_steps)
+        return IdleCopy(data, made_s, loop_s() - made_s, global_step)
 
     def _let_go(self) -> None:
         """Free the memory of the copy."""

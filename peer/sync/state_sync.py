@@ -69,7 +69,7 @@ class StateSync:
             self._forget_refusals()
         elif not initiated:
             return
-        elif finish.refusal is RefusalCode.CLOCK_TOO_FAR:
+        elif finish.refusal is RefusalCode.STEP_TOO_FAR:
             self._too_far.append(partner)
         elif finish.outcome is MeetingOutcome.GATED or finish.refusal is RefusalCode.GATE:
             self._gated.append(partner)
@@ -106,15 +106,15 @@ class StateSync:
         found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
         if decision is Act.ASK_CLOCKS:
-            await (self.transfer.hear_clocks() if is_waiting else self.transfer.ask_clocks())
-            decision = decide(self.view(are_clocks_fresh=True))
+            await (self.transfer.hear_global_steps() if is_waiting else self.transfer.ask_global_steps())
+            decision = decide(self.view(are_steps_fresh=True))
         match decision:
             case messages.Start():
                 self.link.tell(decision)
             case Act.TAKE_RESULT:
                 await self.agreement.take(found)
             case Act.SYNC_FRAGMENTS:
-                await self.fragments.run(lambda header: fresh_fragment(self.view()).check_clock(header))
+                await self.fragments.run(lambda header: fresh_fragment(self.view()).check_global_step(header))
             case Wanted() if is_waiting:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():
@@ -124,22 +124,22 @@ class StateSync:
                 self.link.tell(decision)
                 self._forgive()
 
-    def view(self, *, has_result: bool = False, are_clocks_fresh: bool = False) -> SyncView:
+    def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
-        lifecycle, own_steps = self.lifecycle, self.lifecycle.clock_steps
+        lifecycle, own_steps = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
             total_steps=self.membership.total_steps,
             gap_steps=self.membership.terms.max_clock_gap_steps,
             own_steps=own_steps,
-            typical_steps=self.groups.typical_clock(loop_s(), self.membership.total_steps, own_steps),
-            others_steps=self.groups.typical_clock(loop_s(), self.membership.total_steps),
+            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_steps),
+            others_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
             has_start=self.has_start,
             is_founder=self.is_founder,
-            others_have_begun=is_waiting and self.groups.half_say(loop_s(), lambda entry: entry.clock_steps > 0),
-            are_clocks_fresh=are_clocks_fresh,
+            others_have_begun=is_waiting and self.groups.half_say(loop_s(), lambda entry: entry.global_step > 0),
+            are_steps_fresh=are_steps_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
             since_met_s=since_met_s,
@@ -166,7 +166,7 @@ class StateSync:
 
     def _is_far(self, partner: PeerId) -> bool:
         entry = self.groups.book.get(partner)
-        return entry.has_clock and abs(entry.clock_steps - self.lifecycle.clock_steps) > self.membership.terms.max_clock_gap_steps
+        return entry.has_global_step and abs(entry.global_step - self.lifecycle.global_step) > self.membership.terms.max_clock_gap_steps
 
     def _forget_refusals(self) -> None:
         self._too_far.clear()

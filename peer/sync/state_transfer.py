@@ -57,15 +57,15 @@ class StateTransfer:
     _reported_s: float = -REPORT_S
     _progress: TransferProgress | None = None
 
-    async def hear_clocks(self) -> None:
+    async def hear_global_steps(self) -> None:
         """Ask peers for their global steps until one that has begun answers.
 
         Raises SwarmUnreachable when none has answered for PATIENCE_S, RunRefusesUs or WrongVersion when all that answer reject us.
         """
-        await self._until_done(self.ask_clocks)
+        await self._until_done(self.ask_global_steps)
 
     async def take_over(self, wanted: Callable[[], Wanted]) -> None:
-        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `hear_clocks`."""
+        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `hear_global_steps`."""
         await self._until_done(lambda: self.ask_everybody(wanted))
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
@@ -88,12 +88,12 @@ class StateTransfer:
             errors = [NoUse(f"no room for the weights here: {full.strerror}")]
         return self._explained("no weights yet", errors)
 
-    async def ask_clocks(self) -> list[GossamerError] | None:
+    async def ask_global_steps(self) -> list[GossamerError] | None:
         """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
         answers = await self.sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
-                self.sources.book.tells_clock(peer.peer_id, answer.clock_steps)
+                self.sources.book.tells_clock(peer.peer_id, answer.global_step)
         errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
         if len(errors) < len(answers):
             return None
@@ -159,7 +159,7 @@ class StateTransfer:
         progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
         def check(source: PeerId, header: Contents, _piece: int) -> None:
-            self.sources.book.tells_clock(source, header.clock_steps)  # records are some seconds old
+            self.sources.book.tells_clock(source, header.global_step)  # records are some seconds old
             wanted().check(header)  # as of now: global steps go on during a long transfer
 
         self._report(progress, pieces)
@@ -170,13 +170,13 @@ class StateTransfer:
 
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
-        await self.ask_clocks()
-        oldest, now = min(pieces.clocks.values()), self.sources.groups.typical_clock(loop_s(), total_steps)
+        await self.ask_global_steps()
+        oldest, now = min(pieces.clocks.values()), self.sources.groups.typical_global_step(loop_s(), total_steps)
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
-        clock_steps = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
+        global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
             async with self.meetings.set_aside():
-                adopted = await self.link.request(messages.Adopt(str(pieces.path), clock_steps))
+                adopted = await self.link.request(messages.Adopt(str(pieces.path), global_step))
         except LinkLost:
             return NoUse("our own trainer is being restarted")
         files.remove(pieces.path)
@@ -191,7 +191,7 @@ class StateTransfer:
             return None
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
-        self.emit(StateCloned(sources, clock_steps, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
+        self.emit(StateCloned(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
     def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:

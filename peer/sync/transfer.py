@@ -162,7 +162,7 @@ class Transfer:
 
     async def _take(self, peer: PeerId, source: Source, asked: deque[int], flow: Flow) -> None:
         header, data = await source.take(lambda header: self.check(peer, header, asked[0]), PIECE_S)
-        self.pieces.put(asked.popleft(), data, header.clock_steps)
+        self.pieces.put(asked.popleft(), data, header.global_step)
         self.num_by[peer] += 1
         self._moved_s = loop_s()
         flow.came(loop_s())

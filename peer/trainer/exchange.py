@@ -51,7 +51,7 @@ class OpenMeeting:
     number: int
     fragment: int
     side: MeetingSide
-    partner_clock_steps: int = 0
+    partner_global_step: int = 0
     step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
     is_closed: bool = False
     working: threading.Lock = field(default_factory=threading.Lock)  # held while the meeting is computed, and while it is closed
@@ -161,7 +161,7 @@ class TrainerExchange:
     def send_progress(self, *, done: bool = False) -> None:
         """Send the node the trainer's counters; `done`: the result is saved and the trainer ends."""
         replica = self._replica
-        self._link.send(messages.Progress(replica.clock_steps, replica.phase, self.has_begun, done, replica.tokens), self._session)
+        self._link.send(messages.Progress(replica.global_step, replica.phase, self.has_begun, done, replica.tokens), self._session)
 
     def drop_all(self) -> None:
         """Forget everything that the node has begun."""
@@ -296,8 +296,8 @@ class TrainerExchange:
                 return self._answer(messages.CopyState(name))
             case messages.Adopt():
                 return adopt(replica, request, self.drop_all)
-            case messages.StepBack(clock_steps):
-                replica.clock_steps = min(replica.clock_steps, clock_steps)
+            case messages.StepBack(global_step):
+                replica.global_step = min(replica.global_step, global_step)
             case messages.NodeReport():
                 self.report = request
             case messages.Start() | messages.FinishDone():
@@ -318,7 +318,7 @@ class TrainerExchange:
             raise ValueError("this meeting is open already")
         self._meetings[number] = OpenMeeting(number, request.fragment, MeetingSide(state))
         state.meeting = number
-        return messages.Opened(number, state.since.tokens, replica.clock_steps, replica.phase)
+        return messages.Opened(number, state.since.tokens, replica.global_step, replica.phase)
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
@@ -326,7 +326,7 @@ class TrainerExchange:
             is_last = request.phase is RunPhase.FINISH
             weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
-            meeting.partner_clock_steps = request.partner_clock_steps
+            meeting.partner_global_step = request.partner_global_step
             if not sketch.numel():
                 return self._encode(meeting)
             return messages.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
@@ -347,7 +347,7 @@ class TrainerExchange:
             meeting, step = self._outer_step(request)
             meeting.side.merge(step)
             self._replica.journal(request.meeting_id)
-            self._replica.count_outer_step(meeting.fragment, meeting.partner_clock_steps)
+            self._replica.count_outer_step(meeting.fragment, meeting.partner_global_step)
             self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
         return messages.Applied(request.meeting)

@@ -101,7 +101,7 @@ class Pulls:
             fragment = shift.fragment
             fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
         if moved:
-            replica.clock_steps = max(replica.clock_steps, min(request.clock_steps, replica.manifest.run.total_steps))
+            replica.global_step = max(replica.global_step, min(request.global_step, replica.manifest.run.total_steps))
         return messages.Pulled(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
 
     def forget(self) -> None:

@@ -20,7 +20,7 @@ from gossamer.optim.inner import learning_rate
 from gossamer.optim.noloco import FINISH, NoLoCo
 from gossamer.peer.machine.events import Event
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.model.plan import follow_clock, fragment_codecs, inner_settings, model_plan
+from gossamer.peer.model.plan import follow_global_step, fragment_codecs, inner_settings, model_plan
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.inner_loop import InnerLoop
@@ -63,7 +63,7 @@ class Replica:
         self.manifest = manifest
         self.model = model
         self.corpus = corpus
-        self.clock_steps = 0  # the global step, as far as this peer knows it
+        self.global_step = 0  # the global step, as far as this peer knows it
         self.own_steps = 0
         self.tokens = 0
         self.applied: dict[str, None] = {}  # the ids of the meetings that counted, newest last
@@ -81,7 +81,7 @@ class Replica:
     @property
     def phase(self) -> RunPhase:
         """TRAIN until the global step reaches the run's end."""
-        return RunPhase.TRAIN if self.clock_steps < self.manifest.run.total_steps else RunPhase.FINISH
+        return RunPhase.TRAIN if self.global_step < self.manifest.run.total_steps else RunPhase.FINISH
 
     @property
     def plan(self) -> ModelPlan:
@@ -95,7 +95,7 @@ class Replica:
 
         Raises FloatingPointError, with no weight changed, when the loss or a gradient is not finite; and as InnerLoop.gradient.
         """
-        rate = learning_rate(self.clock_steps, self.steps_since_join(), self._settings)
+        rate = learning_rate(self.global_step, self.steps_since_join(), self._settings)
         try:
             with beside:
                 loss, norm, num_tokens = self.inner.gradient(self.own_steps, step_seed(self._seed, self.own_steps))
@@ -106,7 +106,7 @@ class Replica:
         finally:
             self.move()  # by meetings that were decided beside the gradient
         self.own_steps += 1
-        self.clock_steps = min(self.clock_steps + 1, self.manifest.run.total_steps)  # a meeting may have set it to the end meanwhile
+        self.global_step = min(self.global_step + 1, self.manifest.run.total_steps)  # a meeting may have set it to the end meanwhile
         self.tokens += num_tokens
         self.count(num_tokens)
         return InnerStep(float(loss), rate, num_tokens)
@@ -122,7 +122,7 @@ class Replica:
 
     def steps_since_join(self) -> int:
         """Return the steps that the learning rate has had to warm up: a founder's all, else own ones since the weights were taken over."""
-        return self.clock_steps if self._is_founder else self.own_steps - self._joined[1]
+        return self.global_step if self._is_founder else self.own_steps - self._joined[1]
 
     # ------------------------------------------------------------------ outer steps
 
@@ -136,18 +136,18 @@ class Replica:
         self.fragments[fragment].step_alone(FINISH if phase is RunPhase.FINISH else self.rule)
         self.count_outer_step(fragment, 0)
 
-    def count_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
+    def count_outer_step(self, fragment: int, partner_global_step: int) -> None:
         """Count a fragment down anew, and follow a partner's clock that is far ahead; 0: there was no partner."""
         self.countdown.reset(fragment, self.fragments[fragment].since.steps)  # the steps made during the meeting count
-        joined_clock, joined_steps = self._joined
-        since = follow_clock(
-            self.clock_steps - joined_clock,
-            partner_clock_steps - joined_clock,
+        joined_step, joined_steps = self._joined
+        since = follow_global_step(
+            self.global_step - joined_step,
+            partner_global_step - joined_step,
             self.manifest.outer.nominal_steps,
             self.own_steps - joined_steps,
-            self.manifest.run.total_steps - joined_clock,
+            self.manifest.run.total_steps - joined_step,
         )
-        self.set_clock(joined_clock + since)
+        self.set_global_step(joined_step + since)
 
     def journal(self, meeting_id: str) -> None:
         """Remember that a meeting counted, so that it never counts twice."""
@@ -155,20 +155,20 @@ class Replica:
 
     # ------------------------------------------------------------------ the state of other peers
 
-    def set_clock(self, clock_steps: int) -> None:
+    def set_global_step(self, global_step: int) -> None:
         """Set the clock to other peers' global step; the difference is credited to every fragment as steps that were not trained here."""
         for fragment in self.fragments:
-            fragment.miss(clock_steps - self.clock_steps)
-        self.clock_steps = clock_steps
+            fragment.miss(global_step - self.global_step)
+        self.global_step = global_step
 
-    def take_over(self, parts: Sequence[FragmentWeights], clock_steps: int) -> None:
+    def take_over(self, parts: Sequence[FragmentWeights], global_step: int) -> None:
         """Take over slow weights and momentum; the fast weights are the caller's to set. The optimizer and the warm-up begin anew."""
         for part in parts:
             part.fragment.replace(part.slow, part.momentum)
         self.inner.devices.forget()
-        self.clock_steps = clock_steps
+        self.global_step = global_step
         self._is_founder = False
-        self._joined = (clock_steps, self.own_steps)
+        self._joined = (global_step, self.own_steps)
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -191,7 +191,7 @@ class Replica:
     def state(self) -> dict[str, Any]:
         """Return the rest of a checkpoint, JSON-able. Open meetings are not part of it."""
         return {
-            "clock_steps": self.clock_steps,
+            "clock_steps": self.global_step,
             "own_steps": self.own_steps,
             "tokens": self.tokens,
             "joined": list(self._joined),
@@ -215,7 +215,7 @@ class Replica:
             if fragment.has_momentum:
                 fragment.momentum.copy_(tensors[f"momentum/{index}"])
         self.inner.devices.restore({name.removeprefix(INNER): value for name, value in tensors.items() if name.startswith(INNER)})
-        self.clock_steps, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
+        self.global_step, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
         self._joined = (state["joined"][0], state["joined"][1])
         self._is_founder = state["is_founder"]
         self.countdown.restore(state["countdown"])

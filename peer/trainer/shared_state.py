@@ -106,9 +106,9 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     taken over, so that we can meet them again. `before_taking` is called once before weights are replaced.
     """
     total_steps = replica.manifest.run.total_steps
-    clock_steps = total_steps if request.is_result else min(request.clock_steps, total_steps)
-    if replica.own_steps and clock_steps <= replica.clock_steps and not request.is_result:
-        reason = f"{clock_steps} steps are behind it, {replica.clock_steps} behind our own weights"
+    global_step = total_steps if request.is_result else min(request.global_step, total_steps)
+    if replica.own_steps and global_step <= replica.global_step and not request.is_result:
+        reason = f"{global_step} steps are behind it, {replica.global_step} behind our own weights"
         return messages.Adopted(request.name, False, reason)
     try:
         parts = read_state(mapped(Path(request.name)), replica.fragments)
@@ -118,11 +118,11 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     reason = try_on(parts, replica.parameters, lambda: judged_loss(replica), tolerance)
     if not reason:
         before_taking()
-        replica.take_over(parts, clock_steps)
+        replica.take_over(parts, global_step)
         return messages.Adopted(request.name, True, "")
     if request.is_result or not replica.own_steps:
         return messages.Adopted(request.name, False, reason)
-    replica.set_clock(clock_steps)
+    replica.set_global_step(global_step)
     return messages.Adopted(request.name, True, reason)
 
 

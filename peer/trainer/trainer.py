@@ -105,7 +105,7 @@ class Stopwatch:
         """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread."""
         passed_s = max(1e-9, self._now_s() - self._told_s)
         self._told_s = self._now_s()
-        so_far = replica.own_steps, replica.clock_steps, replica.tokens
+        so_far = replica.own_steps, replica.global_step, replica.tokens
         blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.inner.devices.cpu_s()
         training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s

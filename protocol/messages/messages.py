@@ -54,7 +54,7 @@ class Hello(Signed):
     fragment: int  # id
     codec: int  # wire id
     tokens: int  # trained since the sender's last outer step of this fragment
-    clock_steps: int  # the sender's global step
+    global_step: int  # the sender's global step
     sketch_bytes: int  # size of the sketch that the sender will send
     payload_bytes: int  # size of the payload that the sender will send
     phase: RunPhase  # training, or averaging after the last step
@@ -202,7 +202,7 @@ class Contents(Signed):
     kind: ContentsKind  # as requested
     total_bytes: int  # size of the whole contents
     sha256: bytes  # 32 bytes; SHA-256 of the requested part
-    clock_steps: int = 0  # for a state: the source's global step
+    global_step: int = 0  # for a state: the source's global step
     name: bytes = b""  # SHA-256 of a result's concatenated piece hashes, empty if there is none; or of all revocations; else empty
     signature: bytes = b""  # the source's, over `FetchRequest.asked` and the fields above
 

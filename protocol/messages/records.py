@@ -26,7 +26,7 @@ class MemberRecord(Signed):
     run_id: bytes  # 32 bytes
     peer_id: PeerId  # the announced peer, which signs
     addresses: tuple[str, ...]  # at most 4 multiaddrs
-    clock_steps: int  # the peer's global step at signing
+    global_step: int  # the peer's global step at signing
     finished: bool  # the peer has reached the end of the run and only averages
     sequence: int  # increases with each record of this peer
     expires_s: int  # Unix seconds

@@ -97,7 +97,7 @@ def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_
             raise BadMessage("a first Hello with a partner nonce")
     else:
         _check_answer(hello, own_hello)
-        check_clock(hello.clock_steps, own_hello.clock_steps, terms)
+        check_global_step(hello.global_step, own_hello.global_step, terms)
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
@@ -120,11 +120,11 @@ def check_record(record: MemberRecord, terms: RunTerms, now_s: float) -> None:
     check_member(record.peer_id, record.credential, terms, now_s)
 
 
-def check_clock(their_steps: int, own_steps: int, terms: RunTerms) -> None:
+def check_global_step(their_steps: int, own_steps: int, terms: RunTerms) -> None:
     """Raise Refused if two global steps are too far apart to average."""
     gap_steps = abs(their_steps - own_steps)
     if gap_steps > terms.max_clock_gap_steps:
-        raise Refused(RefusalCode.CLOCK_TOO_FAR, f"{gap_steps} steps apart; the limit is {terms.max_clock_gap_steps}")
+        raise Refused(RefusalCode.STEP_TOO_FAR, f"{gap_steps} steps apart; the limit is {terms.max_clock_gap_steps}")
 
 
 def check_phase(theirs: RunPhase, own: RunPhase) -> None:

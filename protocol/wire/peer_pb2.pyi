@@ -20,7 +20,7 @@ class RefusalCode(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REFUSAL_WRONG_VERSION: _ClassVar[RefusalCode]
     REFUSAL_NOT_INVITED: _ClassVar[RefusalCode]
     REFUSAL_WRONG_TERMS: _ClassVar[RefusalCode]
-    REFUSAL_CLOCK_TOO_FAR: _ClassVar[RefusalCode]
+    REFUSAL_STEP_TOO_FAR: _ClassVar[RefusalCode]
     REFUSAL_NOT_READY: _ClassVar[RefusalCode]
     REFUSAL_LEAVING: _ClassVar[RefusalCode]
     REFUSAL_BAD_MESSAGE: _ClassVar[RefusalCode]
@@ -65,7 +65,7 @@ REFUSAL_WRONG_RUN: RefusalCode
 REFUSAL_WRONG_VERSION: RefusalCode
 REFUSAL_NOT_INVITED: RefusalCode
 REFUSAL_WRONG_TERMS: RefusalCode
-REFUSAL_CLOCK_TOO_FAR: RefusalCode
+REFUSAL_STEP_TOO_FAR: RefusalCode
 REFUSAL_NOT_READY: RefusalCode
 REFUSAL_LEAVING: RefusalCode
 REFUSAL_BAD_MESSAGE: RefusalCode
@@ -139,7 +139,7 @@ class Credential(_message.Message):
     def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., bearer_signature: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "clock_steps", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -149,7 +149,7 @@ class Hello(_message.Message):
     FRAGMENT_FIELD_NUMBER: _ClassVar[int]
     CODEC_FIELD_NUMBER: _ClassVar[int]
     TOKENS_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     SKETCH_BYTES_FIELD_NUMBER: _ClassVar[int]
     PAYLOAD_BYTES_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
@@ -165,14 +165,14 @@ class Hello(_message.Message):
     fragment: int
     codec: int
     tokens: int
-    clock_steps: int
+    global_step: int
     sketch_bytes: int
     payload_bytes: int
     phase: Phase
     credential: Credential
     records: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., clock_steps: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "detail")
@@ -271,27 +271,27 @@ class FetchRequest(_message.Message):
     def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Contents(_message.Message):
-    __slots__ = ("kind", "total_bytes", "sha256", "clock_steps", "name", "signature")
+    __slots__ = ("kind", "total_bytes", "sha256", "global_step", "name", "signature")
     KIND_FIELD_NUMBER: _ClassVar[int]
     TOTAL_BYTES_FIELD_NUMBER: _ClassVar[int]
     SHA256_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     NAME_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     kind: ContentsKind
     total_bytes: int
     sha256: bytes
-    clock_steps: int
+    global_step: int
     name: bytes
     signature: bytes
-    def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., clock_steps: _Optional[int] = ..., name: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., global_step: _Optional[int] = ..., name: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("run_id", "peer_id", "addresses", "clock_steps", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature")
+    __slots__ = ("run_id", "peer_id", "addresses", "global_step", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
-    CLOCK_STEPS_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     FINISHED_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     EXPIRES_S_FIELD_NUMBER: _ClassVar[int]
@@ -303,7 +303,7 @@ class MemberRecord(_message.Message):
     run_id: bytes
     peer_id: bytes
     addresses: _containers.RepeatedScalarFieldContainer[str]
-    clock_steps: int
+    global_step: int
     finished: bool
     sequence: int
     expires_s: int
@@ -312,7 +312,7 @@ class MemberRecord(_message.Message):
     tokens: int
     release: int
     signature: bytes
-    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., clock_steps: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("run_id", "issuer", "subject", "bearer_seed", "not_after_s", "bootstraps", "signature")

@@ -152,7 +152,7 @@ def _one_kill(victims: list[Victim], draws: random.Random) -> float:
     wait_until(lambda: victim.decided() - decided, f"meeting after the death of a {what}", BACK_S)
     took_s = time.monotonic() - began_s
     for step in victim.steps[at_death:]:
-        assert step.step >= saved["own_steps"] and step.clock_steps >= saved["clock_steps"], f"behind its checkpoint: {what}"
+        assert step.step >= saved["own_steps"] and step.global_step >= saved["clock_steps"], f"behind its checkpoint: {what}"
     for other in others:
         wait_until(lambda other=other: other.hear() > going_on[other], "step of another", BACK_S)  # type: ignore[misc]
     for one in victims:

@@ -63,7 +63,7 @@ def exchange(sides: tuple[Side, Side], terms: Terms) -> tuple[messages.Opened, m
 
 def prepare(sides: tuple[Side, Side], terms: Terms, both: tuple[messages.Opened, messages.Opened]) -> None:
     replies = [
-        side.answer(messages.Prepare(terms.number, partner.tokens, partner.clock_steps, terms.seed, terms.phase))
+        side.answer(messages.Prepare(terms.number, partner.tokens, partner.global_step, terms.seed, terms.phase))
         for side, partner in zip(sides, reversed(both), strict=True)
     ]
     if all(isinstance(reply, messages.SketchReady) for reply in replies):

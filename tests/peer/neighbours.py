@@ -17,8 +17,8 @@ def somebody(number: int) -> Identity:
     return Identity(number.to_bytes(2, "little") * 16)
 
 
-def record(who: Identity, sequence: int = 1, *, clock_steps: int = 0, finished: bool = False, lifetime_s: int = 90) -> MemberRecord:
-    unsigned = MemberRecord(RUN_ID, who.peer_id, ("/ip4/192.0.2.7/tcp/4001",), clock_steps, finished, sequence, NOW_S + lifetime_s)
+def record(who: Identity, sequence: int = 1, *, global_step: int = 0, finished: bool = False, lifetime_s: int = 90) -> MemberRecord:
+    unsigned = MemberRecord(RUN_ID, who.peer_id, ("/ip4/192.0.2.7/tcp/4001",), global_step, finished, sequence, NOW_S + lifetime_s)
     return unsigned.signed(who)
 
 

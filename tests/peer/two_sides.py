@@ -87,7 +87,7 @@ class Trainer:
     name: bytes
     fragment: int
     tokens: int = 640
-    clock_steps: int = 100
+    global_step: int = 100
     phase: RunPhase = RunPhase.TRAIN
     failed_blocks: str = ""
     replies: dict[type, Reply] = field(default_factory=dict)
@@ -105,7 +105,7 @@ class Trainer:
             return self.replies[type(request)]
         match request:
             case Open(number):
-                return Opened(number, self.tokens, self.clock_steps, self.phase)
+                return Opened(number, self.tokens, self.global_step, self.phase)
             case Prepare(number) if TERMS.fragments[self.fragment].sketch_bytes:
                 return SketchReady(number, hashlib.sha256(self.payload(Part.SKETCH)).hexdigest())
             case Prepare(number) | Encode(number):

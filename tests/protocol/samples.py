@@ -44,7 +44,7 @@ RECORD = MemberRecord(
     run_id=RUN_ID,
     peer_id=ALICE.peer_id,
     addresses=("/ip4/203.0.113.5/tcp/4001",),
-    clock_steps=120,
+    global_step=120,
     finished=False,
     sequence=7,
     expires_s=NOW_S + 300,
@@ -71,7 +71,7 @@ UNSIGNED_HELLO = Hello(
     fragment=1,
     codec=2,
     tokens=25_600,
-    clock_steps=120,
+    global_step=120,
     sketch_bytes=64,
     payload_bytes=2000,
     phase=RunPhase.TRAIN,
@@ -85,7 +85,7 @@ FETCH = FetchRequest(
 
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,
-    "refusal": Refusal(RefusalCode.CLOCK_TOO_FAR, "300 steps apart"),
+    "refusal": Refusal(RefusalCode.STEP_TOO_FAR, "300 steps apart"),
     "chunk": Chunk(Part.PAYLOAD, 262144, b"some bytes"),
     "commitment": Commitment(MEETING_ID, DIGEST).signed(ALICE),
     "verdict": Verdict(MEETING_ID, b"\x05"),

@@ -52,7 +52,7 @@ def test_invalid_records_are_not_published() -> None:
         with pytest.raises(BadMessage):
             await a.announce(record(A, network, lifetime_s=10_000))
         with pytest.raises(BadSignature):
-            await a.announce(replace(record(A, network), clock_steps=5))
+            await a.announce(replace(record(A, network), global_step=5))
 
     run(main())
 

@@ -40,7 +40,7 @@ def hello_to(swarm: Swarm, partner: PeerId) -> Hello:
         fragment=0,
         codec=swarm.terms.codec_id,
         tokens=10,
-        clock_steps=0,
+        global_step=0,
         sketch_bytes=terms.sketch_bytes,
         payload_bytes=terms.payload_bytes,
         phase=RunPhase.TRAIN,

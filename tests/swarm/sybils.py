@@ -29,11 +29,11 @@ def credential_of(swarm: Swarm, holder: Identity, invite: int) -> Credential:
 
 
 class Sybils:
-    """So many keys of one invite's holder. `clock_steps` says what they declare, `state` what they give."""
+    """So many keys of one invite's holder. `global_step` says what they declare, `state` what they give."""
 
-    def __init__(self, swarm: Swarm, num_keys: int, clock_steps: Callable[[], int], state: Callable[[], bytes], invite: int = 1) -> None:
+    def __init__(self, swarm: Swarm, num_keys: int, global_step: Callable[[], int], state: Callable[[], bytes], invite: int = 1) -> None:
         self._swarm = swarm
-        self._clock_steps = clock_steps
+        self._global_step = global_step
         self._state = state
         self._keys = [Identity(hashlib.sha256(f"sybil {number}".encode()).digest()) for number in range(num_keys)]
         self._credentials = {key.peer_id: credential_of(swarm, key, invite) for key in self._keys}
@@ -57,7 +57,7 @@ class Sybils:
         expires_s = int(self._swarm.network.now_s()) + RECORD_S
         address = f"/ip4/203.0.113.{1 + self._keys.index(key)}/tcp/4001"
         record = MemberRecord(
-            self._swarm.terms.run_id, key.peer_id, (address,), self._clock_steps(), self.finished, self._sequence, expires_s,
+            self._swarm.terms.run_id, key.peer_id, (address,), self._global_step(), self.finished, self._sequence, expires_s,
             self._credentials[key.peer_id],
         )  # fmt: skip
         await peer.announce(record.signed(key))
@@ -67,7 +67,7 @@ class Sybils:
             with suppress(PeerGone):
                 if purpose is Purpose.MEET:
                     await stream.receive()
-                    await stream.send(Refusal(RefusalCode.CLOCK_TOO_FAR, "far ahead of you"))
+                    await stream.send(Refusal(RefusalCode.STEP_TOO_FAR, "far ahead of you"))
                     return
                 while True:
                     request = await stream.receive()
@@ -85,7 +85,7 @@ class Sybils:
         name = hashlib.sha256(whole).digest() if request.kind is ContentsKind.RESULT and whole else b""
         data = whole[request.offset : request.offset + request.num_bytes]
         total = self._swarm.terms.state_bytes
-        header = Contents(request.kind, total, hashlib.sha256(data).digest(), self._clock_steps(), name)
+        header = Contents(request.kind, total, hashlib.sha256(data).digest(), self._global_step(), name)
         await stream.send(header.signed(key, *request.asked))
         if data:
             self.bytes_given += len(data)

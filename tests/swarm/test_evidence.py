@@ -92,10 +92,10 @@ def begin(attack: Attack | None, swarm: Swarm, peers: list[Peer]) -> tuple[Sybil
     if attack is None:
         return None, None
 
-    def clock_steps() -> int:
+    def global_step() -> int:
         return min(TOTAL_STEPS, max(peer.clock for peer in peers) + attack.ahead_steps)
 
-    sybils = Sybils(swarm, attack.num_keys, clock_steps, lambda: attack.gives(peers), invite=int(attack.own_invite))
+    sybils = Sybils(swarm, attack.num_keys, global_step, lambda: attack.gives(peers), invite=int(attack.own_invite))
     if attack.finished:
         sybils.finished, sybils.result = True, attack.gives(peers)
     return sybils, asyncio.create_task(sybils.run())
@@ -108,7 +108,7 @@ def look(peers: list[Peer], met: list[int], sybils: Sybils | None) -> After:
         scatter(fragment.codec.fragment, mean[: fragment.slow.numel()], replicas[0].parameters)
         mean = mean[fragment.slow.numel() :]
     return After(
-        [replica.clock_steps for replica in replicas],
+        [replica.global_step for replica in replicas],
         [replica.own_steps for replica in replicas],
         held_out_loss(replicas[0].model, replicas[0].corpus, JUDGE_BATCHES),
         met,
@@ -136,8 +136,8 @@ def test_keys_of_one_invite_move_no_weights_no_clock_and_no_end(attack: Attack) 
     honest, attacked = undisturbed(), after(attack)
     assert attacked.num_clones == 0
     assert attacked.phases == {RunPhase.TRAIN}
-    for clock_steps, own_steps in zip(attacked.clocks, attacked.own_steps, strict=True):
-        assert clock_steps <= own_steps + INVITES.outer.nominal_steps, "a clock ran ahead"
+    for global_step, own_steps in zip(attacked.clocks, attacked.own_steps, strict=True):
+        assert global_step <= own_steps + INVITES.outer.nominal_steps, "a clock ran ahead"
     assert attacked.loss <= 1.03 * honest.loss, "two seeds differ by 1 %; over several of them: benchmarks/many_keys.py"
     assert min(attacked.meetings) >= 0.5 * min(honest.meetings), "they hardly meet any more"
     assert attacked.asked == 0, "declared clocks made somebody ask"

@@ -71,7 +71,7 @@ async def hangs_up(stream: Stream) -> None:
 
 async def refuses(stream: Stream) -> None:
     await stream.receive()
-    await stream.send(Refusal(RefusalCode.CLOCK_TOO_FAR, "\x1b[2J not printable"))
+    await stream.send(Refusal(RefusalCode.STEP_TOO_FAR, "\x1b[2J not printable"))
 
 
 TRICKS: list[tuple[Trick, bool]] = [
@@ -137,7 +137,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
             replace(good, run_id=b"r" * 32, signature=b"").signed(MALLORY),
             replace(good, payload_bytes=7, signature=b"").signed(MALLORY),
             replace(good, fragment=9, signature=b"").signed(MALLORY),
-            replace(good, clock_steps=10_000, signature=b"").signed(MALLORY),
+            replace(good, global_step=10_000, signature=b"").signed(MALLORY),
         ]
         transport = swarm.network.transport(MALLORY.peer_id, nobody)
         for message in bad if is_bad else strange:
@@ -176,7 +176,7 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
             stream = await transport.connect(a.peer_id, (), Purpose.MEET)
             terms = swarm.terms.fragments[fragment]
             hello = replace(hello_to(swarm, a.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes, signature=b"")
-            await stream.send(replace(hello, clock_steps=a.clock).signed(MALLORY))
+            await stream.send(replace(hello, global_step=a.clock).signed(MALLORY))
             answers.append(await stream.receive())
         assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
         swarm.start(1)
@@ -193,7 +193,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
         while True:
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes)
-            hello = replace(hello, sender=caller.peer_id, clock_steps=victim.clock, nonce=os.urandom(16), signature=b"")
+            hello = replace(hello, sender=caller.peer_id, global_step=victim.clock, nonce=os.urandom(16), signature=b"")
             await stream.send(hello.signed(caller))
             with contextlib.suppress(PeerGone):
                 while True:

@@ -31,7 +31,7 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
     """Have Mallory open a meeting in which it passes these records on, and hang up."""
     stream = await swarm.network.transport(MALLORY.peer_id, nobody).connect(listener.peer_id, (), Purpose.MEET)
     said = tuple(record.to_bytes() for record in records)
-    await stream.send(replace(hello_to(swarm, listener.peer_id), clock_steps=listener.clock, records=said, signature=b"").signed(MALLORY))
+    await stream.send(replace(hello_to(swarm, listener.peer_id), global_step=listener.clock, records=said, signature=b"").signed(MALLORY))
     assert isinstance(await stream.receive(), Hello)
     await stream.close()
     await asyncio.sleep(1.0)
@@ -73,6 +73,6 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
         await asyncio.sleep(25.0)  # with a directory lookup
         await swarm.until(lambda: a.outcomes()["completed"] >= 3)
-        assert len(a.book) == 1 and a.book.clock_of(b.peer_id) is not None
+        assert len(a.book) == 1 and a.book.global_step_of(b.peer_id) is not None
 
     play(swarm, story)

@@ -154,7 +154,7 @@ class Peer:
 
     @property
     def clock(self) -> int:
-        return self.trainer.replica.clock_steps
+        return self.trainer.replica.global_step
 
     @property
     def has_decided(self) -> bool:

@@ -44,4 +44,4 @@ def test_the_first_messages_of_an_old_release_decode() -> None:
     request.verify(request.sender)
     assert isinstance(contents, Contents) and contents.kind is ContentsKind.STATE
     contents.verify(request.receiver, *request.asked)
-    assert refusal == Refusal(RefusalCode.CLOCK_TOO_FAR, "300 steps apart")
+    assert refusal == Refusal(RefusalCode.STEP_TOO_FAR, "300 steps apart")

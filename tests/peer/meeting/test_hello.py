@@ -15,7 +15,7 @@ from gossamer.protocol.messages.terms import check_hello
 from tests.peer.two_sides import NOW_S, PLAIN, SEEDS, SKETCHED, TERMS, Table, membership
 
 A, B = (Identity(seed) for seed in SEEDS)
-OPENED = Opened(1, tokens=640, clock_steps=100, phase=RunPhase.TRAIN)
+OPENED = Opened(1, tokens=640, global_step=100, phase=RunPhase.TRAIN)
 
 
 def first(fragment: int = SKETCHED) -> Greeting:
@@ -30,9 +30,9 @@ def answering(hello: Hello, nonce: bytes = b"p" * 16) -> Greeting:
 def test_each_side_accepts_the_hello_of_the_other(fragment: int) -> None:
     hello = first(fragment).hello(OPENED)
     check_hello(hello, TERMS, B.peer_id, A.peer_id, NOW_S)
-    answer = answering(hello).hello(replace(OPENED, tokens=7, clock_steps=101))
+    answer = answering(hello).hello(replace(OPENED, tokens=7, global_step=101))
     first(fragment).check_answer(answer, hello)
-    assert (hello.tokens, hello.clock_steps, answer.tokens, answer.clock_steps) == (640, 100, 7, 101)
+    assert (hello.tokens, hello.global_step, answer.tokens, answer.global_step) == (640, 100, 7, 101)
     sizes = TERMS.fragments[fragment]
     for side in (hello, answer):
         assert (side.sketch_bytes, side.payload_bytes) == (sizes.sketch_bytes, sizes.payload_bytes)
@@ -55,11 +55,11 @@ def test_an_answer_that_echoes_our_nonce_or_is_forged_is_misbehaviour() -> None:
 
 def test_a_partner_whose_clock_is_too_far_is_refused() -> None:
     hello = first().hello(OPENED)
-    near, far = (replace(OPENED, clock_steps=100 + TERMS.max_clock_gap_steps + extra) for extra in (0, 1))
+    near, far = (replace(OPENED, global_step=100 + TERMS.max_clock_gap_steps + extra) for extra in (0, 1))
     first().check_answer(answering(hello).hello(near), hello)
     with pytest.raises(Refused) as caught:
         first().check_answer(answering(hello).hello(far), hello)
-    assert caught.value.code is RefusalCode.CLOCK_TOO_FAR
+    assert caught.value.code is RefusalCode.STEP_TOO_FAR
 
 
 def test_a_training_peer_refuses_the_last_averaging_and_a_finished_peer_still_trains() -> None:

@@ -35,11 +35,11 @@ def test_each_side_gets_exactly_the_bytes_of_the_other(fragment: int) -> None:
 
 
 def test_both_trainers_get_the_same_seed_and_the_partners_tokens() -> None:
-    trainers = Trainer(b"a", SKETCHED, tokens=100, clock_steps=7), Trainer(b"b", SKETCHED, tokens=300, clock_steps=9)
+    trainers = Trainer(b"a", SKETCHED, tokens=100, global_step=7), Trainer(b"b", SKETCHED, tokens=300, global_step=9)
     Table(SKETCHED, trainers=trainers).run()
     first, second = (next(request for request in t.asked if isinstance(request, Prepare)) for t in trainers)
     assert (first.partner_tokens, second.partner_tokens) == (300, 100)
-    assert (first.partner_clock_steps, second.partner_clock_steps) == (9, 7)
+    assert (first.partner_global_step, second.partner_global_step) == (9, 7)
     assert first.seed == second.seed and 0 <= first.seed < 2**63
 
 

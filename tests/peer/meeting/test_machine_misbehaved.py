@@ -75,10 +75,10 @@ def test_hello_of_another_phase_is_refused_without_blame() -> None:
 
 
 def test_clock_too_far_is_refused_without_blame() -> None:
-    trainers = Trainer(b"a", PLAIN, clock_steps=500), Trainer(b"b", PLAIN, clock_steps=100)
+    trainers = Trainer(b"a", PLAIN, global_step=500), Trainer(b"b", PLAIN, global_step=100)
     initiator, responder = Table(PLAIN, trainers=trainers).run()
     assert initiator.over is responder.over is MeetingOutcome.REFUSED
-    assert responder.finish is not None and responder.finish.refusal is RefusalCode.CLOCK_TOO_FAR
+    assert responder.finish is not None and responder.finish.refusal is RefusalCode.STEP_TOO_FAR
 
 
 def test_chunk_before_hello() -> None:

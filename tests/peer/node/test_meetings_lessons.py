@@ -42,7 +42,7 @@ def rest_s(book: AddressBook) -> float | None:
 
 def test_a_meeting_that_counts() -> None:
     book = after(MeetingOutcome.COMPLETED)
-    assert rest_s(book) == 0.0 and book.live(0.0)[0].clock_steps == 100 and book.live(0.0)[0].meetings == 1
+    assert rest_s(book) == 0.0 and book.live(0.0)[0].global_step == 100 and book.live(0.0)[0].meetings == 1
 
 
 @pytest.mark.parametrize("over", [MeetingOutcome.BUSY, MeetingOutcome.ABANDONED])
@@ -71,7 +71,7 @@ def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end()
         (greeted, {}, NOT_READY, False),
         (answered, {}, WRONG_PHASE, False),
         (greeted, {"phase": phase}, WRONG_PHASE, False),
-        (greeted, {"clock_steps": 10**9}, WRONG_PHASE, False),
+        (greeted, {"global_step": 10**9}, WRONG_PHASE, False),
     ):
         book, meeting = book_of(PARTNER), alone(state, PLAIN, initiates=state is greeted).meeting
         meeting.own_hello = meeting.own_hello and replace(meeting.own_hello, **ours)
@@ -85,7 +85,7 @@ def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end()
     ("over", "failures", "refusals"), [(MeetingOutcome.FAILED, 1, 0), (MeetingOutcome.GATED, 0, 1), (MeetingOutcome.REFUSED, 0, 1)]
 )
 def test_marks(over: MeetingOutcome, failures: int, refusals: int) -> None:
-    entry = after(over, RefusalCode.CLOCK_TOO_FAR if over is MeetingOutcome.REFUSED else None).live(0.0)[0]
+    entry = after(over, RefusalCode.STEP_TOO_FAR if over is MeetingOutcome.REFUSED else None).live(0.0)[0]
     assert (entry.failures, entry.refusals) == (failures, refusals)
 
 

@@ -45,7 +45,7 @@ def told(peer: Peer, kind: type[messages.Solo] | type[messages.Defer]) -> list[i
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:
     await stream.receive()
-    await stream.send(Refusal(RefusalCode.CLOCK_TOO_FAR))
+    await stream.send(Refusal(RefusalCode.STEP_TOO_FAR))
 
 
 def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_a_returning_peer_starts_from_the_groups_weights(mean: Watching) -> None
     population.replicas[3].inner_step = lambda: None  # type: ignore[method-assign] # to see what it starts from
     group.step(5, [0, 1, 2, 3])
     assert torch.equal(population.replicas[3].weights, slow)
-    assert population.replicas[3].clock_steps == 4
+    assert population.replicas[3].global_step == 4
 
 
 def test_a_peer_that_leaves_after_an_exchange_loses_nothing(mean: Watching) -> None:

@@ -24,7 +24,7 @@ class Hall:
     def is_free(self, peer: int, fragment: int) -> bool:
         return peer not in self.away and (peer, fragment) not in self.busy
 
-    def clock_gap(self, one: int, two: int) -> int:
+    def step_gap(self, one: int, two: int) -> int:
         return abs(self.clocks[one] - self.clocks[two])
 
     def begin(self, one: int, two: int, fragment: int) -> None:

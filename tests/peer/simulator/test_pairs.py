@@ -67,7 +67,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
     for outer, replica in zip(outers, real, strict=True):
         assert all(torch.equal(parameter, replica.parameters[name]) for name, parameter in outer.replica.parameters.items())
         assert tokens(outer) == [fragment.since.tokens for fragment in replica.fragments]
-        assert outer.replica.clock_steps == replica.clock_steps
+        assert outer.replica.global_step == replica.global_step
 
 
 def _train_real(replica: Replica, num_steps: int) -> None:
@@ -226,8 +226,8 @@ def test_equal_seeds_give_equal_swarms(matching: str) -> None:
 def test_speeds_decide_the_steps_but_not_the_tokens() -> None:
     population = trained(steps=10, speeds=(Fraction(4), Fraction(1)))
     assert [replica.own_steps for replica in population.replicas] == [16, 4, 16, 4]
-    assert all(replica.clock_steps >= replica.own_steps for replica in population.replicas)
-    assert population.replicas[1].clock_steps > 4  # it heard of the faster ones
+    assert all(replica.global_step >= replica.own_steps for replica in population.replicas)
+    assert population.replicas[1].global_step > 4  # it heard of the faster ones
 
 
 def test_swarms_that_meet_are_nearer_than_lone_peers() -> None:

@@ -91,7 +91,7 @@ def test_inner_steps_are_those_of_a_real_peer(tmp_path: Path) -> None:
         simulated.inner_step()
         real.inner_step()
     assert all(torch.equal(parameter, real.parameters[name]) for name, parameter in simulated.parameters.items())
-    assert (simulated.own_steps, simulated.clock_steps) == (real.own_steps, real.clock_steps)
+    assert (simulated.own_steps, simulated.global_step) == (real.own_steps, real.global_step)
 
 
 def test_no_gradient_is_kept_between_steps() -> None:
@@ -102,14 +102,14 @@ def test_no_gradient_is_kept_between_steps() -> None:
 
 def test_a_clock_follows_the_partners_within_bounds() -> None:
     replica = small_population(small_scenario(steps=60)).replicas[0]
-    replica.hear_clock(50)
-    assert replica.clock_steps == 0  # no step of its own yet
+    replica.hear_global_step(50)
+    assert replica.global_step == 0  # no step of its own yet
     for _ in range(3):
         replica.inner_step()
-    replica.hear_clock(50)
-    assert replica.clock_steps == 12
-    replica.hear_clock(5)
-    assert replica.clock_steps == 12
+    replica.hear_global_step(50)
+    assert replica.global_step == 12
+    replica.hear_global_step(5)
+    assert replica.global_step == 12
 
 
 def test_diverged_training_is_reported() -> None:

@@ -42,8 +42,8 @@ def book_of(peers: list[PeerId], now_s: float = 0.0) -> AddressBook:
     return book
 
 
-def record(identity: Identity, sequence: int = 1, clock_steps: int = 0, *, finished: bool = False) -> MemberRecord:
-    return MemberRecord(RUN_ID, identity.peer_id, (ADDRESS,), clock_steps, finished, sequence, NOW_S + 90).signed(identity)
+def record(identity: Identity, sequence: int = 1, global_step: int = 0, *, finished: bool = False) -> MemberRecord:
+    return MemberRecord(RUN_ID, identity.peer_id, (ADDRESS,), global_step, finished, sequence, NOW_S + 90).signed(identity)
 
 
 def back_off_s(book: AddressBook, now_s: float) -> float:
@@ -142,10 +142,10 @@ def test_only_a_newer_record_replaces_an_older_one() -> None:
     for sequence in (4, 5):
         book.learn(record(identity, sequence, 99, finished=True), 1.0)
     (entry,) = book.live(1.0)
-    assert (entry.clock_steps, entry.finished, entry.seen_s) == (50, False, 0.0)
+    assert (entry.global_step, entry.finished, entry.seen_s) == (50, False, 0.0)
     book.failed(identity.peer_id, 1.0)
     book.learn(record(identity, 6, 60, finished=True), 1.0 + SILENCE_S)
-    assert (entry.clock_steps, entry.finished, entry.failures) == (60, True, 0)
+    assert (entry.global_step, entry.finished, entry.failures) == (60, True, 0)
 
 
 def test_the_book_is_bounded_and_replaces_strangers_first() -> None:

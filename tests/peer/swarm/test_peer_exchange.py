@@ -42,7 +42,7 @@ def later(**changes: object) -> MemberRecord:
 def test_a_valid_record_is_accepted_from_any_peer() -> None:
     for tell in (lambda peer_exchange: peer_exchange.take(RECORD), lambda peer_exchange: peer_exchange.take_all([RECORD.to_bytes()])):
         (entry,) = live_after(tell)
-        assert (entry.peer_id, entry.clock_steps, entry.record) == (ALICE.peer_id, RECORD.clock_steps, RECORD)
+        assert (entry.peer_id, entry.global_step, entry.record) == (ALICE.peer_id, RECORD.global_step, RECORD)
         assert entry.addresses == RECORD.addresses
 
 

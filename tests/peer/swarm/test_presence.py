@@ -40,7 +40,7 @@ class Peer:
         self.task = asyncio.create_task(self.presence.run())
 
     def clocks(self) -> list[int]:
-        return [entry.clock_steps for entry in self.book.live(asyncio.get_running_loop().time())]
+        return [entry.global_step for entry in self.book.live(asyncio.get_running_loop().time())]
 
     def stop(self) -> None:
         self.task.cancel()
@@ -89,7 +89,7 @@ def test_progress_is_announced_regularly_and_the_end_of_the_schedule_at_once() -
         b.lifecycle.update(80, RunPhase.FINISH, True)
         await asyncio.sleep(1.0)
         (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
-        assert record.finished and record.clock_steps == 80
+        assert record.finished and record.global_step == 80
 
     play(story)
 

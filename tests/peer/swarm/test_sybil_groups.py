@@ -22,46 +22,46 @@ INVITES = [Identity(bytes([60 + number]) * 32) for number in range(3)]
 def groups_of(clocks: Sequence[int]) -> SybilGroups:
     """Strangers of an open run with these clocks."""
     book = AddressBook(ME.peer_id)
-    for number, clock_steps in enumerate(clocks, 1):
-        learn(book, somebody(number), clock_steps)
+    for number, global_step in enumerate(clocks, 1):
+        learn(book, somebody(number), global_step)
     book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # a peer without a known step
     return SybilGroups(book, OPEN)
 
 
-def learn(book: AddressBook, who: Identity, clock_steps: int, *, invite: int | None = None, place: int = 1, finished: bool = False) -> None:
+def learn(book: AddressBook, who: Identity, global_step: int, *, invite: int | None = None, place: int = 1, finished: bool = False) -> None:
     credential = None
     if invite is not None:
         bearer = INVITES[invite]
         issued = Credential(ISSUER.peer_id, None, bearer.peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
         credential = issued.bound(bearer, RUN_ID, who.peer_id)
     address = f"/ip4/20.{place}.0.{1 + who.peer_id.raw[-1] % 200}/tcp/4001"
-    book.learn(MemberRecord(RUN_ID, who.peer_id, (address,), clock_steps, finished, 1, NOW_S + 90, credential).signed(who), 0.0)
+    book.learn(MemberRecord(RUN_ID, who.peer_id, (address,), global_step, finished, 1, NOW_S + 90, credential).signed(who), 0.0)
 
 
-def add_identities(book: AddressBook, num: int, clock_steps: int, invite: int) -> None:
+def add_identities(book: AddressBook, num: int, global_step: int, invite: int) -> None:
     """Add identities with one invite, each with a network of its own."""
     for number in range(num):
-        learn(book, somebody(500 + number), clock_steps, invite=invite, place=100 + number % 100, finished=True)
+        learn(book, somebody(500 + number), global_step, invite=invite, place=100 + number % 100, finished=True)
 
 
 @pytest.mark.parametrize(
     ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
 )
 def test_at_most_half_of_the_peers_are_behind_the_typical_clock(clocks: list[int], typical: int) -> None:
-    assert groups_of(clocks).typical_clock(0.0, 1000) == typical
+    assert groups_of(clocks).typical_global_step(0.0, 1000) == typical
 
 
 def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
     for lie in (1, 900, 10**9):
-        assert groups_of([102, lie]).typical_clock(0.0, 1000, 100) in (100, 102)
-    assert groups_of([900]).typical_clock(0.0, 1000, 100) == 100, "one against one"
-    assert groups_of([900, 0, 0, 0]).typical_clock(0.0, 1000, 0) == 0, "where all are at the start"
-    assert groups_of([100, 102, 104, 2**40]).typical_clock(0.0, 2**41) == 102
+        assert groups_of([102, lie]).typical_global_step(0.0, 1000, 100) in (100, 102)
+    assert groups_of([900]).typical_global_step(0.0, 1000, 100) == 100, "one against one"
+    assert groups_of([900, 0, 0, 0]).typical_global_step(0.0, 1000, 0) == 0, "where all are at the start"
+    assert groups_of([100, 102, 104, 2**40]).typical_global_step(0.0, 2**41) == 102
 
 
 def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
     for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
-        assert groups_of(clocks).half_say(0.0, lambda entry: entry.clock_steps > 0) == has_begun
+        assert groups_of(clocks).half_say(0.0, lambda entry: entry.global_step > 0) == has_begun
 
 
 @pytest.mark.parametrize("num_identities", [1, 6, 100])
@@ -71,9 +71,9 @@ def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: i
     learn(book, somebody(1), 102, invite=0, place=2)
     add_identities(book, num_identities, 900, invite=1)
     groups = SybilGroups(book, TERMS)
-    assert groups.typical_clock(0.0, 1000, 100) == 100
+    assert groups.typical_global_step(0.0, 1000, 100) == 100
     assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
-    assert not groups.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.clock_steps == 900], 3)
+    assert not groups.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
 
 
 def test_if_all_peers_have_one_invite_the_partners_among_them_count() -> None:
@@ -82,10 +82,10 @@ def test_if_all_peers_have_one_invite_the_partners_among_them_count() -> None:
         learn(book, somebody(number), 100 + number, invite=0)
     add_identities(book, 100, 900, invite=0)
     groups = SybilGroups(book, TERMS)
-    assert groups.typical_clock(0.0, 1000, 100) == 900, "all are strangers"
+    assert groups.typical_global_step(0.0, 1000, 100) == 900, "all are strangers"
     for number in (1, 2, 3):
         book.met(somebody(number).peer_id, 0.0, 100 + number)
-    assert groups.typical_clock(0.0, 1000, 100) == 101
+    assert groups.typical_global_step(0.0, 1000, 100) == 101
     assert len(groups.voters(0.0)) == 3
     assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
 
@@ -97,7 +97,7 @@ def test_invites_used_in_one_network_are_one_group() -> None:
     learn(book, ISSUER, 100)
     groups = SybilGroups(book, TERMS)
     assert [len(group) for group in groups.group(book.live(0.0))] == [3, 1]
-    assert groups.typical_clock(0.0, 1000, 90) == 100
+    assert groups.typical_global_step(0.0, 1000, 90) == 100
 
 
 def test_in_an_open_run_strangers_are_one_group_whatever_networks_they_claim() -> None:
@@ -107,4 +107,4 @@ def test_in_an_open_run_strangers_are_one_group_whatever_networks_they_claim() -
     for number, place in ((20, 21), (30, 31)):
         learn(book, somebody(number), 100, place=place)
         book.met(somebody(number).peer_id, 0.0, 100)
-    assert SybilGroups(book, OPEN).typical_clock(0.0, 1000, 90) == 100
+    assert SybilGroups(book, OPEN).typical_global_step(0.0, 1000, 90) == 100

@@ -65,7 +65,7 @@ def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> N
     async def story(swarm: Swarm) -> None:
         donor = await still(swarm)
         data, header = await whole(asker(swarm), donor, swarm.terms.state_bytes, 7000)
-        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.clock_steps == donor.clock
+        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.global_step == donor.clock
         assert data.startswith(donor.slow.bfloat16().view(torch.int16).numpy().tobytes())
         assert not list(donor.payloads.path("x").parent.glob("clone-*"))
 
@@ -76,7 +76,7 @@ def test_a_clock_alone_costs_the_donor_no_copy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         donor = await still(swarm)
         header = await header_of(asker(swarm), donor.peer_id, ContentsKind.STATE)
-        assert (header.clock_steps, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
+        assert (header.global_step, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
         assert not num_copies(donor)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -120,10 +120,10 @@ def test_a_copy_is_renewed_while_it_is_asked_for_and_let_go_afterwards(tmp_path:
         donor.trainer.frozen = False
         await asyncio.sleep(2.0)  # 8 steps: too few for a copy in memory to be renewed before it is given
         _, header = await whole(asker(swarm), donor, 100, 100)
-        assert num_copies(donor) == 3 and header.clock_steps > kept.clock_steps, "its memory is not free again"
+        assert num_copies(donor) == 3 and header.global_step > kept.global_step, "its memory is not free again"
         await asyncio.sleep(20.0)  # 80 steps: an old copy would be behind before it is there
         _, header = await whole(asker(swarm, 1), donor, 100, 100)
-        assert header.clock_steps > donor.clock - 10
+        assert header.global_step > donor.clock - 10
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

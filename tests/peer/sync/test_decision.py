@@ -34,12 +34,12 @@ TO_BEGIN = [
     ("one whose run has begun without it asks", {"has_start": True, "is_founder": True, "others_have_begun": True}, Act.ASK_CLOCKS),
     ("a founder without the initial weights asks", {"is_founder": True}, Act.ASK_CLOCKS),
     ("any other peer asks", {"has_start": True}, Act.ASK_CLOCKS),
-    ("and starts while the others have hardly begun", {"has_start": True, "are_clocks_fresh": True, "others_steps": 6}, Start()),
-    ("later it takes a state", {"has_start": True, "are_clocks_fresh": True, "others_steps": 7}, fetch(0, 67)),
-    ("without the initial weights it always does", {"are_clocks_fresh": True, "others_steps": 1}, fetch(0, 61)),
-    ("so does a founder that comes back", {"is_founder": True, "are_clocks_fresh": True, "others_steps": 500}, fetch(440, 560)),
-    ("no state is further than the run", {"are_clocks_fresh": True, "others_steps": 990}, fetch(930, 1000)),
-    ("any state will do where no global step is known", {"are_clocks_fresh": True}, fetch(0, 1000)),
+    ("and starts while the others have hardly begun", {"has_start": True, "are_steps_fresh": True, "others_steps": 6}, Start()),
+    ("later it takes a state", {"has_start": True, "are_steps_fresh": True, "others_steps": 7}, fetch(0, 67)),
+    ("without the initial weights it always does", {"are_steps_fresh": True, "others_steps": 1}, fetch(0, 61)),
+    ("so does a founder that comes back", {"is_founder": True, "are_steps_fresh": True, "others_steps": 500}, fetch(440, 560)),
+    ("no state is further than the run", {"are_steps_fresh": True, "others_steps": 990}, fetch(930, 1000)),
+    ("any state will do where no global step is known", {"are_steps_fresh": True}, fetch(0, 1000)),
 ]  # fmt: skip
 
 
@@ -48,7 +48,7 @@ def test_how_a_peer_begins(known: dict[str, object], decision: Decision) -> None
     assert decide(replace(BEGINNING, **known)) == decision  # type: ignore[arg-type]
 
 
-FRESH = {"are_clocks_fresh": True}
+FRESH = {"are_steps_fresh": True}
 TO_STAY = [
     ("in step: train on", IN_STEP, {}, None),
     ("behind by what partners may be apart: train on", IN_STEP, {"typical_steps": 360, "others_steps": 360}, None),

@@ -18,7 +18,7 @@ from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play, started
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
-TOO_FAR = Finish(MeetingOutcome.REFUSED, "too far", RefusalCode.CLOCK_TOO_FAR)
+TOO_FAR = Finish(MeetingOutcome.REFUSED, "too far", RefusalCode.STEP_TOO_FAR)
 GATE = Finish(MeetingOutcome.REFUSED, "gate", RefusalCode.GATE)
 
 
@@ -76,11 +76,11 @@ def somebody(number: int) -> PeerId:
     return Identity(number.to_bytes(2, "little") * 16).peer_id
 
 
-def know(peer: Peer, num_others: int, clock_steps: int) -> list[PeerId]:
+def know(peer: Peer, num_others: int, global_step: int) -> list[PeerId]:
     """Have a peer know so many others, all at this clock."""
     others = [somebody(number) for number in range(100, 100 + num_others)]
     for other in others:
-        peer.book.saw(other, asyncio.get_running_loop().time(), clock_steps)
+        peer.book.saw(other, asyncio.get_running_loop().time(), global_step)
     return others
 
 
@@ -101,8 +101,8 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
         assert wanted(sync.view()) is None
         tell(sync, others, TOO_FAR, OUTCAST - 1)
         target = wanted(sync.view())
-        assert target is not None and peer.clock < target.earliest_clock_steps <= 1000, "only a donor that is further than we are"
-        assert target.latest_clock_steps == 1000 + 60
+        assert target is not None and peer.clock < target.earliest_step <= 1000, "only a donor that is further than we are"
+        assert target.latest_step == 1000 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -170,6 +170,6 @@ def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path
         sync, others = peer.node.state_sync, know(peer, 4, 40)
         tell(sync, others, GATE)
         target = wanted(sync.view())
-        assert target is not None and target.earliest_clock_steps == peer.lifecycle.clock_steps + 1 and target.latest_clock_steps == 40 + 60
+        assert target is not None and target.earliest_step == peer.lifecycle.global_step + 1 and target.latest_step == 40 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -79,7 +79,7 @@ def test_a_donor_of_the_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
         assert peer.trainer.started and peer.clock == elder.clock and torch.allclose(peer.slow, elder.slow, atol=0.01)
         (cloned,) = peer.clones
-        assert (cloned.donors, cloned.clock_steps, cloned.num_bytes) == ((str(elder.peer_id),), elder.clock, swarm.terms.state_bytes)
+        assert (cloned.donors, cloned.global_step, cloned.num_bytes) == ((str(elder.peer_id),), elder.clock, swarm.terms.state_bytes)
         assert cloned.seconds > 0.0 and cloned.fetched_bytes == cloned.num_bytes
         assert not list(swarm.folder.glob("joining*"))
 
@@ -96,7 +96,7 @@ def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps
         before = peer.hash
         bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
         answers = await joining.ask_everybody(wanted(swarm, *bounds))
-        assert peer.book.get(elder.peer_id).clock_steps == elder.clock, "its answer is later news than its record"
+        assert peer.book.get(elder.peer_id).global_step == elder.clock, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
         assert not peer.clones
         assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
@@ -112,10 +112,10 @@ def test_one_that_has_not_begun_keeps_a_refused_joiner_waiting(tmp_path: Path, o
         _, joining = await newcomer(swarm, MALLORY, *waiting)
         if not others_wait:
             with pytest.raises(RunRefusesUs):
-                await joining.hear_clocks()
+                await joining.hear_global_steps()
             return
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(joining.hear_clocks(), 100.0)
+            await asyncio.wait_for(joining.hear_global_steps(), 100.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -48,8 +48,8 @@ class ToyReplica(Replica):
 
     steps: list[tuple[int, int]]
 
-    def count_outer_step(self, fragment: int, partner_clock_steps: int) -> None:
-        self.steps.append((fragment, partner_clock_steps))
+    def count_outer_step(self, fragment: int, partner_global_step: int) -> None:
+        self.steps.append((fragment, partner_global_step))
 
 
 class Peer:

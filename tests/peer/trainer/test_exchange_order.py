@@ -144,7 +144,7 @@ def test_a_full_folder_costs_the_meeting_only(tmp_path: Path) -> None:
 
 def test_the_partners_clock_is_passed_on(tmp_path: Path) -> None:
     peers = pair(tmp_path)
-    peers[1].replica.clock_steps = 77
+    peers[1].replica.global_step = 77
     meet(sides(peers), Terms())
     assert peers[0].steps == [(0, 77)]
     assert peers[1].steps == [(0, 0)]

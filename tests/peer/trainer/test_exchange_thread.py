@@ -300,7 +300,7 @@ def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_mo
 def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it_there(trainer: Trainer, tmp_path: Path) -> None:
     replica, total_steps = trainer.replica, trainer.replica.manifest.run.total_steps
     partner = small_replica(tmp_path, replica.manifest, b"you")
-    replica.clock_steps, replica.own_steps, partner.clock_steps = total_steps - 1, total_steps - 1, total_steps
+    replica.global_step, replica.own_steps, partner.global_step = total_steps - 1, total_steps - 1, total_steps
     for one in (replica, partner):
         one.count(100)
     exchange((replica_side(replica, trainer.runtime / "payloads"), replica_side(partner, tmp_path)), Terms())
@@ -309,10 +309,10 @@ def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it
     def decide() -> None:
         trainer.ask(messages.Apply(1, NAME, ""))
         assert trainer.reply() == messages.Applied(1)
-        assert replica.clock_steps == total_steps
+        assert replica.global_step == total_steps
 
     trainer.step(decide)
-    assert replica.clock_steps == total_steps and replica.phase is RunPhase.FINISH
+    assert replica.global_step == total_steps and replica.phase is RunPhase.FINISH
 
 
 def test_an_impossible_apply_is_answered_at_the_boundary(trainer: Trainer, tmp_path: Path) -> None:

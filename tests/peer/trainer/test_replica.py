@@ -9,7 +9,7 @@ import torch
 from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import messages
 from gossamer.peer.machine.events import SoloStep
-from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
+from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
 from gossamer.peer.trainer.replica import Replica, step_seed
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
@@ -45,7 +45,7 @@ def test_a_step_learns_and_counts(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     losses = [replica.inner_step() for _ in range(40)]
     assert sum(step.loss for step in losses[-5:]) < sum(step.loss for step in losses[:5]) - 1.0
-    assert (replica.own_steps, replica.clock_steps, replica.tokens) == (40, 40, 40 * STEP_TOKENS)
+    assert (replica.own_steps, replica.global_step, replica.tokens) == (40, 40, 40 * STEP_TOKENS)
     assert [fragment.since.tokens for fragment in replica.fragments] == [40 * STEP_TOKENS] * len(replica.fragments)
     assert losses[0].learning_rate == learning_rate(0, 0, inner_settings(MANIFEST))
     assert all(step.num_tokens == STEP_TOKENS for step in losses)
@@ -64,7 +64,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
     with torch.no_grad():
         weight[0, 0] = good
     replica.skip_batch()
-    assert (replica.own_steps, replica.clock_steps) == (4, 3)
+    assert (replica.own_steps, replica.global_step) == (4, 3)
     assert math.isfinite(replica.inner_step().loss)
 
 
@@ -112,10 +112,10 @@ def test_the_clock_follows_one_that_is_far_ahead(tmp_path: Path) -> None:
     train(ahead, 18)
     train(behind, 5)
     meet(sides, Terms())
-    assert (ahead.clock_steps, behind.clock_steps) == (18, 18 - SLACK)
+    assert (ahead.global_step, behind.global_step) == (18, 18 - SLACK)
     assert behind.own_steps == 5
     train(behind, 1)
-    assert behind.clock_steps == 19 - SLACK
+    assert behind.global_step == 19 - SLACK
 
 
 def test_equal_peers_run_at_their_own_steps(tmp_path: Path) -> None:
@@ -125,28 +125,28 @@ def test_equal_peers_run_at_their_own_steps(tmp_path: Path) -> None:
         train(one, steps)
         train(other, others_steps)
         meet(sides, Terms(number=number, name=f"{number:032x}"))
-    assert (one.clock_steps, other.clock_steps) == (one.own_steps, other.own_steps)
+    assert (one.global_step, other.global_step) == (one.own_steps, other.own_steps)
 
 
 def test_the_clock_never_runs_faster_than_a_factor_over_own_steps(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 3)
     meet_a_clock(tmp_path, replica, 50)
-    assert replica.clock_steps == CLOCK_FACTOR * 3
+    assert replica.global_step == STEP_FACTOR * 3
     train(replica, 2)
     meet_a_clock(tmp_path, replica, 10**12, number=2)
-    assert replica.clock_steps == CLOCK_FACTOR * 5
+    assert replica.global_step == STEP_FACTOR * 5
     train(replica, 20)
     meet_a_clock(tmp_path, replica, 10**12, number=3)
-    assert replica.clock_steps == MANIFEST.run.total_steps
+    assert replica.global_step == MANIFEST.run.total_steps
     assert replica.phase is RunPhase.FINISH
 
 
-def meet_a_clock(tmp_path: Path, replica: Replica, clock_steps: int, number: int = 1) -> None:
-    """Meet a partner that is at the same weights and says that its clock stands at `clock_steps`."""
+def meet_a_clock(tmp_path: Path, replica: Replica, global_step: int, number: int = 1) -> None:
+    """Meet a partner that is at the same weights and says that its clock stands at `global_step`."""
     partner = small_replica(tmp_path / "partner", MANIFEST)
     partner.restore(replica.tensors(), replica.state())
-    partner.clock_steps = clock_steps
+    partner.global_step = global_step
     meet((replica_side(replica, tmp_path), replica_side(partner, tmp_path / "partner")), Terms(number=number, name=f"{number:032x}"))
 
 
@@ -154,7 +154,7 @@ def test_a_solo_step_leaves_the_clock(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 3)
     replica.handle(messages.Solo(make_due(replica)))
-    assert replica.clock_steps == 3
+    assert replica.global_step == 3
 
 
 # --------------------------------------------------------------------------- due, solo, defer

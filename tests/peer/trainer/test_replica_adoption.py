@@ -11,7 +11,7 @@ import torch
 from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.model.plan import CLOCK_FACTOR, inner_settings
+from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
 from gossamer.peer.trainer import shared_state
 from gossamer.peer.trainer.exchange import LATE_SHARE
 from gossamer.peer.trainer.replica import Replica
@@ -41,7 +41,7 @@ def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
     fast = torch.cat([parameter.detach().flatten() for parameter in joiner.parameters.values()])
     slow = sum(float(fragment.slow.double().sum()) for fragment in joiner.fragments)
     assert float(fast.double().sum()) == pytest.approx(slow, rel=1e-9)
-    assert (joiner.clock_steps, joiner.own_steps) == (11, 0)
+    assert (joiner.global_step, joiner.own_steps) == (11, 0)
 
 
 def test_a_state_of_fewer_steps_is_not_taken_over(tmp_path: Path) -> None:
@@ -49,8 +49,8 @@ def test_a_state_of_fewer_steps_is_not_taken_over(tmp_path: Path) -> None:
     train(donor, 9)
     train(joiner, 3)
     before = fingerprint(joiner)
-    for clock_steps in (2, 3):
-        reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), clock_steps))
+    for global_step in (2, 3):
+        reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), global_step))
         assert isinstance(reply, messages.Adopted) and not reply.accepted and reply.is_sound and "steps" in reply.reason
     assert fingerprint(joiner) == before
 
@@ -64,15 +64,15 @@ def test_who_predicts_better_keeps_its_weights_and_takes_over_the_clock(tmp_path
     reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 40))
     assert isinstance(reply, messages.Adopted) and reply.accepted and "2.5000" in reply.reason
     assert all(fragment.slow is slow for fragment, slow in zip(joiner.fragments, before, strict=True))
-    assert (joiner.clock_steps, joiner.own_steps) == (40, 3)
+    assert (joiner.global_step, joiner.own_steps) == (40, 3)
 
 
 def test_a_clock_is_set_back_and_never_forward(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     train(replica, 9)
-    for asked, clock_steps in ((4, 4), (20, 4)):
+    for asked, global_step in ((4, 4), (20, 4)):
         replica.handle(messages.StepBack(asked))
-        assert replica.clock_steps == clock_steps
+        assert replica.global_step == global_step
 
 
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
@@ -93,13 +93,13 @@ def test_a_joiners_clock_is_bounded_from_where_it_joined(tmp_path: Path) -> None
     joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 20))
     train(joiner, 1)
     meet_a_clock(tmp_path / "j", joiner, 50)
-    assert joiner.clock_steps == 20 + CLOCK_FACTOR
+    assert joiner.global_step == 20 + STEP_FACTOR
 
 
 def test_a_donor_cannot_push_the_clock_beyond_the_end(tmp_path: Path) -> None:
     (donor, joiner), _ = pair(tmp_path)
     joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 10**15))
-    assert joiner.clock_steps == MANIFEST.run.total_steps
+    assert joiner.global_step == MANIFEST.run.total_steps
 
 
 def test_adopting_drops_open_meetings(tmp_path: Path) -> None:

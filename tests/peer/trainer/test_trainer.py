@@ -114,7 +114,7 @@ def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None
             assert not running.replica.own_steps
             assert await one.end.request(messages.Adopt(good, 40)) == messages.Adopted(good, True, "")
             await eventually(lambda: running.replica.own_steps, "first step")
-            assert running.replica.clock_steps > 40
+            assert running.replica.global_step > 40
             assert running.supervision.states() == [("ready", ""), ("training", "")]
             (saved,) = running.events(CheckpointSaved)
             assert saved.step == 0

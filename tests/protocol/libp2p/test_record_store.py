@@ -51,7 +51,7 @@ def bad_offers() -> Iterator[tuple[str, bytes]]:
     yield "garbage", b"garbage"
     yield "nothing", b""
     yield "signed by another", replace(good, signature=record(BOB).signature).to_bytes()
-    yield "changed after signing", replace(good, clock_steps=99).to_bytes()
+    yield "changed after signing", replace(good, global_step=99).to_bytes()
     yield "another run", replace(good, run_id=OTHER_RUN_ID, signature=b"").signed(ALICE).to_bytes()
     yield "a year long", record(ALICE, lifetime_s=365 * 24 * 3600).to_bytes()
     yield "expired", record(ALICE, lifetime_s=-1).to_bytes()

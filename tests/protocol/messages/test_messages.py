@@ -32,7 +32,7 @@ WRONG: list[tuple[str, str, Any]] = [
     ("hello", "fragment", limits.FRAGMENTS + 1),
     ("hello", "codec", -1),
     ("hello", "tokens", limits.TOKENS + 1),
-    ("hello", "clock_steps", limits.STEPS + 1),
+    ("hello", "global_step", limits.STEPS + 1),
     ("hello", "sketch_bytes", -1),
     ("hello", "payload_bytes", limits.TRANSFER_BYTES + 1),
     ("hello", "records", (b"a", b"b", b"c", b"d")),
@@ -63,7 +63,7 @@ WRONG: list[tuple[str, str, Any]] = [
     ("fetch_request", "signature", b"s"),
     ("contents", "total_bytes", -1),
     ("contents", "sha256", b"d"),
-    ("contents", "clock_steps", limits.STEPS + 1),
+    ("contents", "global_step", limits.STEPS + 1),
     ("contents", "signature", b"s"),
 ]
 
@@ -98,7 +98,7 @@ HELLO_CHANGES: dict[str, Any] = {
     "fragment": 0,
     "codec": 3,
     "tokens": 1,
-    "clock_steps": 121,
+    "global_step": 121,
     "sketch_bytes": 65,
     "payload_bytes": 2001,
     "phase": RunPhase.FINISH,
@@ -205,7 +205,7 @@ def test_a_request_signature_covers_every_field() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"kind": ContentsKind.MANIFEST}, {"total_bytes": 1}, {"sha256": bytes(32)}, {"clock_steps": 9}, {"name": bytes(32)}], ids=str
+    "change", [{"kind": ContentsKind.MANIFEST}, {"total_bytes": 1}, {"sha256": bytes(32)}, {"global_step": 9}, {"name": bytes(32)}], ids=str
 )
 def test_a_header_signature_covers_every_field(change: dict[str, Any]) -> None:
     contents().verify(BOB.peer_id, *FETCH.asked)

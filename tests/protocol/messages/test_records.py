@@ -29,7 +29,7 @@ CHANGES: dict[str, Any] = {
     "run_id": OTHER_RUN_ID,
     "peer_id": BOB.peer_id,
     "addresses": (PLAIN, "/ip4/203.0.113.6/tcp/4001"),
-    "clock_steps": 121,
+    "global_step": 121,
     "finished": True,
     "sequence": 8,
     "expires_s": RECORD.expires_s - 1,
@@ -67,7 +67,7 @@ def test_a_record_is_valid_only_for_its_run_and_time() -> None:
         ("addresses", (PLAIN,) * 5),
         ("addresses", ("nonsense",)),
         ("addresses", (f"{PLAIN}/p2p/{BOB.peer_id}",)),
-        ("clock_steps", -1),
+        ("global_step", -1),
         ("sequence", limits.STEPS + 1),
         ("expires_s", limits.UNIX_SECONDS + 1),
         ("signature", b"s"),
@@ -88,7 +88,7 @@ def test_only_a_later_record_of_the_same_peer_supersedes() -> None:
 
 
 def test_the_gist_covers_the_relevant_fields_and_is_stable() -> None:
-    later = replace(RECORD, clock_steps=121, sequence=8, expires_s=RECORD.expires_s + 20, tokens=9, signature=b"").signed(ALICE)
+    later = replace(RECORD, global_step=121, sequence=8, expires_s=RECORD.expires_s + 20, tokens=9, signature=b"").signed(ALICE)
     assert later.gist == RECORD.gist == hashlib.sha256(f"{ALICE.peer_id}\n0\n0\n/ip4/203.0.113.5/tcp/4001".encode()).digest()[:8]
     news = ({"finished": True}, {"paused": True}, {"addresses": ()}, {"peer_id": BOB.peer_id})
     assert len({RECORD.gist, *(replace(RECORD, **one).gist for one in news)}) == 5  # type: ignore[arg-type]

@@ -14,8 +14,8 @@ from gossamer.protocol.messages.terms import (
     FragmentTerms,
     ModelPlan,
     RunTerms,
-    check_clock,
     check_fetch,
+    check_global_step,
     check_hello,
     check_member,
     check_phase,
@@ -50,7 +50,7 @@ ANSWER = replace(
     receiver=ALICE.peer_id,
     nonce=PARTNER_NONCE,
     partner_nonce=NONCE,
-    clock_steps=130,
+    global_step=130,
     credential=ISSUED.bound(BEARER, RUN_ID, BOB.peer_id),
 )
 
@@ -58,7 +58,7 @@ ANSWER = replace(
 def check(hello: Hello, terms: RunTerms = TERMS) -> None:
     """Check a Hello from Alice to Bob."""
     check_hello(hello, terms, BOB.peer_id, ALICE.peer_id, NOW_S)
-    check_clock(hello.clock_steps, 100, terms)
+    check_global_step(hello.global_step, 100, terms)
 
 
 def check_answer(hello: Hello) -> None:
@@ -90,7 +90,7 @@ def test_valid_hellos_pass() -> None:
         ({"codec": 0}, RefusalCode.WRONG_TERMS),
         ({"sketch_bytes": 0}, RefusalCode.WRONG_TERMS),
         ({"payload_bytes": 1999}, RefusalCode.WRONG_TERMS),
-        ({"clock_steps": 301}, RefusalCode.CLOCK_TOO_FAR),
+        ({"global_step": 301}, RefusalCode.STEP_TOO_FAR),
         ({"partner_nonce": PARTNER_NONCE}, RefusalCode.BAD_MESSAGE),
     ],
     ids=str,
@@ -107,7 +107,7 @@ def test_each_fault_of_an_opening_has_its_code(change: dict[str, Any], code: Ref
         ({"nonce": NONCE}, RefusalCode.BAD_MESSAGE),
         ({"fragment": 0, "sketch_bytes": 0, "payload_bytes": 1000}, RefusalCode.BAD_MESSAGE),
         ({"phase": RunPhase.FINISH}, RefusalCode.WRONG_PHASE),
-        ({"clock_steps": 321}, RefusalCode.CLOCK_TOO_FAR),
+        ({"global_step": 321}, RefusalCode.STEP_TOO_FAR),
     ],
     ids=str,
 )
@@ -203,13 +203,13 @@ def test_an_open_run_admits_every_peer() -> None:
 @pytest.mark.parametrize(("own_steps", "far"), [(0, False), (199, False), (320, False), (321, True)])
 def test_global_steps_may_differ_up_to_the_limit_of_the_manifest(own_steps: int, far: bool) -> None:
     if not far:
-        return check_clock(120, own_steps, TERMS)
+        return check_global_step(120, own_steps, TERMS)
     with pytest.raises(Refused, match="201 steps apart; the limit is 200"):
-        check_clock(120, own_steps, TERMS)
+        check_global_step(120, own_steps, TERMS)
 
 
 def test_without_an_own_hello_global_steps_are_not_compared() -> None:
-    check_hello(replace(UNSIGNED_HELLO, clock_steps=10**9).signed(ALICE), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+    check_hello(replace(UNSIGNED_HELLO, global_step=10**9).signed(ALICE), TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
 
 
 def test_phases_must_agree() -> None:
