@@ -31,7 +31,7 @@ from benchmarks.side_by_side.network import network
 from benchmarks.side_by_side.peers import RunningPeer, start_one, wait_for_invite
 from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
-from gossamer.peer.machine.events import Event, MeetingDone, StateCloned, StepDone, read_events
+from gossamer.peer.machine.events import Event, MeetingDone, StateTransferred, StepDone, read_events
 from gossamer.peer.model.model import num_parameters
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
@@ -127,7 +127,7 @@ def met_at(events: Sequence[Event]) -> float | None:
 
 def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
     """Summarize both peers' events; `met` is the time of the joiner's first counted meeting."""
-    clones = [event for event in joiner if isinstance(event, StateCloned)]
+    clones = [event for event in joiner if isinstance(event, StateTransferred)]
     asked = clones[0].ts - clones[0].seconds
     before_s = max(BEFORE_S, met - asked)
     refused = sum(isinstance(event, MeetingDone) and event.outcome == "gated" for event in itertools.chain(host, joiner))

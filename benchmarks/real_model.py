@@ -23,7 +23,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.peer.machine.events import CheckpointSaved, Event, FragmentPulled, MeetingDone, StateCloned, read_events
+from gossamer.peer.machine.events import CheckpointSaved, Event, FragmentSynced, MeetingDone, StateTransferred, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.trainer.need import run_need
@@ -133,7 +133,7 @@ def figures(host: Shell, joiner: Shell, last: dict[str, Any], job: Manifest) -> 
     told = joiner.events()
     counted = [event for event in told if isinstance(event, MeetingDone) and event.outcome == "completed"]
     saved = [event for shell in (host, joiner) for event in shell.events() if isinstance(event, CheckpointSaved)]
-    states = [event for event in told if isinstance(event, StateCloned)]
+    states = [event for event in told if isinstance(event, StateTransferred)]
     started_s = states[0].ts - states[0].seconds
     need = run_need(job, "cpu")
     return {
@@ -141,8 +141,8 @@ def figures(host: Shell, joiner: Shell, last: dict[str, Any], job: Manifest) -> 
         "join, s": counted[0].ts - started_s,
         "state, s": states[0].seconds,
         "state, MB": states[0].num_bytes / 1e6,
-        "all pulled after, s": max(event.ts for event in told if isinstance(event, FragmentPulled)) - started_s,
-        "fragments pulled": sum(isinstance(event, FragmentPulled) for event in told),
+        "all pulled after, s": max(event.ts for event in told if isinstance(event, FragmentSynced)) - started_s,
+        "fragments pulled": sum(isinstance(event, FragmentSynced) for event in told),
         "meetings that counted": len(counted),
         "a meeting, s": statistics.median(event.seconds for event in counted),
         "a meeting at most, s": max(event.seconds for event in counted),

@@ -15,7 +15,7 @@ from benchmarks.side_by_side.job import Job, Seat
 from benchmarks.side_by_side.network import Line
 from benchmarks.side_by_side.processes import ProcessGroup, process_group
 from benchmarks.side_by_side.systems import ROOT, System
-from gossamer.peer.machine.events import MeetingDone, SoloStep, StateChanged, StateCloned, StepDone, from_line
+from gossamer.peer.machine.events import MeetingDone, SoloStep, StateChanged, StateTransferred, StepDone, from_line
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
@@ -86,7 +86,7 @@ class Follower:
             case SoloStep(reason=reason):
                 self.meetings["solo"] += 1
                 self.reasons[f"solo: {reason}"] += 1
-            case StateCloned():
+            case StateTransferred():
                 self.clones += 1
 
 

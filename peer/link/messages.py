@@ -103,7 +103,7 @@ class BringUp(OfFile):
     """Take the outer step of fragments that have long waited for a partner alone, before a copy of the state. Answered by Written."""
 
 
-class Settle(OfFile):
+class WriteResult(OfFile):
     """End the last averaging alone, round the weights as they are sent, and write the state to `name`. Answered by Written."""
 
 
@@ -122,16 +122,16 @@ class CodeSlow(OfFile):
 
 
 class DecodeSlow(OfFile):
-    """Decode the source's answer, beside the inner steps, and keep it for Pull. Answered by Written."""
+    """Decode the source's answer, beside the inner steps, and keep it for MoveFragments. Answered by Written."""
 
 
-class Pull(OfFile):
-    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by Pulled.
+class MoveFragments(OfFile):
+    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by FragmentsMoved.
 
     All together if that predicts no worse, else the fragments of each source by itself.
     """
 
-    donors: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
+    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
     global_step: int
 
 
@@ -236,7 +236,7 @@ class Written(OfFile):
     reason: str  # why they are not; empty if they are
 
 
-class Pulled(OfFile):
+class FragmentsMoved(OfFile):
     """Which fragments were moved to the sources'."""
 
     moved: dict[str, float]  # by the name of the fragment sync: the share of the blocks that could not be decoded and were not moved
@@ -280,12 +280,12 @@ class Progress(LinkRecord):
 CodingRequest = Prepare | Encode | Check
 WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
 MeetingRequest = CodingRequest | Open | Apply
-AnsweredRequest = MeetingRequest | WritingRequest | BringUp | Settle | Adopt | Pull
+AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
 BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | ToldRequest
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | Pulled
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 Notice = Built | Due | Progress
 Answer = Reply | Notice
 Record = Request | Answer

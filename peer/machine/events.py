@@ -187,20 +187,20 @@ class OutputsMoved(Stamped):
     distance: Figure  # Jensen-Shannon, nats per token, between the outputs before and after, on a fixed held-out text
 
 
-class StateCloned(Stamped):
+class StateTransferred(Stamped):
     """Slow weights and global step were adopted from other peers."""
 
-    donors: tuple[str, ...]  # PeerIds, base58; who gave most comes first
+    sources: tuple[str, ...]  # PeerIds, base58; who gave most comes first
     global_step: int  # of the oldest piece, taken over
     num_bytes: int  # of the whole
     fetched_bytes: int  # of these, in this start of the peer
     seconds: Figure
 
 
-class FragmentPulled(Stamped):
+class FragmentSynced(Stamped):
     """A fragment sync ended: slow weights were fetched from another peer, which did not change its own."""
 
-    donor: str  # PeerId, base58
+    source: str  # PeerId, base58
     fragment: int
     global_step: int  # of the donor
     num_bytes: int  # received
@@ -212,7 +212,7 @@ class ResultTaken(Stamped):
     """The peer has adopted the run's result: from now on its weights equal it bit for bit."""
 
     name: str  # SHA-256 of the hashes of its pieces, hexadecimal
-    donors: tuple[str, ...]  # PeerIds, base58; none where the weights are this peer's own
+    sources: tuple[str, ...]  # PeerIds, base58; none where the weights are this peer's own
     num_bytes: int
     seconds: Figure
 
@@ -306,7 +306,7 @@ class ProcessFailed(Stamped):
 Written = (
     PeerStarted | RunKnown | ModelBuilt | ComputingSet | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone
     | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
-    | StateCloned | FragmentPulled | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
+    | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
 Told = ProcessSays | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
 Event = Written | Told

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from gossamer.peer.machine.events import Event, MeetingDone, StateCloned, read_events
+from gossamer.peer.machine.events import Event, MeetingDone, StateTransferred, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.model.checkpoint import Reading
@@ -190,8 +190,8 @@ def contributors(events: Sequence[Event]) -> list[str]:
         match event:
             case MeetingDone(partner=partner, outcome="completed"):
                 met[partner] = None
-            case StateCloned(donors=donors):
-                met.update(dict.fromkeys(donors))
+            case StateTransferred(sources=sources):
+                met.update(dict.fromkeys(sources))
     return list(met)
 
 

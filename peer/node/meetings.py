@@ -140,7 +140,7 @@ class Meetings:
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
         self.peer_exchange.book.saw(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
         if (code := lifecycle.refusal) is not None:
-            is_over = code is RefusalCode.NOT_READY and lifecycle.has_settled and not has_ended(hello, membership)
+            is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
         if hello.fragment in lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")

@@ -98,8 +98,8 @@ class StandInTrainer(NodeEnd):
             case messages.CopyState(name):
                 self._payloads.write(name, bytes(PLAN.state_bytes))
                 return messages.Written(name, "")
-            case messages.Pull(name):
-                return messages.Pulled(name, {}, "nothing is trained here")
+            case messages.MoveFragments(name):
+                return messages.FragmentsMoved(name, {}, "nothing is trained here")
         return messages.Written(request.name, "nothing is trained here")
 
     def tell(self, request: messages.ToldRequest) -> None:

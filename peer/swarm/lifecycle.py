@@ -39,7 +39,7 @@ class Lifecycle:
         self.tokens = 0  # trained by this peer since it joined
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
-        self.has_settled = False  # it has the agreed result and meets no more
+        self.has_agreed = False  # it has the agreed result and meets no more
         self.stale: set[int] = set()  # fragments whose weights are too old to meet with or to serve
         self.finished = False  # the trainer has reached the end of the schedule
         self._changes = Changes()
@@ -54,7 +54,7 @@ class Lifecycle:
     @property
     def may_meet(self) -> bool:
         """Whether meetings may begin."""
-        return self.state is LifecycleState.TRAINING and not self.has_settled
+        return self.state is LifecycleState.TRAINING and not self.has_agreed
 
     @property
     def is_paused(self) -> bool:

@@ -203,7 +203,7 @@ async def in_their_version(client: FetchClient, ask: Callable[[FetchClient], Awa
     raise AssertionError("a client speaks at least one version")
 
 
-def pull_seed(run_id: bytes, nonce: bytes) -> int:
+def sync_seed(run_id: bytes, nonce: bytes) -> int:
     """Return the seed of the codec for a fragment sync; both sides derive it from the request."""
     return int.from_bytes(hashlib.sha256(b"gossamer-pull" + run_id + nonce).digest()[:8], "little") & (2**63 - 1)
 

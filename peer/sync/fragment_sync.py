@@ -1,7 +1,7 @@
 """Fragment sync: bring fragments that are too old to meet about up to date, several in one round, for a quarter of a state's bytes.
 
 We send a sketch of our slow weights, and a source codes its own against it (peer/sync/state_source.py). The trainer decodes beside its
-steps (peer/trainer/pulling.py). It moves the weights when all fragments have come, or earlier, when the first fragment gets old.
+steps (peer/trainer/fragment_syncs.py). It moves the weights when all fragments have come, or earlier, when the first fragment gets old.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.machine.events import Event, FragmentPulled
+from gossamer.peer.machine.events import Event, FragmentSynced
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
-from gossamer.peer.sync.client import Source, pull_seed
+from gossamer.peer.sync.client import Source, sync_seed
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
@@ -106,7 +106,7 @@ class FragmentSync:
         fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
-            await self._written(messages.SketchSlow(name, fragment, pull_seed(self.terms.run_id, nonce)))
+            await self._written(messages.SketchSlow(name, fragment, sync_seed(self.terms.run_id, nonce)))
             self.files.write(answer, b"")
             await source.ask_slow(fragment, nonce, self.files.read(payload_name(name, File.OWN_SKETCH)))
             size = self.terms.fragments[fragment].slow_bytes
@@ -132,12 +132,12 @@ class FragmentSync:
         if not arrived:
             return
         by_source = [[one.name for one in arrived if one.source == source] for source in {one.source: None for one in arrived}]
-        request = messages.Pull(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.global_step for one in arrived))
+        request = messages.MoveFragments(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.global_step for one in arrived))
         try:
             pulled = await self.link.request(request)
         except LinkLost:
             return
-        assert isinstance(pulled, messages.Pulled)
+        assert isinstance(pulled, messages.FragmentsMoved)
         for one in arrived:
             failed_share, header = pulled.moved.get(one.name), one.header
             self._num_tries[one.fragment] += 1
@@ -147,7 +147,7 @@ class FragmentSync:
             if failed_share is None:
                 self._refused.add(one.source)
             reason = pulled.reason if failed_share is None else ""
-            self.emit(FragmentPulled(str(one.source), one.fragment, header.global_step, header.total_bytes, one.took_s, reason))
+            self.emit(FragmentSynced(str(one.source), one.fragment, header.global_step, header.total_bytes, one.took_s, reason))
 
 
 def is_enough(failed_share: float | None, num_tries: int) -> bool:

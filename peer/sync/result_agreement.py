@@ -206,10 +206,10 @@ class ResultAgreement:
         name = f"clone-result-{next(self._names)}"
         try:
             async with self.meetings.set_aside():
-                written = await self.link.request(messages.Settle(name))
+                written = await self.link.request(messages.WriteResult(name))
                 data = self.payloads.read(name)
                 is_whole = isinstance(written, messages.Written) and not written.reason and len(data) == self.terms.state_bytes
-                self.lifecycle.has_settled = is_whole
+                self.lifecycle.has_agreed = is_whole
         except LinkLost:
             return
         finally:
@@ -224,7 +224,7 @@ class ResultAgreement:
                 with contextlib.suppress(LinkLost):
                     adopted = await self.link.request(messages.Adopt(str(path), 0, is_result=True))
                     assert isinstance(adopted, messages.Adopted)
-                    self.lifecycle.has_settled |= adopted.accepted
+                    self.lifecycle.has_agreed |= adopted.accepted
                     return adopted
                 await asyncio.sleep(PAUSE_S)
 

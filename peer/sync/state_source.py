@@ -19,7 +19,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
-from gossamer.peer.sync.client import part_bytes, pull_seed, take_chunks
+from gossamer.peer.sync.client import part_bytes, sync_seed, take_chunks
 from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
@@ -165,7 +165,7 @@ class StateSource:
             self.payloads.write(sketch, b"")
             await take_chunks(stream, Part.SKETCH, sizes.sketch_bytes, lambda data: self.payloads.append(sketch, data))
             async with self._coding:
-                written = await self.link.request(messages.CodeSlow(name, request.fragment, pull_seed(request.run_id, request.nonce)))
+                written = await self.link.request(messages.CodeSlow(name, request.fragment, sync_seed(request.run_id, request.nonce)))
             data = self.payloads.read(coded)
             if not isinstance(written, messages.Written) or written.reason or len(data) != sizes.slow_bytes:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")

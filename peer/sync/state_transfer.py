@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateCloned
+from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateTransferred
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
@@ -191,7 +191,7 @@ class StateTransfer:
             return None
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
-        self.emit(StateCloned(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
+        self.emit(StateTransferred(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
     def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:

@@ -33,10 +33,10 @@ from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
 from gossamer.peer.model.evaluation import output_distance, predictions
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
+from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
-from gossamer.peer.trainer.pulling import Pulls
 from gossamer.peer.trainer.replica import Replica
-from gossamer.peer.trainer.shared_state import adopt, settle, write_state
+from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
 
 WAIT_S = 0.1  # the thread looks so often whether it must end
@@ -71,7 +71,7 @@ class TrainerExchange:
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
-        self._pulls = Pulls(replica.fragments, payloads)
+        self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
         self._weights = threading.Lock()
         self._weights.acquire()
@@ -167,7 +167,7 @@ class TrainerExchange:
         """Forget everything that the node has begun."""
         for number in list(self._meetings):
             self._drop(number)
-        self._pulls.forget()
+        self._syncs.forget()
         self._solo_later.clear()
 
     def end_alone(self) -> None:
@@ -281,18 +281,18 @@ class TrainerExchange:
             case messages.CopyState(name):
                 write_state(replica, self._payloads, name)
             case messages.SketchSlow():
-                self._pulls.sketch(request)
+                self._syncs.sketch(request)
             case messages.CodeSlow():
-                self._pulls.code(request)
+                self._syncs.code(request)
             case messages.DecodeSlow():
-                self._pulls.decode(request)
-            case messages.Pull():
-                return self._pulls.move(request, replica)
+                self._syncs.decode(request)
+            case messages.MoveFragments():
+                return self._syncs.move(request, replica)
             case messages.BringUp():
                 self._bring_up()
-            case messages.Settle(name):
+            case messages.WriteResult(name):
                 self.end_alone()
-                settle(replica)
+                write_result(replica)
                 return self._answer(messages.CopyState(name))
             case messages.Adopt():
                 return adopt(replica, request, self.drop_all)

@@ -32,7 +32,7 @@ WINDOW_S: Final = 20.0  # of training, over which the shares are measured
 LEAST_S: Final = 5.0  # of training before the first change
 MOST_CHANGE: Final = 2  # largest factor of one change
 DAY_S: Final = 86_400.0
-PULL_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
+SYNC_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
 STEADY: Final = 0.15  # a smaller relative change is not made
 
 
@@ -88,7 +88,7 @@ def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float)
     It covers only what the line sets; the other limits are measured while the peer trains.
     """
     state_s, pulls_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
-    old_s = gap_steps * step_s / PULL_SHARE
+    old_s = gap_steps * step_s / SYNC_SHARE
     interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
     round_s = MEETING_INTERVAL * interval_steps * step_s
     return Estimate(

@@ -33,7 +33,7 @@ CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/mod
 PROGRAMS: Final = "for the programs"
 TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
-PULLED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/pulling.py
+PULLED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]

@@ -86,7 +86,7 @@ def _need_sane(parts: Sequence[FragmentWeights]) -> None:
             raise ValueError(f"the momentum of {name} is {momentum:.3g} large, the weights {own:.3g}")
 
 
-def settle(replica: Replica) -> None:
+def write_result(replica: Replica) -> None:
     """Round slow weights and momentum as a written state rounds them, and make the fast weights the slow ones."""
     for fragment in replica.fragments:
         momentum = fragment.momentum.bfloat16().float() if fragment.has_momentum else fragment.momentum

@@ -110,7 +110,7 @@ def test_donors_die_in_the_middle_and_the_next_ones_go_on_from_there(tmp_path: P
         swarm.network.refuse(last.peer_id, False)
         await swarm.until(lambda: joiner.clones)
         (cloned,) = joiner.clones
-        assert str(last.peer_id) == cloned.donors[0] and cloned.fetched_bytes == cloned.num_bytes
+        assert str(last.peer_id) == cloned.sources[0] and cloned.fetched_bytes == cloned.num_bytes
         assert not list((tmp_path / "peer-4" / "downloads").iterdir()), "half a state is left behind"
 
     play(Swarm(tmp_path, manifest=QUIET), story)

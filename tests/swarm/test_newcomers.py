@@ -1,4 +1,4 @@
-"""Whom a newcomer believes: it compares donors of different heads before it takes a state, and judges the state by its own text."""
+"""Whom a newcomer believes: it compares sources of different heads before it takes a state, and judges the state by its own text."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_newcomer_gets_the_weights_that_most_heads_give(tmp_path: Path, num_ke
         joiner = swarm.add(**JOINER)
         joiner.join_with(credential_of(swarm, joiner.identity, 0), place=9).start()
         await swarm.until(lambda: joiner.clones, within_s=30.0)
-        assert {*joiner.clones[0].donors} <= {str(elder.peer_id) for elder in elders}
+        assert {*joiner.clones[0].sources} <= {str(elder.peer_id) for elder in elders}
         assert any("sources" in said.reason for said in joiner.said), "it says what it found"
         await swarm.until(lambda: joiner.outcomes()["completed"] >= 2)
         await cancel(work)

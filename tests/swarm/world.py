@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateCloned
+from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateTransferred
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -100,7 +100,7 @@ class Peer:
         self.addresses = ADDRESSES
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
-        self.clones: list[StateCloned] = []
+        self.clones: list[StateTransferred] = []
         self.said: list[ProcessSays] = []
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
@@ -217,7 +217,7 @@ class Peer:
     def on_event(self, event: Event) -> None:
         self.status = apply(self.status, event)
         match event:
-            case StateCloned():
+            case StateTransferred():
                 self.clones.append(event)
             case MeetingDone():
                 self.meetings.append(event)

@@ -3,7 +3,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from benchmarks.side_by_side.peers import Follower
-from gossamer.peer.machine.events import MeetingDone, StateChanged, StateCloned, StepDone, to_line
+from gossamer.peer.machine.events import MeetingDone, StateChanged, StateTransferred, StepDone, to_line
 
 
 def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
@@ -25,6 +25,6 @@ def test_meetings_are_counted_by_outcome(tmp_path: Path) -> None:
     said = Follower(tmp_path / "events.jsonl")
     for outcome, reason in (("completed", ""), ("gated", "46.4 away"), ("gated", "9 away"), ("completed", ""), ("busy", "in another")):
         said.hear(to_line(MeetingDone("12D3KooPeer", 0, outcome, reason, "direct", 1, 1, 0.5)))
-    said.hear(to_line(StateCloned(("12D3KooPeer",), 5, 100, 100, 1.0)))
+    said.hear(to_line(StateTransferred(("12D3KooPeer",), 5, 100, 100, 1.0)))
     assert (said.meetings, said.clones) == ({"completed": 2, "gated": 2, "busy": 1}, 1)
     assert said.reasons == {"gated: # away": 2}

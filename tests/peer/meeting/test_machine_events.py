@@ -7,7 +7,18 @@ from typing import Any, get_args
 
 import pytest
 
-from gossamer.peer.link.messages import Adopted, Applied, Checked, Opened, PayloadReady, Pulled, Reply, SketchReady, Unavailable, Written
+from gossamer.peer.link.messages import (
+    Adopted,
+    Applied,
+    Checked,
+    FragmentsMoved,
+    Opened,
+    PayloadReady,
+    Reply,
+    SketchReady,
+    Unavailable,
+    Written,
+)
 from gossamer.peer.meeting.events import (
     Connected,
     DeadlinePassed,
@@ -193,7 +204,7 @@ def test_events(kind: type, initiates: bool, state: MeetingState) -> None:
 def test_no_event_is_left_out() -> None:
     assert {*EVENTS, TrainerAnswered, PartnerSent} == set(Event.__subclasses__())
     replies: set[Any] = {type(reply) for reply in REPLIES.values()}
-    assert replies == set(get_args(Reply)) - {Written, Adopted, Pulled}
+    assert replies == set(get_args(Reply)) - {Written, Adopted, FragmentsMoved}
 
 
 @pytest.mark.parametrize("initiates", [True, False])

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gossamer.peer.machine.events import MeetingDone, StateCloned
+from gossamer.peer.machine.events import MeetingDone, StateTransferred
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
 from gossamer.peer.model.export import MARK, MAX_NAMED, MeasuredLoss, contributors, export_model, model_card
@@ -146,7 +146,7 @@ def test_the_card_names_the_origin_of_the_model(tmp_path: Path) -> None:
 
 
 def test_contributors_are_the_peers_whose_weights_were_merged() -> None:
-    events = [met("a"), met("b", "failed"), met("c"), met("a"), StateCloned(("d", "a"), 5, 10, 10, 0.1)]
+    events = [met("a"), met("b", "failed"), met("c"), met("a"), StateTransferred(("d", "a"), 5, 10, 10, 0.1)]
     assert contributors(events) == ["a", "c", "d"]
 
 

@@ -109,7 +109,7 @@ def test_whom_we_have_met_must_be_reached_sooner_than_a_stranger(tmp_path: Path,
 def test_one_that_trains_hears_from_whoever_has_settled_that_the_run_has_ended_there(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         trains, settled = await acquainted(swarm, 2)
-        settled.lifecycle.has_settled = True
+        settled.lifecycle.has_agreed = True
         assert (await call(trains, settled)).refusal is RefusalCode.WRONG_PHASE
         assert [entry.finished for entry in trains.book.live(asyncio.get_running_loop().time())] == [True]
 

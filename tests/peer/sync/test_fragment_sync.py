@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.machine.events import FragmentPulled
+from gossamer.peer.machine.events import FragmentSynced
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.fragment_sync import is_enough
 from gossamer.protocol.memory.conversation import Link as Wire
@@ -33,7 +33,7 @@ def distance(one: Peer, other: Peer) -> float:
 def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gaps: float) -> None:
     """312 million parameters at 100 Mbit/s and a step of 1 s take a fourth of the default gap; here it is up to three gaps."""
     monkeypatch.setattr(files, "PIECE_BYTES", 4000)  # so that the headers weigh no more than they do
-    pulled: list[FragmentPulled] = []
+    pulled: list[FragmentSynced] = []
 
     async def story(swarm: Swarm) -> None:
         elders = swarm.start(2, step_s=STEP_S)
@@ -42,7 +42,7 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
         line = Wire(latency_s=0.02, bytes_per_s=bytes_per_s + TALK_BYTES_PER_S)
         joiner = swarm.add(told_to_start=True, is_founder=False, step_s=STEP_S, wire=line)
         hear = joiner.on_event
-        joiner.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentPulled) else hear(event)  # type: ignore[method-assign,assignment]
+        joiner.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentSynced) else hear(event)  # type: ignore[method-assign,assignment]
         began_s = asyncio.get_running_loop().time()
         joiner.start()
         await swarm.until(lambda: joiner.clones, within_s=200.0)
@@ -67,11 +67,11 @@ def test_some_blocks_that_failed_are_left_to_meetings(failed_share: float | None
 
 
 def test_who_gives_nonsense_in_a_round_moves_nothing_and_is_not_asked_again(tmp_path: Path) -> None:
-    pulled: list[FragmentPulled] = []
+    pulled: list[FragmentSynced] = []
 
     async def story(swarm: Swarm) -> None:
         (donor, liar), puller = swarm.start(2), swarm.add()
-        puller.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentPulled) else None  # type: ignore[method-assign]
+        puller.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentSynced) else None  # type: ignore[method-assign]
         puller.start()
         await swarm.until(lambda: min(peer.clock for peer in swarm.peers) >= 12)
         for peer in swarm.peers:
@@ -83,9 +83,9 @@ def test_who_gives_nonsense_in_a_round_moves_nothing_and_is_not_asked_again(tmp_
         puller.lifecycle.stale = {0, 1, 2}
         await swarm.until(lambda: not puller.lifecycle.stale, within_s=60.0)
         assert distance(donor, puller) < 0.4 * apart
-        lies = [bool(pull.reason) for pull in pulled if pull.donor == str(liar.peer_id)]
-        assert lies and all(lies) and not any(pull.reason for pull in pulled if pull.donor == str(donor.peer_id))
-        assert not any(pull.donor == str(liar.peer_id) for pull in pulled[3:]), "it was asked for more than its part of one round"
+        lies = [bool(pull.reason) for pull in pulled if pull.source == str(liar.peer_id)]
+        assert lies and all(lies) and not any(pull.reason for pull in pulled if pull.source == str(donor.peer_id))
+        assert not any(pull.source == str(liar.peer_id) for pull in pulled[3:]), "it was asked for more than its part of one round"
 
     play(Swarm(tmp_path, seed=1, manifest=manifest()), story)  # type: ignore[arg-type]
 

@@ -32,19 +32,19 @@ QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
 class InOrder(random.Random):
-    """Has the donors asked in the order in which they were heard of."""
+    """Has the sources asked in the order in which they were heard of."""
 
     def shuffle(self, x: object) -> None:
         """Leave them as they are."""
 
 
-async def newcomer(swarm: Swarm, *donors: object) -> tuple[Peer, StateTransfer]:
-    """A peer that waits for more company than comes, so that only the test has it join; it knows these donors, in this order."""
+async def newcomer(swarm: Swarm, *sources: object) -> tuple[Peer, StateTransfer]:
+    """A peer that waits for more company than comes, so that only the test has it join; it knows these sources, in this order."""
     peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
     peer.trainer.frozen = True
     peer.start()
     await started()
-    for donor in donors:
+    for donor in sources:
         peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
     sources = Sources(client, SybilGroups(peer.book, swarm.terms), InOrder())
@@ -79,7 +79,7 @@ def test_a_donor_of_the_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
         assert peer.trainer.started and peer.clock == elder.clock and torch.allclose(peer.slow, elder.slow, atol=0.01)
         (cloned,) = peer.clones
-        assert (cloned.donors, cloned.global_step, cloned.num_bytes) == ((str(elder.peer_id),), elder.clock, swarm.terms.state_bytes)
+        assert (cloned.sources, cloned.global_step, cloned.num_bytes) == ((str(elder.peer_id),), elder.clock, swarm.terms.state_bytes)
         assert cloned.seconds > 0.0 and cloned.fetched_bytes == cloned.num_bytes
         assert not list(swarm.folder.glob("joining*"))
 
@@ -155,7 +155,7 @@ def test_one_donor_that_gives_nonsense_costs_one_more_download_and_is_banned(tmp
         peer, joining = await newcomer(swarm, MALLORY, elder)
         await joining.take_over(wanted(swarm))
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
-        assert peer.clones[-1].donors == (str(elder.peer_id),)
+        assert peer.clones[-1].sources == (str(elder.peer_id),)
 
     swarm = Swarm(tmp_path, manifest=QUIET)
     play(swarm, story)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.peer.trainer.pulling import PULL_TOLERANCE, FragmentShift, try_shifts
+from gossamer.peer.trainer.fragment_syncs import SYNC_TOLERANCE, FragmentShift, try_shifts
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import MOST_GROWTH, MOST_MOMENTUM, TOLERANCE, read_state, try_on
 from tests.peer.small import fingerprint, small_manifest, small_replica
@@ -99,7 +99,7 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
         ((3.0, 2.9), "abc"),
         ((3.0, 9.0, 9.0, 2.9), "c"),
         ((3.0, float("nan"), 2.9, float("nan")), "ab"),
-        ((3.0, 9.0, 3.0 * PULL_TOLERANCE, 3.0 * PULL_TOLERANCE + 0.01), "ab"),  # tolerances do not add up
+        ((3.0, 9.0, 3.0 * SYNC_TOLERANCE, 3.0 * SYNC_TOLERANCE + 0.01), "ab"),  # tolerances do not add up
         ((3.0, 9.0, 9.0, 9.0), ""),
     ],
 )

@@ -76,7 +76,7 @@ class Trainer:
             line += self.node.recv(1)
         return messages.ANSWERS.read(line)
 
-    def settle(self) -> None:
+    def write_result(self) -> None:
         """Wait until the thread has read all that was asked, and see that it has answered nothing: the next reply is that of the last."""
         self.ask(messages.Check(77))
         assert self.reply() == messages.Unavailable(77, NO_MEETING)
@@ -134,7 +134,7 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     alone = replica_side(partner, tmp_path / "partner")
 
     trainer.ask(messages.Open(1, 0))
-    trainer.settle()
+    trainer.write_result()
     assert state.meeting is None
     trainer.boundary()
     mine = trainer.reply()
@@ -151,7 +151,7 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     exchange((Side(answer, trainer.payloads), alone), Terms())
     assert answer(messages.Check(1)) == alone.answer(messages.Check(1))
     trainer.ask(messages.Apply(1, NAME, ""))
-    trainer.settle()
+    trainer.write_result()
     assert not trainer.replica.applied
     trainer.boundary()
     assert trainer.reply() == messages.Applied(1)
@@ -167,7 +167,7 @@ def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> N
     fragments = trainer.replica.fragments
     trainer.ask(messages.Open(1, 0), messages.Open(2, 1), messages.Drop(1))
     trainer.ask(messages.Apply(9, NAME, "zz"), messages.Solo(2), messages.Start(), messages.Open(3, 0))
-    trainer.settle()
+    trainer.write_result()
     assert all(state.meeting is None for state in fragments)
     assert trainer.boundary() == [messages.Start()], "the training loop acts upon this one"
     replies = [trainer.reply() for _ in range(4)]
@@ -195,14 +195,14 @@ def test_a_call_in_the_middle_of_a_step_is_answered_there_with_the_weights_befor
 
 def test_a_call_in_the_middle_of_a_step_waits_behind_what_came_before_it(trainer: Trainer) -> None:
     trainer.ask(messages.Drop(7))
-    trainer.settle()
+    trainer.write_result()
 
     def call() -> None:
         trainer.ask(messages.Open(2, 1))
-        trainer.settle()
+        trainer.write_result()
 
     trainer.step(call)
-    trainer.settle()
+    trainer.write_result()
     trainer.boundary()
     assert trainer.reply() == messages.Opened(2, trainer.replica.tokens, 1, RunPhase.TRAIN), "it was answered at the boundary"
 
@@ -257,7 +257,7 @@ def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer,
     trainer.exchange.measures_next = True
     with trainer.exchange.while_weights_are_read():
         trainer.ask(messages.Apply(1, NAME, ""))
-        trainer.settle()
+        trainer.write_result()
     trainer.boundary()
     assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
 
@@ -362,7 +362,7 @@ def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(tr
     assert acted == [messages.Start()]
     trainer.greet()
     assert trainer.replica.fragments[0].meeting is None
-    trainer.settle()
+    trainer.write_result()
 
 
 def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:

@@ -65,7 +65,7 @@ def train(manifest):
             files.write(payload_name(name, taken), files.read(payload_name(name, made)))
         assert not replica.handle(messages.DecodeSlow(name)).reason
     replica.inner_step()
-    assert len(replica.handle(messages.Pull("pull", (tuple(names),), 0)).moved) == len(names)
+    assert len(replica.handle(messages.MoveFragments("pull", (tuple(names),), 0)).moved) == len(names)
 train(small_manifest(codec={"name": "modulo4"}))  # all that is loaded on the way, code of libraries too, is there before it counts
 before = psutil.Process().memory_info().rss
 train(manifest)

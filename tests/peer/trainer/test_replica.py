@@ -94,7 +94,7 @@ def test_a_run_without_momentum_keeps_none(tmp_path: Path) -> None:
     meet((replica_side(one, tmp_path / "i"), replica_side(other, tmp_path / "j")), Terms())
     train(one, 2)
     one.handle(messages.Solo(make_due(one)))
-    one.handle(messages.Settle("result"))
+    one.handle(messages.WriteResult("result"))
     for fragment in one.fragments:
         assert fragment.momentum.untyped_storage().nbytes() == 4
         assert not fragment.momentum.any()

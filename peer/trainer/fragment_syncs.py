@@ -23,7 +23,7 @@ from gossamer.peer.trainer.fragment_state import FragmentState, bytes_on
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import judged_loss, try_change
 
-PULL_TOLERANCE: Final = 1.05  # times the loss of our own weights: fragments that have not come yet hold these back
+SYNC_TOLERANCE: Final = 1.05  # times the loss of our own weights: fragments that have not come yet hold these back
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class FragmentShift:
 
 
 @dataclass(slots=True)
-class OpenPull:
+class OpenSync:
     """A sync whose sketch is written, until the answer is decoded."""
 
     fragment: FragmentState
@@ -46,13 +46,13 @@ class OpenPull:
     seed: int
 
 
-class Pulls:
+class FragmentSyncs:
     """The fragment syncs of one replica, on either side. Every method but `move` may be called from a second thread."""
 
     def __init__(self, fragments: Sequence[FragmentState], payloads: PayloadFolder) -> None:
         self._fragments = fragments
         self._payloads = payloads
-        self._open: dict[str, OpenPull] = {}
+        self._open: dict[str, OpenSync] = {}
         self._decoded: dict[str, FragmentShift] = {}
         self._working = threading.Lock()
 
@@ -65,7 +65,7 @@ class Pulls:
         with self._working:  # an earlier sync of this fragment has ended without a result
             self._open = {name: pull for name, pull in self._open.items() if pull.fragment is not fragment}
             self._decoded = {name: shift for name, shift in self._decoded.items() if shift.fragment is not fragment}
-            self._open[request.name] = OpenPull(fragment, slow, sketch, request.seed)
+            self._open[request.name] = OpenSync(fragment, slow, sketch, request.seed)
 
     def code(self, request: messages.CodeSlow) -> None:
         """Write sketch and payload of a fragment's slow weights, in one file, against another peer's sketch. Raises as `sketch`."""
@@ -90,19 +90,19 @@ class Pulls:
         with self._working:
             self._decoded[request.name] = shift
 
-    def move(self, request: messages.Pull, replica: Replica) -> messages.Pulled:
+    def move(self, request: messages.MoveFragments, replica: Replica) -> messages.FragmentsMoved:
         """Move fragments, slow and fast weights alike, by what was decoded, unless that predicts our own held-out text worse.
 
         Everything together, else everything of each source that is no worse by itself. Call at a step boundary.
         """
-        sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.donors]
+        sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.sources]
         moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, lambda: judged_loss(replica))
         for shift in moved:
             fragment = shift.fragment
             fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
         if moved:
             replica.global_step = max(replica.global_step, min(request.global_step, replica.manifest.run.total_steps))
-        return messages.Pulled(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
+        return messages.FragmentsMoved(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
 
     def forget(self) -> None:
         """Forget every sync: the node that asked for them is gone."""
@@ -135,7 +135,7 @@ def try_shifts(
             for part in shifts:
                 add(part.fragment.codec.fragment, part.fragment.here(part.values), parameters)
 
-        reason = try_change(add_all, parameters, own, loss, PULL_TOLERANCE)
+        reason = try_change(add_all, parameters, own, loss, SYNC_TOLERANCE)
         moved.extend(() if reason else shifts)
         return reason
 
