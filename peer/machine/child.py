@@ -43,7 +43,7 @@ class ChildSettings(BaseModel):
     peer_id: str  # base58
     runtime: Path  # the private runtime folder
     told_to_start: bool  # the trainer waits for the node's message before it trains from the initial weights
-    resting: bool = False  # the node starts no meetings: the trainer is stopped or stopping
+    paused: bool = False  # the node starts no meetings: the trainer is stopped or stopping
 
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""

@@ -258,7 +258,7 @@ class EventsLost(Stamped):
     reason: str
 
 
-RESTING = "resting"  # state of a node that pauses and whose meetings have ended
+QUIET = "resting"  # state of a node that pauses and whose meetings have ended
 
 
 class ProcessSays(Stamped):

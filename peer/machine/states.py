@@ -18,7 +18,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "training": ("meeting others", "ends with the run, or with `peer leave`"),
     "paused": ("asked to pause", "ends with `peer resume`"),
     "finishing": ("averaging with the others", "ends by itself within minutes"),
-    "seeding": ("serving as a bootstrap node", "ends with `peer leave`"),
+    "serving": ("serving as a bootstrap node", "ends with `peer leave`"),
     "leaving": ("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),
     "left": ("gone", "`peer join` continues from here"),
     "done": ("the run is over", "the run is complete: `peer export FOLDER` writes the model"),

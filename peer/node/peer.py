@@ -240,7 +240,7 @@ class NodePeer:
             with suppress(TransportError):  # the network below is restarting
                 num_connected = len(await network.connected())
             member.reporter.report(num_connected, network.addresses())
-            self._emit(ProcessSays("seeding", f"{num_connected} connected"))
+            self._emit(ProcessSays("serving", f"{num_connected} connected"))
             for record in self.shelf.records():
                 member.gossip.take(record)
             await asyncio.sleep(LOOK_S)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import Event, ProcessSays, StateChanged
 from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
-from gossamer.peer.supervisor.rest import Rest
+from gossamer.peer.supervisor.pause import Pause
 
 SILENT_S = 15.0  # a trainer reports about once a second; a longer silence is shown
 HUNG_S = 300.0  # no inner step takes so long where training makes sense
@@ -36,7 +36,7 @@ class Condition:
     has_trained: bool = False  # ever, in this start
     words: dict[str, LastWord] = field(default_factory=lambda: {TRAINER: LastWord(), NODE: LastWord()})
     heard_s: float = 0.0  # when the trainer last spoke
-    rest: Rest | None = None  # required now; the trainer may still be saving
+    pause: Pause | None = None  # required now; the trainer may still be saving
     ending: StateChanged | None = None  # the final state, set by the supervisor
 
     @property
@@ -64,10 +64,10 @@ class Condition:
         trainer, node = self.words[TRAINER], self.words[NODE]
         if self.ending is not None:
             return self.ending
-        if self.rest is not None:
-            if self.rest.is_last:
-                return changed("leaving", self.rest.reason, self.rest.way_out)
-            return changed("paused", self.rest.reason + (" (saving first)" if self.trains else ""), self.rest.way_out)
+        if self.pause is not None:
+            if self.pause.is_last:
+                return changed("leaving", self.pause.reason, self.pause.way_out)
+            return changed("paused", self.pause.reason + (" (saving first)" if self.trains else ""), self.pause.way_out)
         if trainer.trouble:
             return changed("starting", trainer.trouble, RESTART)
         if self.trains:

@@ -34,7 +34,7 @@ from gossamer.peer.machine.config import (
     saved_settings,
     with_setting,
 )
-from gossamer.peer.machine.events import RESTING, Event, EventLog
+from gossamer.peer.machine.events import QUIET, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from gossamer.peer.machine.states import changed
@@ -42,8 +42,8 @@ from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition, LastWord
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
-from gossamer.peer.supervisor.rest import asked_rest, last_rest, refused_rest
-from gossamer.peer.supervisor.resting import Resting
+from gossamer.peer.supervisor.pause import asked_pause, last_pause, refused_pause
+from gossamer.peer.supervisor.pauses import Pauses
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -128,7 +128,7 @@ class Supervisor:
         self._leave_reason = ""
         self._manifest_ready = asyncio.Event()
         self._children: dict[str, ChildProcess] = {}
-        self._resting = Resting(self._home)
+        self._pauses = Pauses(self._home)
         self._restarting: set[str] = set()  # children whose settings have changed
         self._awake: set[str] = set()  # children that have their settings
         self._away: set[str] = set()  # children that were stopped for a pause or for other settings
@@ -147,8 +147,8 @@ class Supervisor:
             self._manifest_ready.set()
         self._note(events.PeerStarted(self._peer_id, earlier(self._home)))
         self._note(events.LimitsSet(limits_in_force(self._config)))
-        self._note(events.MonthCounted(self._resting.month.num_bytes))
-        self._condition.rest = self._resting.wanted(self._config)
+        self._note(events.MonthCounted(self._pauses.month.num_bytes))
+        self._condition.pause = self._pauses.wanted(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
             with self._hearing_signals():
@@ -179,7 +179,7 @@ class Supervisor:
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
             self._ends_as("done", "the run is over")
-        self._resting.month.save(time.time())
+        self._pauses.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
         for name, last_work in LAST_WORK.items():
@@ -226,8 +226,8 @@ class Supervisor:
             self._come_back(name)
             exit = await self._until_sent_away(name, child)
             if exit is None:
-                self._resting.month.save(time.time())
-                if self._resting.asked is not None and self._resting.asked.is_last:
+                self._pauses.month.save(time.time())
+                if self._pauses.asked is not None and self._pauses.asked.is_last:
                     self.leave("asked to leave, and finished")
                 continue
             self._awake.discard(name)
@@ -235,9 +235,9 @@ class Supervisor:
             if exit.code == 0:
                 return
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
-                self._resting.asked = refused_rest(exit.failure.error, exit.failure.hint)
+                self._pauses.asked = refused_pause(exit.failure.error, exit.failure.hint)
                 self._away.add(name)
-                self._look_at_rest()
+                self._look_at_pause()
                 continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
@@ -246,8 +246,8 @@ class Supervisor:
     def _settings(self) -> ChildSettings:
         config = self._config
         told_to_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
-        resting = self._condition.rest is not None or bool(self._restarting)
-        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, resting=resting)
+        resting = self._condition.pause is not None or bool(self._restarting)
+        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, paused=resting)
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed if a restart would not help. Failures of the node rarely end a peer whose trainer trains."""
@@ -269,11 +269,11 @@ class Supervisor:
 
     # ------------------------------------------------------------------ pauses
 
-    def _look_at_rest(self) -> None:
+    def _look_at_pause(self) -> None:
         """Start or end a pause, as the operator or the settings require."""
-        before, rest = self._condition.rest, self._resting.wanted(self._config)
+        before, rest = self._condition.pause, self._pauses.wanted(self._config)
         if rest != before:
-            self._condition.rest = rest
+            self._condition.pause = rest
             if (rest is None) != (before is None):
                 self._tell_node()
             self._changes.notify()
@@ -287,7 +287,7 @@ class Supervisor:
             node.tell(self._settings().to_line())
 
     def _may_run(self, name: str) -> bool:
-        rest = self._condition.rest
+        rest = self._condition.pause
         return rest is None or (name == NODE and not rest.is_offline)
 
     async def _until_sent_away(self, name: str, child: ChildProcess) -> ChildExit | None:
@@ -325,11 +325,11 @@ class Supervisor:
     # ------------------------------------------------------------------ events and requests
 
     def _hear(self, name: str, event: Event) -> None:
-        if name == NODE and isinstance(event, events.ProcessSays) and event.state == RESTING:
+        if name == NODE and isinstance(event, events.ProcessSays) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
         elif isinstance(event, events.TrafficCounted):
-            self._note(events.MonthCounted(self._resting.month.count(event.sent_bytes + event.received_bytes, time.time())))
+            self._note(events.MonthCounted(self._pauses.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
             self._condition.hear(name, event, time.monotonic())
         if isinstance(event, events.RunKnown):
@@ -347,7 +347,7 @@ class Supervisor:
     async def _look(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._look_at_rest()
+            self._look_at_pause()
             for event in self._housekeeping.look(self.status):
                 self._note(event)
             self._describe()
@@ -396,21 +396,21 @@ class Supervisor:
     def _pause(self, seconds: float | None) -> dict[str, Any]:
         if not self._config.trains:
             raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
-        self._resting.asked = asked_rest(time.time(), seconds)
-        self._look_at_rest()
+        self._pauses.asked = asked_pause(time.time(), seconds)
+        self._look_at_pause()
         return {"state": self.status.state, "reason": self.status.reason}
 
     def _leave(self, *, finish: bool) -> None:
         if not finish or TRAINER not in self._awake:
             self.leave("asked to leave")
             return
-        self._resting.asked = last_rest()
-        self._look_at_rest()
+        self._pauses.asked = last_pause()
+        self._look_at_pause()
 
     def _resume(self) -> dict[str, Any]:
-        self._resting.asked = None
-        self._look_at_rest()
-        if (rest := self._condition.rest) is not None:
+        self._pauses.asked = None
+        self._look_at_pause()
+        if (rest := self._condition.pause) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
         return {"state": self.status.state, "reason": self.status.reason}
 
@@ -425,7 +425,7 @@ class Supervisor:
         self._config = config
         self._note(events.LimitsSet(limits_in_force(config)))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
-        self._look_at_rest()
+        self._look_at_pause()
         self._tell_node()
         self._changes.notify()
         return {"value": value}

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.peer.machine.child import Child, run_child
-from gossamer.peer.machine.events import RESTING, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
+from gossamer.peer.machine.events import QUIET, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
 from gossamer.protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable, TransportError
 
 FAILURES = {
@@ -44,9 +44,9 @@ def _act(name: str, child: Child) -> None:
     while not child.stop_requested() or does == "deaf":
         if name == "node" and child.settings is not heard:
             heard = child.settings
-            (home / "node.rests").write_text(str(heard.resting))
-            if heard.resting and does != "meets":
-                child.emit(ProcessSays(RESTING, ""))
+            (home / "node.rests").write_text(str(heard.paused))
+            if heard.paused and does != "meets":
+                child.emit(ProcessSays(QUIET, ""))
         if (home / f"{name}.ends").exists():
             return
         time.sleep(0.01)
@@ -60,7 +60,7 @@ def _first_words(name: str, does: str, child: Child, home: Path) -> list[Event]:
         if does == "count":
             return [ProcessSays("joining", f"downloading weights: {percent} %") for percent in range(0, 101, 5)]
         if does == "seed":
-            return [RunKnown("ab", 100), PeersSeen(2), ProcessSays("seeding", "2 connected")]
+            return [RunKnown("ab", 100), PeersSeen(2), ProcessSays("serving", "2 connected")]
         return [RunKnown("ab", 100), *3 * [MeetingDone("12D3KooY", 0, "completed", "", "tunnel", 10, 20, 0.1)], PeersSeen(2)]
     assert (home / "manifest.bin").exists()
     state = "ready" if does == "wait" or child.settings.told_to_start else "training"

@@ -65,7 +65,7 @@ def test_the_directory_holds_members_only_once_the_manifest_is_known(tmp_path: P
         bare = seed.peer.bare_record((AT_SEED,))
         assert bare is not None and host.peer.is_member(bare)
         assert [type(event) for event in seed.events if isinstance(event, RunKnown)] == [RunKnown]
-        assert ProcessSays("seeding", "0 connected") in seed.events
+        assert ProcessSays("serving", "0 connected") in seed.events
         for one in (seed, host):
             await one.stop()
         await network.close()

@@ -187,7 +187,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
 
     async def first() -> None:
         running = start(trains=False)
-        network = await running.until("seeding")
+        network = await running.until("serving")
         assert running.said(ProcessSays)[-1].reason == "0 connected"
         assert running.said(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
         assert running.said(PeersSeen) == [PeersSeen(0)] and running.said(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
@@ -200,7 +200,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
     async def again() -> None:
         home.invite.unlink()
         running = start(trains=False)
-        network = await running.until("seeding")
+        network = await running.until("serving")
         assert network.shelf.read(member().to_bytes()), "its shelf is of the run that it holds"
         assert set(network.ways_in()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
         await running.stop()

@@ -129,13 +129,13 @@ def test_a_peer_alone_reports_no_missing_partners() -> None:
 def test_without_a_trainer_the_state_is_the_nodes() -> None:
     condition = Condition((NODE,))
     read = [read_of(condition, 0, 0.0)]
-    says(condition, NODE, "seeding", "3 connected")
+    says(condition, NODE, "serving", "3 connected")
     read.append(read_of(condition, 3, 1.0))
     condition.fell(NODE, "exit code 1", 0.5)
     read.append(read_of(condition, 3, 2.0))
     assert read == [
         ("starting", "opening the network"),
-        ("seeding", "3 connected"),
+        ("serving", "3 connected"),
         ("joining", "the node ended (exit code 1); starting it again in 0.5 s"),
     ]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from datetime import datetime
 from pathlib import Path
 
-from gossamer.peer.supervisor.resting import SAVE_S, MonthlyTraffic
+from gossamer.peer.supervisor.pauses import SAVE_S, MonthlyTraffic
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()
 DECEMBER_S = datetime(2026, 12, 1).timestamp()
@@ -51,9 +51,9 @@ def test_an_unreadable_count_starts_at_zero(tmp_path: Path) -> None:
 def test_a_month_that_is_used_up_takes_the_peer_off_the_network_until_the_next(tmp_path: Path) -> None:
     month = MonthlyTraffic(tmp_path / "traffic.json", NOON_S)
     month.count(10**9, NOON_S)
-    assert month.rest("2 GB", 2e9, NOON_S) is None
-    rest = month.rest("1 GB", 1e9, NOON_S)
+    assert month.pause("2 GB", 2e9, NOON_S) is None
+    rest = month.pause("1 GB", 1e9, NOON_S)
     assert rest is not None and rest.is_offline and rest.until_s == DECEMBER_S
     assert rest.reason == "this month's traffic of 1 GB is used up, until Tue 01 Dec, 00:00"
     assert "monthly_traffic" in rest.way_out
-    assert month.rest("1 GB", 1e9, DECEMBER_S) is None
+    assert month.pause("1 GB", 1e9, DECEMBER_S) is None

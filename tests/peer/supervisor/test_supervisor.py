@@ -182,7 +182,7 @@ def test_growing_figures_are_shown_but_not_logged_one_by_one(tmp_path: Path) -> 
 def test_a_node_alone_is_a_peer_too(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, node="seed", trains=False) as (running, work):
-            await eventually(lambda: running.status.state == "seeding", "seeding")
+            await eventually(lambda: running.status.state == "serving", "serving")
             assert running.status.reason == "2 connected"
             assert not running.lives("trainer")
             running.supervisor.leave("asked to leave")

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.supervisor.rest import asked_rest, last_rest, memory_rest, refused_rest, ruled_rest
+from gossamer.peer.supervisor.pause import asked_pause, last_pause, memory_pause, refused_pause, ruled_pause
 from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Seldom, Surroundings, others_cpu_s
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
@@ -16,26 +16,26 @@ CALM = Surroundings()
 
 
 def test_default_settings_require_no_pause() -> None:
-    assert ruled_rest(LocalSettings(), NOON_S, Surroundings(is_on_battery=True, cores_of_others=3.0)) is None
+    assert ruled_pause(LocalSettings(), NOON_S, Surroundings(is_on_battery=True, cores_of_others=3.0)) is None
 
 
 def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> None:
-    two_hours = asked_rest(NOON_S, 7200.0)
+    two_hours = asked_pause(NOON_S, 7200.0)
     assert (two_hours.reason, two_hours.until_s) == ("paused by the operator until 14:00", NOON_S + 7200)
-    night = ruled_rest(LocalSettings(schedule="22:00-07:00"), NOON_S, CALM)
+    night = ruled_pause(LocalSettings(schedule="22:00-07:00"), NOON_S, CALM)
     assert night is not None
     assert (night.reason, night.until_s) == ("the schedule 22:00-07:00 says so until 22:00", NOON_S + 36000)
-    friday = ruled_rest(LocalSettings(schedule="fri 08:00-09:00"), NOON_S, CALM)
+    friday = ruled_pause(LocalSettings(schedule="fri 08:00-09:00"), NOON_S, CALM)
     assert friday is not None and friday.reason.endswith("until Fri 27 Nov, 08:00")
-    battery = ruled_rest(LocalSettings(not_on_battery=True), NOON_S, Surroundings(is_on_battery=True))
-    others = ruled_rest(LocalSettings(only_idle=True), NOON_S, Surroundings(cores_of_others=2.34))
+    battery = ruled_pause(LocalSettings(not_on_battery=True), NOON_S, Surroundings(is_on_battery=True))
+    others = ruled_pause(LocalSettings(only_idle=True), NOON_S, Surroundings(cores_of_others=2.34))
     assert others is not None and "2.3 of its processor cores" in others.reason
-    disk = ruled_rest(LocalSettings(max_disk="1 GB"), NOON_S, Surroundings(home_bytes=1_400_000_000))
+    disk = ruled_pause(LocalSettings(max_disk="1 GB"), NOON_S, Surroundings(home_bytes=1_400_000_000))
     assert disk is not None and "takes 1.4 GB of the disk, and may take 1 GB" in disk.reason
-    memory = memory_rest(LocalSettings(max_memory="1 GB"), Surroundings(held_bytes=1_400_000_000))
+    memory = memory_pause(LocalSettings(max_memory="1 GB"), Surroundings(held_bytes=1_400_000_000))
     assert memory is not None and "held 1.4 GB of memory, and may hold 1 GB" in memory.reason
-    assert memory_rest(LocalSettings(), Surroundings(held_bytes=1 << 50)) is None
-    for rest in (two_hours, asked_rest(NOON_S, None), night, battery, others, disk, memory, refused_rest("why", "how"), last_rest()):
+    assert memory_pause(LocalSettings(), Surroundings(held_bytes=1 << 50)) is None
+    for rest in (two_hours, asked_pause(NOON_S, None), night, battery, others, disk, memory, refused_pause("why", "how"), last_pause()):
         assert rest is not None and rest.reason and rest.way_out.startswith("ends ")
 
 

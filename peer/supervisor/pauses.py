@@ -11,7 +11,7 @@ from pathlib import Path
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.units import size_bytes
-from gossamer.peer.supervisor.rest import Rest, clock_text, memory_rest, ruled_rest
+from gossamer.peer.supervisor.pause import Pause, clock_text, memory_pause, ruled_pause
 from gossamer.peer.supervisor.surroundings import Lookout
 
 SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
@@ -50,13 +50,13 @@ class MonthlyTraffic:
         with contextlib.suppress(OSError):
             write_whole(self._path, json.dumps({"month": self._month, "bytes": self.num_bytes}).encode())
 
-    def rest(self, limit: str, limit_bytes: float, now_s: float) -> Rest | None:
+    def pause(self, limit: str, limit_bytes: float, now_s: float) -> Pause | None:
         """Return an offline pause if the month's traffic is used up: membership costs traffic too."""
         self.turn(now_s)
         if self.num_bytes < limit_bytes:
             return None
         until_s = _next_month_s(now_s)
-        return Rest(
+        return Pause(
             f"this month's traffic of {limit} is used up, until {clock_text(until_s, now_s)}",
             "ends by itself then; `peer config monthly_traffic SIZE` allows more",
             until_s=until_s,
@@ -64,25 +64,25 @@ class MonthlyTraffic:
         )
 
 
-class Resting:
+class Pauses:
     """Polled about once a second. `asked` is a pause that only the operator ends."""
 
     def __init__(self, home: Home) -> None:
-        self.asked: Rest | None = None
+        self.asked: Pause | None = None
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
 
-    def wanted(self, config: PeerConfig) -> Rest | None:
+    def wanted(self, config: PeerConfig) -> Pause | None:
         """Return the pause that applies now, or None."""
         now_s = time.time()
         if self.asked is not None and self.asked.until_s is not None and now_s >= self.asked.until_s:
             self.asked = None
-        used_up = self.month.rest(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)
+        used_up = self.month.pause(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)
         if used_up is not None or not config.trains:
             return used_up
         around = self._lookout.look(config)
-        self.asked = self.asked or memory_rest(config, around)
-        return self.asked or ruled_rest(config, now_s, around)
+        self.asked = self.asked or memory_pause(config, around)
+        return self.asked or ruled_pause(config, now_s, around)
 
 
 def _month(now_s: float) -> str:
