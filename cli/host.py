@@ -12,7 +12,7 @@ import typer
 
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
-from gossamer.cli.invite import doors
+from gossamer.cli.invite import bootstraps
 from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
@@ -99,7 +99,7 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
     def look(status: Status, drawn: Screen) -> None:
         if status.addresses and not printed:
             not_after_s = int(time.time()) + INVITE_LIFETIME_S
-            addresses = doors(folder, identity.peer_id, tuple(status.addresses))
+            addresses = bootstraps(folder, identity.peer_id, tuple(status.addresses))
             printed.append(Invite.issue(identity, signed.run_id, addresses, None, not_after_s).to_text())
             drawn.say("invite for others, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])

@@ -79,13 +79,13 @@ def known_addresses(folder: Home, me: PeerId, given: tuple[str, ...] = ()) -> tu
     own: tuple[str, ...] = ()
     with contextlib.suppress(BadSettings):  # it does not run: the address book must do
         own = tuple(ask(folder.path, {"verb": "status"})["addresses"])
-    addresses = doors(folder, me, own, given)
+    addresses = bootstraps(folder, me, own, given)
     if not addresses:
         raise BadSettings("no bootstrap address is known for the invite", hint="start this peer first, with `peer host` or `peer join`")
     return addresses
 
 
-def doors(folder: Home, me: PeerId, own: tuple[str, ...], given: tuple[str, ...] = ()) -> tuple[str, ...]:
+def bootstraps(folder: Home, me: PeerId, own: tuple[str, ...], given: tuple[str, ...] = ()) -> tuple[str, ...]:
     """Return the bootstrap addresses for an invite: given ones, this peer's, then as many of the address book as fit.
 
     One reachable address is enough to join, so the best address of each peer comes before the second of any.

@@ -18,7 +18,7 @@ FRAME_BYTES: Final = 512 * KIB  # largest frame, checked before parsing: a parse
 SMALL_FRAME_BYTES: Final = 8 * KIB  # largest frame without data or bitmap: the largest Hello, with three records, takes 3.2 KiB
 REFUSAL_DETAIL_CHARS: Final = 200  # longest detail text of a refusal: one line in a log
 PASSED_RECORDS: Final = 3  # most records in a Hello or a request: enough to refill an address book, too few to flood it
-INTRODUCED: Final = 16  # most records in a peer-exchange reply: after three replies a newcomer no longer depends on any bootstrap node
+MAX_LISTED: Final = 16  # most records in a peer-exchange reply: after three replies a newcomer no longer depends on any bootstrap node
 
 # ---- rates ----
 SLOWEST_BYTES_PER_S: Final = 32 * KIB  # slowest rate for which a meeting's timeout allows: a quarter of a megabit per second
@@ -96,7 +96,7 @@ _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,
     "observed": ADDRESS_CHARS,
     "records": PASSED_RECORDS,
-    "members": INTRODUCED,
+    "members": MAX_LISTED,
     "addresses": RECORD_ADDRESSES,
     "failed_blocks": CHUNK_BYTES,
 }

@@ -61,12 +61,12 @@ def test_every_verb_and_option_is_described() -> None:
 
 
 def test_options_of_every_verb_are_described() -> None:
-    introduction = (REFERENCE / "cli.md").read_text().partition("\n## ")[0]
+    peer_list = (REFERENCE / "cli.md").read_text().partition("\n## ")[0]
     group = typer.main.get_command(command_line())
     home = next(parameter for parameter in group.commands["status"].params if parameter.name == "home")  # type: ignore[attr-defined]
     for parameter in (*group.params, home):
         for name in spellings(parameter):
-            assert name in introduction, f"peer {name}"
+            assert name in peer_list, f"peer {name}"
 
 
 def spellings(parameter: Any) -> list[str]:

@@ -89,7 +89,7 @@ class AntiEntropy:
         try:
             async with asyncio.timeout(CALL_S), self.client.source(peer, addresses) as source:
                 told, time = self.peer_exchange.records_for(peer), self.peer_exchange.time
-                introduction = await source.introduction(told, time, is_door=peer in self.bootstraps)
+                peer_list = await source.peer_list(told, time, is_bootstrap=peer in self.bootstraps)
         except (TransportError, TimeoutError):
             self.peer_exchange.book.lost(peer, loop_s())
         except PeerMisbehaved:
@@ -98,4 +98,4 @@ class AntiEntropy:
             self.peer_exchange.book.answered(peer, loop_s())
         else:
             self.peer_exchange.book.answered(peer, loop_s())
-            self.peer_exchange.introduce(introduction.members, peer)
+            self.peer_exchange.list_peers(peer_list.members, peer)

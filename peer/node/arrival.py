@@ -21,14 +21,14 @@ from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.tasks import cancel
 
-PATIENCE_S = 60.0  # for the first door that answers
+TIMEOUT_S = 60.0  # for the first door that answers
 PAUSE_S = 1.0
 NEXT_S = 2.0  # until the next door is tried beside one that has not answered
-DOORS = 32  # known at most: those of the invite, and those whom they named first
+MAX_BOOTSTRAPS = 32  # known at most: those of the invite, and those whom they named first
 
 
 @dataclass(slots=True)
-class Doors:
+class Bootstraps:
     """The peers that a newcomer may ask, and their answers so far."""
 
     addresses: dict[PeerId, tuple[str, ...]]  # each ends in the peer's id
@@ -43,7 +43,11 @@ class Doors:
             with suppress(BadMessage, BadSignature, ValueError):
                 record = MemberRecord.from_bytes(raw)
                 record.verify(record.peer_id)
-                if record.run_id == run_id and record.addresses and (record.peer_id in self.addresses or len(self.addresses) < DOORS):
+                if (
+                    record.run_id == run_id
+                    and record.addresses
+                    and (record.peer_id in self.addresses or len(self.addresses) < MAX_BOOTSTRAPS)
+                ):
                     self.addresses.setdefault(record.peer_id, tuple(with_peer(text, record.peer_id) for text in record.addresses))
                     self.members.append(raw)
 
@@ -57,37 +61,37 @@ async def find_run(
     `say` gets a line about each peer that is asked. Raises RunRefusesUs or WrongVersion when all refuse us, SwarmUnreachable when nobody
     gave it for a minute, BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
     """
-    doors, loop = Doors(by_peer(addresses), time), asyncio.get_running_loop()
-    until_s = loop.time() + PATIENCE_S
+    bootstraps, loop = Bootstraps(by_peer(addresses), time), asyncio.get_running_loop()
+    until_s = loop.time() + TIMEOUT_S
     while loop.time() < until_s:
-        doors.refusals.clear()
-        signed = await _knock(client, doors, say)
+        bootstraps.refusals.clear()
+        signed = await _ask_in_turn(client, bootstraps, say)
         if signed is not None:
             signed.manifest()  # can this build read it?
-            return signed, doors.members
-        if doors.refusals.keys() == doors.addresses.keys():
+            return signed, bootstraps.members
+        if bootstraps.refusals.keys() == bootstraps.addresses.keys():
             break
         await asyncio.sleep(PAUSE_S)
-    for refusal in doors.refusals.values():
+    for refusal in bootstraps.refusals.values():
         raise refusal
     raise SwarmUnreachable(
-        f"none of the invite's addresses gave the manifest in {PATIENCE_S:.0f} s (last: {doors.last})",
+        f"none of the invite's addresses gave the manifest in {TIMEOUT_S:.0f} s (last: {bootstraps.last})",
         hint="check that the host is running and that its address can be reached from here, then join again; "
         "peers that have banned this one do not answer it either",
     )
 
 
-async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) -> SignedManifest | None:
+async def _ask_in_turn(client: FetchClient, bootstraps: Bootstraps, say: Callable[[str], None]) -> SignedManifest | None:
     """Try every known peer once, including those named on the way, until one gives the manifest."""
     asked: set[PeerId] = set()
     asking: set[asyncio.Task[SignedManifest | None]] = set()
     try:
         while True:
-            peer = next((peer for peer in doors.addresses if peer not in asked), None)
+            peer = next((peer for peer in bootstraps.addresses if peer not in asked), None)
             if peer is not None:
                 asked.add(peer)
-                say(f"asking {doors.addresses[peer][0]} for the run's manifest")
-                asking.add(asyncio.create_task(_ask(client, peer, doors), name=f"door {peer.short()}"))
+                say(f"asking {bootstraps.addresses[peer][0]} for the run's manifest")
+                asking.add(asyncio.create_task(_ask(client, peer, bootstraps), name=f"door {peer.short()}"))
             elif not asking:
                 return None
             done, asking = await asyncio.wait(asking, timeout=NEXT_S, return_when=asyncio.FIRST_COMPLETED)
@@ -98,22 +102,22 @@ async def _knock(client: FetchClient, doors: Doors, say: Callable[[str], None]) 
         await cancel(*asking)
 
 
-async def _ask(client: FetchClient, peer: PeerId, doors: Doors) -> SignedManifest | None:
-    """Ask one peer; return None, with the reason noted in `doors`, if it does not give the manifest."""
+async def _ask(client: FetchClient, peer: PeerId, bootstraps: Bootstraps) -> SignedManifest | None:
+    """Ask one peer; return None, with the reason noted in `bootstraps`, if it does not give the manifest."""
 
     async def ask_for_all(client: FetchClient) -> SignedManifest:
-        async with client.source(peer, doors.addresses[peer]) as source:
-            introduction = await source.introduction((), doors.time, is_door=True)
-            doors.name(introduction.members, client.run_id)
+        async with client.source(peer, bootstraps.addresses[peer]) as source:
+            peer_list = await source.peer_list((), bootstraps.time, is_bootstrap=True)
+            bootstraps.name(peer_list.members, client.run_id)
             await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
             return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)
 
     try:
         return await in_their_version(client, ask_for_all)
     except Refused as refusal:
-        doors.last = str(refusal)
+        bootstraps.last = str(refusal)
         if (final := as_final(refusal)) is not None:
-            doors.refusals[peer] = final
+            bootstraps.refusals[peer] = final
     except (TransportError, PeerMisbehaved) as error:
-        doors.last = f"{doors.addresses[peer][0]}: {error}"
+        bootstraps.last = f"{bootstraps.addresses[peer][0]}: {error}"
     return None

@@ -49,10 +49,10 @@ class Run:
     invite: Invite
 
     @classmethod
-    def of(cls, host: Identity, manifest: Manifest, doors: tuple[str, ...], not_after_s: int) -> Run:
-        """Make it known by these doors."""
+    def of(cls, host: Identity, manifest: Manifest, bootstraps: tuple[str, ...], not_after_s: int) -> Run:
+        """Make it known by these bootstraps."""
         signed = SignedManifest.sign(manifest, host)
-        return cls(host, signed, manifest, Invite.issue(host, signed.run_id, doors, None, not_after_s))
+        return cls(host, signed, manifest, Invite.issue(host, signed.run_id, bootstraps, None, not_after_s))
 
 
 @dataclass
@@ -160,9 +160,9 @@ class Resident:
 
     def _open_peers(self) -> list[PeerId]:
         """Return who may relay: members that can be called, as far as this peer knows."""
-        doors = [peer for door in self._run.invite.bootstraps if (peer := read_address(door)) is not None]
+        bootstraps = [peer for door in self._run.invite.bootstraps if (peer := read_address(door)) is not None]
         known = [entry.peer_id for entry in self.book.known(loop_s())]
-        return sorted({*doors, *known} - self._network.hidden.keys() - {self.peer_id})
+        return sorted({*bootstraps, *known} - self._network.hidden.keys() - {self.peer_id})
 
     def _holds(self, relay: PeerId) -> bool:
         return self._network.is_up(relay) and not self._network.is_cut(self.peer_id, relay)

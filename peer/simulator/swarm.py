@@ -34,7 +34,7 @@ CHURN_S = 600.0  # in which the share of --churn is killed
 BACK_S = (10.0, 120.0)  # until a killed peer is back
 WATCH_S = 5.0
 BLIND_S = 120.0  # the longest that a peer with others within reach may know nobody
-NUM_DOORS = 3
+NUM_BOOTSTRAPS = 3
 WRONG_CLOCKS = 10  # every so manyth
 
 
@@ -107,7 +107,7 @@ class SwarmStory:
         self._network = MemoryNetwork(scene.seed)
         host = identity_of(2**31 + scene.seed)
         issued = manifest.model_copy(update={"run": manifest.run.model_copy(update={"access": "invite", "issuers": (str(host.peer_id),)})})
-        self._run = Run.of(host, issued, tuple(self._doors(host)), int(EPOCH_S) + 10**7)
+        self._run = Run.of(host, issued, tuple(self._bootstraps(host)), int(EPOCH_S) + 10**7)
         self._peers: list[Resident] = []
         self._aside: set[asyncio.Task[None]] = set()
         self._know_enough_s: list[float] = []
@@ -235,8 +235,8 @@ class SwarmStory:
 
     def _resident(self, number: int) -> Resident:
         scene, rng = self._scene, self._rng
-        is_door = number < NUM_DOORS
-        if not is_door and rng.random() >= scene.reachable:
+        is_bootstrap = number < NUM_BOOTSTRAPS
+        if not is_bootstrap and rng.random() >= scene.reachable:
             self._network.hidden[identity_of(number).peer_id] = ()
         link = Link(
             latency_s=scene.latency_s * rng.uniform(0.5, 1.5),
@@ -247,8 +247,8 @@ class SwarmStory:
         ahead_s = rng.choice((-scene.skew_s, scene.skew_s)) if number % WRONG_CLOCKS == WRONG_CLOCKS - 1 else 0.0
         return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _place(number))
 
-    def _doors(self, host: Identity) -> Iterator[str]:
-        for number in range(min(NUM_DOORS, self._scene.peers)):
+    def _bootstraps(self, host: Identity) -> Iterator[str]:
+        for number in range(min(NUM_BOOTSTRAPS, self._scene.peers)):
             peer = host.peer_id if number == 0 else identity_of(number).peer_id
             yield f"{_place(number)}/p2p/{peer}"
 

@@ -15,9 +15,9 @@ from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import INTRODUCED, PASSED_RECORDS, RECORD_BYTES
+from gossamer.protocol.limits import MAX_LISTED, PASSED_RECORDS, RECORD_BYTES
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.replies import Introduction
+from gossamer.protocol.messages.replies import PeerList
 from gossamer.protocol.messages.terms import RunTerms, check_record
 
 LAST_WORD_S = 5.0  # a record that expires so soon is a farewell (see Presence.leave) or is not renewed; it is not passed on
@@ -56,7 +56,7 @@ class PeerExchange:
             with suppress(GossamerError, ValueError):
                 self.take(MemberRecord.from_bytes(one))
 
-    def introduce(self, members: Iterable[bytes], by: PeerId) -> None:
+    def list_peers(self, members: Iterable[bytes], by: PeerId) -> None:
         """Add the random members that peer `by` sent, and update `familiar`, the book's share of the swarm."""
         for raw in members:
             with suppress(GossamerError, ValueError):
@@ -73,10 +73,10 @@ class PeerExchange:
         own = [self.own] if self.own is not None and self.is_in_force(self.own) else []
         return tuple(record.to_bytes() for record in (own + self.rng.sample(others, min(most, len(others))))[:most])
 
-    def introduction(self, asker: PeerId, most_bytes: int) -> bytes:
+    def peer_list(self, asker: PeerId, most_bytes: int) -> bytes:
         """Return the answer to a peer that asks for members, of at most `most_bytes`."""
-        members = self.records_for(asker, min(INTRODUCED, most_bytes // (RECORD_BYTES + 3)))
-        return Introduction(members, int(1000 * self.time.local_s())).to_bytes()
+        members = self.records_for(asker, min(MAX_LISTED, most_bytes // (RECORD_BYTES + 3)))
+        return PeerList(members, int(1000 * self.time.local_s())).to_bytes()
 
     def _is_there(self, peer_id: PeerId) -> bool:
         record = self.book.get(peer_id).record

@@ -31,7 +31,7 @@ class Reading:
 
     ahead_s: float  # of this machine's clock, when it was read
     heard_s: float  # loop time
-    is_door: bool
+    is_bootstrap: bool
 
 
 @dataclass(slots=True)
@@ -47,9 +47,9 @@ class SwarmTime:
         """Return the time of day: Unix time."""
         return self.local_s() + self.ahead_s
 
-    def heard(self, network: str, peer: PeerId, unix_s: float, *, is_door: bool = False) -> None:
+    def heard(self, network: str, peer: PeerId, unix_s: float, *, is_bootstrap: bool = False) -> None:
         """Take in a reading: the time of day now at a peer in a network."""
-        reading = Reading(unix_s - self.local_s(), loop_s(), is_door)
+        reading = Reading(unix_s - self.local_s(), loop_s(), is_bootstrap)
         self._forget_if_set()
         self._result_s = None
         peers = self._readings.get(network, {})
@@ -71,7 +71,7 @@ class SwarmTime:
             ahead_s = [reading.ahead_s for reading in networks[0]]
         if len(ahead_s) == 1:
             (reading,) = networks[0]
-            return reading.ahead_s if reading.is_door and abs(reading.ahead_s) > CLOCK_SKEW_S else 0.0
+            return reading.ahead_s if reading.is_bootstrap and abs(reading.ahead_s) > CLOCK_SKEW_S else 0.0
         return statistics.median_low([0.0, *ahead_s])
 
     @property

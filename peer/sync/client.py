@@ -30,7 +30,7 @@ from gossamer.protocol.errors import (
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
-from gossamer.protocol.messages.replies import INTRODUCTION_BYTES, SIGHTING_BYTES, Introduction, Sighting
+from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 
 T = TypeVar("T")
@@ -113,16 +113,16 @@ class Source:
         _, data = await self.take(_is_manifest)
         return data
 
-    async def introduction(self, records: tuple[bytes, ...], time: SwarmTime, *, is_door: bool) -> Introduction:
+    async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool) -> PeerList:
         """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
         asked_s = asyncio.get_running_loop().time()
-        await self._ask(ContentsKind.INTRODUCTION, secrets.token_bytes(NONCE_BYTES), 0, INTRODUCTION_BYTES, 0, records)
+        await self._ask(ContentsKind.PEER_LIST, secrets.token_bytes(NONCE_BYTES), 0, PEER_LIST_BYTES, 0, records)
         _, data = await self.take()
-        introduction = Introduction.from_bytes(data)
+        peer_list = PeerList.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
-        there_s = introduction.unix_ms / 1000 + took_s / 2
-        time.heard(network_of(self.stream.observed), self.stream.partner, there_s, is_door=is_door)
-        return introduction
+        there_s = peer_list.unix_ms / 1000 + took_s / 2
+        time.heard(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
+        return peer_list
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
         """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""

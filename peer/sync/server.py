@@ -30,15 +30,15 @@ from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import cancel
 
 MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
-OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.INTRODUCTION)
+OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.PEER_LIST)
 OF_WEIGHTS = (*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW)
 PLACES = 8
 MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
 ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
 ECHOES_TO_ONE = Allowance(2 << 20, 600.0)
-INTRODUCTIONS_TO_ALL = Allowance(3000, 600.0)
-INTRODUCTIONS_TO_ONE = Allowance(120, 600.0)  # a peer's anti-entropy asks a fourth as often
-INTRODUCTIONS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: identities are free
+PEER_LISTS_TO_ALL = Allowance(3000, 600.0)
+PEER_LISTS_TO_ONE = Allowance(120, 600.0)  # a peer's anti-entropy asks a fourth as often
+PEER_LISTS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: identities are free
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class FetchServer:
         match request.kind:
             case ContentsKind.MANIFEST:
                 answer = ServedPart.part_of(self.manifest, request)
-            case ContentsKind.INTRODUCTION:
+            case ContentsKind.PEER_LIST:
                 answer = ServedPart.whole(self._introduction(stream, request))
             case ContentsKind.REVOCATIONS:
                 shown = self.terms.revocations.shown_to(request.sender, request.credential)
@@ -100,10 +100,10 @@ class FetchServer:
 
     def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""
-        if not self._observed.may_introduce(stream.partner, stream.observed):
-            return self.peer_exchange.introduction(stream.partner, 0)
+        if not self._observed.may_list_peers(stream.partner, stream.observed):
+            return self.peer_exchange.peer_list(stream.partner, 0)
         self.peer_exchange.take_all(request.records)
-        return self.peer_exchange.introduction(stream.partner, request.num_bytes)
+        return self.peer_exchange.peer_list(stream.partner, request.num_bytes)
 
     async def _echo(self, stream: Stream, request: FetchRequest) -> bytes:
         self._observed.allow_echo(stream.partner, request.num_bytes)
@@ -155,9 +155,7 @@ class ObservedAddresses:
 
     now_s: Callable[[], float]
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
-    _introductions: Budgets = field(
-        default_factory=lambda: Budgets(loop_s, INTRODUCTIONS_TO_ALL, INTRODUCTIONS_TO_ONE, INTRODUCTIONS_TO_NETWORK)
-    )
+    _introductions: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
 
     def sighting(self, observed: str) -> bytes:
         """Return a peer's address as its connection shows it, and the time here, encoded."""
@@ -168,7 +166,7 @@ class ObservedAddresses:
         if not self._echoes.take(num_bytes, partner):
             raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
 
-    def may_introduce(self, partner: PeerId, observed: str) -> bool:
+    def may_list_peers(self, partner: PeerId, observed: str) -> bool:
         """Count a peer exchange against the budgets of the peer, its network and all; return False when one is used up."""
         is_near = not observed or route(observed) == "local"
         return self._introductions.take(1, partner, partner if is_near else network_of(observed))

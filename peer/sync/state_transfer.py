@@ -29,7 +29,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import RunTerms
 
-PATIENCE_S = 60.0  # without any source that answers at all
+TIMEOUT_S = 60.0  # without any source that answers at all
 PAUSE_S = 1.0  # between two rounds
 ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single one must not send us away
 SOURCES = 4  # at once
@@ -60,7 +60,7 @@ class StateTransfer:
     async def hear_global_steps(self) -> None:
         """Ask peers for their global steps until one that has begun answers.
 
-        Raises SwarmUnreachable when none has answered for PATIENCE_S, RunRefusesUs or WrongVersion when all that answer reject us.
+        Raises SwarmUnreachable when none has answered for TIMEOUT_S, RunRefusesUs or WrongVersion when all that answer reject us.
         """
         await self._until_done(self.ask_global_steps)
 
@@ -101,7 +101,7 @@ class StateTransfer:
 
     async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
-        while loop_s() - answered_s < PATIENCE_S:
+        while loop_s() - answered_s < TIMEOUT_S:
             began_s = loop_s()
             answers = await ask_all()
             if answers is None:
@@ -114,7 +114,7 @@ class StateTransfer:
                 answered_s = loop_s()
             await asyncio.sleep(max(0.0, PAUSE_S - (loop_s() - began_s)))
         raise SwarmUnreachable(
-            f"no peer of the run answered for {PATIENCE_S:.0f} s",
+            f"no peer of the run answered for {TIMEOUT_S:.0f} s",
             hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
             "peers that have banned this one do not answer it either",
         )

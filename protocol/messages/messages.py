@@ -163,7 +163,7 @@ class ContentsKind(IntEnum):
     ECHO = 6  # the bytes of the chunk that follows the request
     RESULT_HASHES = 7  # the concatenated SHA-256 digests of the result's pieces
     RESULT_PIECES = 8  # bitmap of the result's pieces that the source has, lowest bit first; empty if it has none
-    INTRODUCTION = 9  # peer exchange: records of members
+    PEER_LIST = 9  # peer exchange: records of members
     REVOCATIONS = 10  # the revocations that the source knows
     CREDENTIAL = 11  # the requester's own credential with a later expiry date, from its issuer
 

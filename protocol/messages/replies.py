@@ -12,7 +12,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.messages.frames import read_alone, write_alone
 
 SIGHTING_BYTES = 256  # upper bound
-INTRODUCTION_BYTES = limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
+PEER_LIST_BYTES = limits.MAX_LISTED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
 
 
 class _Reply(limits.Bounded):
@@ -40,10 +40,10 @@ class Sighting(_Reply):
 
 
 @dataclass(frozen=True, slots=True)
-class Introduction(_Reply):
+class PeerList(_Reply):
     """Members that the sender knows, so that the requester no longer depends on one bootstrap node; and the sender's clock."""
 
-    MOST_BYTES = INTRODUCTION_BYTES
+    MOST_BYTES = PEER_LIST_BYTES
 
     members: tuple[bytes, ...]  # at most 16 member records as their peers signed them, including the sender's own
     unix_ms: int  # the sender's clock: Unix milliseconds

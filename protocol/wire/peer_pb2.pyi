@@ -54,7 +54,7 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_RESULT_PIECES: _ClassVar[ContentsKind]
     CONTENTS_SIGHTING: _ClassVar[ContentsKind]
     CONTENTS_ECHO: _ClassVar[ContentsKind]
-    CONTENTS_INTRODUCTION: _ClassVar[ContentsKind]
+    CONTENTS_PEER_LIST: _ClassVar[ContentsKind]
     CONTENTS_REVOCATIONS: _ClassVar[ContentsKind]
     CONTENTS_CREDENTIAL: _ClassVar[ContentsKind]
 PHASE_TRAIN: Phase
@@ -90,7 +90,7 @@ CONTENTS_RESULT_HASHES: ContentsKind
 CONTENTS_RESULT_PIECES: ContentsKind
 CONTENTS_SIGHTING: ContentsKind
 CONTENTS_ECHO: ContentsKind
-CONTENTS_INTRODUCTION: ContentsKind
+CONTENTS_PEER_LIST: ContentsKind
 CONTENTS_REVOCATIONS: ContentsKind
 CONTENTS_CREDENTIAL: ContentsKind
 
@@ -340,7 +340,7 @@ class Sighting(_message.Message):
     unix_ms: int
     def __init__(self, observed: _Optional[str] = ..., unix_ms: _Optional[int] = ...) -> None: ...
 
-class Introduction(_message.Message):
+class PeerList(_message.Message):
     __slots__ = ("members", "unix_ms")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     UNIX_MS_FIELD_NUMBER: _ClassVar[int]

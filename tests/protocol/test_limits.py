@@ -12,7 +12,7 @@ def test_limits_are_consistent() -> None:
     assert limits.CHUNK_BYTES < limits.FRAME_BYTES
     assert limits.PASSED_RECORDS * limits.RECORD_BYTES < limits.SMALL_FRAME_BYTES
     assert limits.SMALL_FRAME_BYTES < limits.FRAME_BYTES
-    assert max(limits.MANIFEST_BYTES, limits.INTRODUCED * (limits.RECORD_BYTES + 3) + 16) <= limits.CHUNK_BYTES
+    assert max(limits.MANIFEST_BYTES, limits.MAX_LISTED * (limits.RECORD_BYTES + 3) + 16) <= limits.CHUNK_BYTES
 
 
 def test_the_largest_counts_are_exact_as_floats() -> None:

@@ -60,7 +60,7 @@ def unheard(event: Event) -> None:
 
 
 class Resident:
-    """A peer that is there and keeps up with the others. `doors` are what its invite names; `saved` is its book of an earlier life.
+    """A peer that is there and keeps up with the others. `bootstraps` are what its invite names; `saved` is its book of an earlier life.
 
     With a `directory` it is in the real one; its address is in a network of its own then.
     """
@@ -69,7 +69,7 @@ class Resident:
         self,
         network: MemoryNetwork,
         number: int,
-        doors: Sequence[str] = (),
+        bootstraps: Sequence[str] = (),
         *,
         address: str = "",
         saved: Path | None = None,
@@ -78,7 +78,7 @@ class Resident:
     ) -> None:
         self.identity = Identity(number.to_bytes(4, "little") * 8)
         self.peer_id = self.identity.peer_id
-        self._network, self._doors, self._is_listed = network, tuple(doors), directory
+        self._network, self._bootstraps, self._is_listed = network, tuple(bootstraps), directory
         self._home = Home(saved.parent if saved else Path("no home"))
         own = f"/ip4/{101 + number % 99}.{number // 99 % 250}.1.9/tcp/4001" if directory else f"/ip4/192.0.2.1/tcp/{number % 60000 + 1}"
         self._address = address or own
@@ -89,7 +89,7 @@ class Resident:
         """Bring it up."""
         network, rng, unused = self._network, random.Random(f"{self.peer_id}/{len(self._tasks)}"), cast(Any, None)
         network.places[self.peer_id] = self._address
-        run = HeldRun(RUN.run_id, RUN, None, self._doors)
+        run = HeldRun(RUN.run_id, RUN, None, self._bootstraps)
         own = OwnSide(IdleTrainer(), unused, unused)
         self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, unheard)
         life = network.transport(self.peer_id, peer.answer, is_banned=peer.is_banned)
@@ -103,7 +103,7 @@ class Resident:
         async with asyncio.TaskGroup() as tasks:
             if directory is not None:
                 await directory.open()
-                tasks.create_task(stay_in_directory(directory, p2p, self.peer.shelf, self._doors))
+                tasks.create_task(stay_in_directory(directory, p2p, self.peer.shelf, self._bootstraps))
             tasks.create_task(self.peer.run(network))
 
     async def _connected(self) -> Collection[PeerId]:

@@ -15,7 +15,7 @@ from tests.swarm.world import Peer, Swarm, play
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
-def introduce(*peers: Peer) -> None:
+def list_peers(*peers: Peer) -> None:
     for peer in peers:
         for other in peers:
             peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
@@ -31,7 +31,7 @@ def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) 
         peers = swarm.start(4)
         for peer in peers:
             peer.trainer.frozen = True
-        introduce(*peers)
+        list_peers(*peers)
         await asyncio.sleep(2.0)
         for peer in peers[1:3]:
             swarm.network.kill_at(peer.peer_id, sent=2)
@@ -134,7 +134,7 @@ def test_a_partner_that_never_says_a_word_leaves_time_for_another(tmp_path: Path
         a, b, c = swarm.start(3)
         for peer in swarm.peers:
             peer.trainer.frozen = True
-        introduce(a, b, c)
+        list_peers(a, b, c)
         await asyncio.sleep(2.0)
         for _ in range(2):  # is to rest while the other is chosen
             a.book.refused(c.peer_id, asyncio.get_running_loop().time())

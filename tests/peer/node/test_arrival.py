@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.node.arrival import PATIENCE_S, find_run
+from gossamer.peer.node.arrival import TIMEOUT_S, find_run
 from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
@@ -105,7 +105,7 @@ def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
             async def two_frames(message: object) -> None:
                 nonlocal num_sent
                 num_sent += 1
-                if num_sent > 2:  # the header of the introduction, and the introduction
+                if num_sent > 2:  # the header of the peer_list, and the peer_list
                     network.kill(HOST.peer_id, is_delivered=True)
                     raise PeerGone("it has died")
                 await send(message)  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refu
         network.transport(HOST.peer_id, refuses)
         with pytest.raises(RunRefusesUs):
             await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
-        assert now_s() >= PATIENCE_S
+        assert now_s() >= TIMEOUT_S
 
     play(story)
 

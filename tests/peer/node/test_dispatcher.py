@@ -92,7 +92,7 @@ def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -
     virtual_time.run(scene())
 
 
-@pytest.mark.parametrize("kind", [ContentsKind.MANIFEST, ContentsKind.INTRODUCTION])
+@pytest.mark.parametrize("kind", [ContentsKind.MANIFEST, ContentsKind.PEER_LIST])
 def test_who_asks_what_the_run_is_and_does_not_listen_loses_its_place_in_seconds(kind: ContentsKind) -> None:
     async def scene() -> None:
         stream, (made, book) = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), dispatcher()

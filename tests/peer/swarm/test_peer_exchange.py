@@ -13,10 +13,10 @@ from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer
 from gossamer.peer.swarm.peer_exchange import LAST_WORD_S, PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.limits import CLOCK_SKEW_S, INTRODUCED, RECORD_LIFETIME_S
+from gossamer.protocol.limits import CLOCK_SKEW_S, MAX_LISTED, RECORD_LIFETIME_S
 from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.replies import INTRODUCTION_BYTES, Introduction
+from gossamer.protocol.messages.replies import PEER_LIST_BYTES, PeerList
 from gossamer.protocol.messages.terms import RunTerms
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
@@ -163,7 +163,7 @@ def size_of(swarm: list[Identity], times: int = 120) -> float:
         peer_exchange, draws = open_exchange(), random.Random(1)
         records = [record_of(identity).to_bytes() for identity in swarm]
         for _ in range(times):
-            peer_exchange.introduce(draws.sample(records, 16), ALICE.peer_id)
+            peer_exchange.list_peers(draws.sample(records, 16), ALICE.peer_id)
         return len(peer_exchange.book.announced(loop_s())) / peer_exchange.familiar
 
     return run(main(), start_s=1000.0)
@@ -178,7 +178,7 @@ def test_malformed_records_and_the_senders_own_do_not_change_the_estimate() -> N
     async def main() -> None:
         peer_exchange = open_exchange()
         forged = [replace(record_of(identity), signature=bytes(64)).to_bytes() for identity in PEERS]
-        peer_exchange.introduce([b"noise", *forged, record_of(ALICE).to_bytes()], ALICE.peer_id)
+        peer_exchange.list_peers([b"noise", *forged, record_of(ALICE).to_bytes()], ALICE.peer_id)
         assert peer_exchange.familiar == 1.0
         assert [entry.peer_id for entry in peer_exchange.book.announced(loop_s())] == [ALICE.peer_id]
 
@@ -220,11 +220,11 @@ def test_an_introduction_keeps_to_the_requested_size() -> None:
         peer_exchange = open_exchange()
         for identity in PEERS:
             peer_exchange.take(record_of(identity))
-        whole = Introduction.from_bytes(peer_exchange.introduction(ALICE.peer_id, INTRODUCTION_BYTES))
-        assert len(whole.members) == INTRODUCED and whole.unix_ms == 1000 * NOW_S
-        assert 0 < len(peer_exchange.introduction(ALICE.peer_id, 3000)) <= 3000
+        whole = PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, PEER_LIST_BYTES))
+        assert len(whole.members) == MAX_LISTED and whole.unix_ms == 1000 * NOW_S
+        assert 0 < len(peer_exchange.peer_list(ALICE.peer_id, 3000)) <= 3000
         peer_exchange.own = record_of(BOB)
-        assert Introduction.from_bytes(peer_exchange.introduction(ALICE.peer_id, 0)).members == ()
-        assert Introduction.from_bytes(peer_exchange.introduction(ALICE.peer_id, 1100)).members == (peer_exchange.own.to_bytes(),)
+        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, 0)).members == ()
+        assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, 1100)).members == (peer_exchange.own.to_bytes(),)
 
     run(main(), start_s=1000.0)

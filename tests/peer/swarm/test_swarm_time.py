@@ -21,13 +21,13 @@ def at(ahead_s: float = 0.0) -> Callable[[], float]:
     return lambda: UNIX_S + asyncio.get_running_loop().time() + ahead_s
 
 
-def ahead_after(*readings: tuple[str, int, float], is_door: bool = False) -> float:
+def ahead_after(*readings: tuple[str, int, float], is_bootstrap: bool = False) -> float:
     """Return the correction after these readings: network, peer, and by how much that peer's clock is ahead."""
 
     async def main() -> float:
         clock = SwarmTime(at())
         for network, peer, ahead_s in readings:
-            clock.heard(network, somebody(peer).peer_id, at(ahead_s)(), is_door=is_door)
+            clock.heard(network, somebody(peer).peer_id, at(ahead_s)(), is_bootstrap=is_bootstrap)
         assert clock.now_s() == pytest.approx(at(clock.ahead_s)())
         assert bool(clock.warning) == (abs(clock.ahead_s) >= 10.0)
         return round(clock.ahead_s, 3)
@@ -70,14 +70,14 @@ def test_the_time_is_settled_if_most_clocks_agree(ahead_s: tuple[float, ...], is
 
 
 def test_a_newcomer_trusts_a_bootstrap_node_beyond_the_permitted_skew() -> None:
-    assert ahead_after(("a", 1, HOUR_S), is_door=True) == HOUR_S
-    assert ahead_after(("a", 1, CLOCK_SKEW_S), is_door=True) == 0.0
+    assert ahead_after(("a", 1, HOUR_S), is_bootstrap=True) == HOUR_S
+    assert ahead_after(("a", 1, CLOCK_SKEW_S), is_bootstrap=True) == 0.0
 
 
 def test_old_readings_do_not_count() -> None:
     async def main() -> None:
         clock = SwarmTime(at())
-        clock.heard("a", somebody(1).peer_id, at(HOUR_S)(), is_door=True)
+        clock.heard("a", somebody(1).peer_id, at(HOUR_S)(), is_bootstrap=True)
         await asyncio.sleep(LATELY_S + 1.0)
         assert clock.ahead_s == 0.0 and not clock.warning
 

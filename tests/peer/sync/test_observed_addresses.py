@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from gossamer.peer.sync.server import ECHOES_TO_ALL, ECHOES_TO_ONE, INTRODUCTIONS_TO_NETWORK, INTRODUCTIONS_TO_ONE, ObservedAddresses
+from gossamer.peer.sync.server import ECHOES_TO_ALL, ECHOES_TO_ONE, PEER_LISTS_TO_NETWORK, PEER_LISTS_TO_ONE, ObservedAddresses
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
@@ -45,12 +45,12 @@ def test_introductions_are_counted_per_partner_and_per_network() -> None:
     async def test() -> None:
         observed, places = ObservedAddresses(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
         keys = [Identity(number.to_bytes(32, "little")).peer_id for number in range(250)]
-        of_one, of_network = INTRODUCTIONS_TO_ONE.capacity, INTRODUCTIONS_TO_NETWORK.capacity
-        assert sum(observed.may_introduce(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
-        told = sum(observed.may_introduce(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
+        of_one, of_network = PEER_LISTS_TO_ONE.capacity, PEER_LISTS_TO_NETWORK.capacity
+        assert sum(observed.may_list_peers(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
+        told = sum(observed.may_list_peers(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
         assert told == of_network - of_one, "two hundred keys of one network"
-        assert observed.may_introduce(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
-        assert observed.may_introduce(keys[9], HERE), "on a local network each is one"
+        assert observed.may_list_peers(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
+        assert observed.may_list_peers(keys[9], HERE), "on a local network each is one"
 
     virtual_time.run(test())
 

@@ -5,35 +5,35 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol.errors import BadMessage
-from gossamer.protocol.limits import ADDRESS_CHARS, INTRODUCED, RECORD_BYTES
-from gossamer.protocol.messages.replies import INTRODUCTION_BYTES, SIGHTING_BYTES, Introduction, Sighting
+from gossamer.protocol.limits import ADDRESS_CHARS, MAX_LISTED, RECORD_BYTES
+from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import RECORD
 
-NAMED = Introduction((RECORD.to_bytes(),), 1_800_000_000_000)
+NAMED = PeerList((RECORD.to_bytes(),), 1_800_000_000_000)
 SEEN = Sighting("/ip4/203.0.113.7/tcp/4001", 1_800_000_000_000)
 
 
 def test_an_introduction_survives_a_round_trip() -> None:
-    assert Introduction.from_bytes(NAMED.to_bytes()) == NAMED
-    largest = Introduction((b"r" * RECORD_BYTES,) * INTRODUCED, NAMED.unix_ms)
-    assert len(largest.to_bytes()) <= INTRODUCTION_BYTES
+    assert PeerList.from_bytes(NAMED.to_bytes()) == NAMED
+    largest = PeerList((b"r" * RECORD_BYTES,) * MAX_LISTED, NAMED.unix_ms)
+    assert len(largest.to_bytes()) <= PEER_LIST_BYTES
 
 
 @pytest.mark.parametrize(
     "data",
     [
         b"\xff",
-        bytes(INTRODUCTION_BYTES + 1),
-        peer_pb2.Introduction(members=[b""] * (INTRODUCED + 1)).SerializeToString(),
-        peer_pb2.Introduction(members=[b"r" * (RECORD_BYTES + 1)]).SerializeToString(),
-        peer_pb2.Introduction(unix_ms=1 << 60).SerializeToString(),
+        bytes(PEER_LIST_BYTES + 1),
+        peer_pb2.PeerList(members=[b""] * (MAX_LISTED + 1)).SerializeToString(),
+        peer_pb2.PeerList(members=[b"r" * (RECORD_BYTES + 1)]).SerializeToString(),
+        peer_pb2.PeerList(unix_ms=1 << 60).SerializeToString(),
     ],
     ids=["noise", "too large", "too many", "a large record", "a far time"],
 )
 def test_an_invalid_introduction_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
-        Introduction.from_bytes(data)
+        PeerList.from_bytes(data)
 
 
 def test_a_sighting_survives_a_round_trip() -> None:
