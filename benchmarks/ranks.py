@@ -47,7 +47,7 @@ STEPS = 2  # a turn
 
 
 @dataclass
-class Way:
+class Direction:
     """One way to train, and what its turns took."""
 
     turn: Callable[[], object]
@@ -123,7 +123,7 @@ def sharded(number: int, given: Manifest, folder: Path, threads: int, orders: Co
 
 
 @contextlib.contextmanager
-def fully_sharded(given: Manifest, folder: Path, threads: int) -> Iterator[Way]:
+def fully_sharded(given: Manifest, folder: Path, threads: int) -> Iterator[Direction]:
     """Run FSDP2's processes."""
     context = mp.get_context("spawn")
     pipes = [context.Pipe() for _ in range(COUNT)]
@@ -137,7 +137,7 @@ def fully_sharded(given: Manifest, folder: Path, threads: int) -> Iterator[Way]:
         for mine, _ in pipes:
             mine.recv()
 
-    yield Way(turn, threads, [process.pid or 0 for process in processes])
+    yield Direction(turn, threads, [process.pid or 0 for process in processes])
     for mine, _ in pipes:
         mine.send(False)
     for process in processes:
@@ -145,7 +145,7 @@ def fully_sharded(given: Manifest, folder: Path, threads: int) -> Iterator[Way]:
 
 
 @contextlib.contextmanager
-def ways(given: Manifest, folder: Path, threads: int) -> Iterator[dict[str, Way]]:
+def ways(given: Manifest, folder: Path, threads: int) -> Iterator[dict[str, Direction]]:
     """Make all ways ready."""
     signed = folder / "manifest"
     signed.write_bytes(SignedManifest.sign(given, Identity(bytes(32))).to_bytes())
@@ -153,7 +153,7 @@ def ways(given: Manifest, folder: Path, threads: int) -> Iterator[dict[str, Way]
     processes = RankProcesses(signed, CPUS, folder / "ranks", fell, settings)
     alone, both = replica(given, folder / "one", None), replica(given, folder / "two", processes)
     each, me = threads_each(settings, CPUS), os.getpid()
-    found = {"one": Way(lambda: steps(alone), threads, [me]), "ranks": Way(lambda: steps(both), each, [me, *processes.pids])}
+    found = {"one": Direction(lambda: steps(alone), threads, [me]), "ranks": Direction(lambda: steps(both), each, [me, *processes.pids])}
     with contextlib.ExitStack() as stack:
         if given.inner.optimizer == "adamw":
             found["fsdp2"] = stack.enter_context(fully_sharded(given, folder, each))

@@ -127,7 +127,7 @@ class MeetingDone(Stamped):
     fragment: int
     outcome: str  # MeetingOutcome in lower case: completed busy refused gated misbehaved failed abandoned
     reason: str  # why not completed; of a completed one, that the partner may not have heard of it
-    lane: str  # how the partner was reached
+    route: str  # how the partner was reached
     bytes_sent: int
     bytes_received: int
     seconds: Figure

@@ -23,7 +23,7 @@ def transfer_s(num_bytes: int) -> float:
     return num_bytes / SLOWEST_BYTES_PER_S
 
 
-class Way(Enum):
+class Direction(Enum):
     """A direction, seen from here."""
 
     UP = auto()
@@ -35,8 +35,8 @@ class Line:
 
     def __init__(self) -> None:
         self._num_active = 0
-        self._rates: dict[Way, deque[float]] = {way: deque(maxlen=REMEMBERED) for way in Way}
-        self.limits = dict.fromkeys(Way, math.inf)
+        self._rates: dict[Direction, deque[float]] = {direction: deque(maxlen=REMEMBERED) for direction in Direction}
+        self.limits = dict.fromkeys(Direction, math.inf)
         """The operator's limits in bytes per second."""
 
     def begin(self) -> int:
@@ -48,17 +48,17 @@ class Line:
         """Note that one of these meetings has stopped exchanging."""
         self._num_active -= 1
 
-    def carried(self, way: Way, num_bytes: int, seconds: float, num_sharing: int) -> None:
+    def carried(self, direction: Direction, num_bytes: int, seconds: float, num_sharing: int) -> None:
         """Note that a payload took so long; `num_sharing`: the number of meetings on the line when it began."""
         if num_bytes:
-            self._rates[way].append(num_bytes * (num_sharing + self._num_active) / 2 / max(seconds, 1e-6))
+            self._rates[direction].append(num_bytes * (num_sharing + self._num_active) / 2 / max(seconds, 1e-6))
 
-    def bytes_per_s(self, way: Way) -> float:
+    def bytes_per_s(self, direction: Direction) -> float:
         """Return the line's rate in a direction, within the operator's limit; 0 if it is unknown."""
-        rates = sorted(self._rates[way])
+        rates = sorted(self._rates[direction])
         if not rates:
-            return self.limits[way] if math.isfinite(self.limits[way]) else 0.0
-        return min(self.limits[way], rates[math.ceil(QUANTILE * len(rates)) - 1])
+            return self.limits[direction] if math.isfinite(self.limits[direction]) else 0.0
+        return min(self.limits[direction], rates[math.ceil(QUANTILE * len(rates)) - 1])
 
     @property
     def max_meetings(self) -> float:
@@ -68,7 +68,7 @@ class Line:
     @property
     def slower_bytes_per_s(self) -> float:
         """Return the rate of the slower direction; 0 if either is unknown."""
-        return min(self.bytes_per_s(way) for way in Way)
+        return min(self.bytes_per_s(direction) for direction in Direction)
 
 
 class Exchange:
@@ -86,10 +86,10 @@ class Exchange:
         if isinstance(message, Chunk) and message.part is Part.PAYLOAD and self._left:
             self._left -= len(message.data)
             if not self._left:
-                self._carried(Way.DOWN)
+                self._carried(Direction.DOWN)
         elif isinstance(message, Verdict | Commit) and not self._is_up:
             self._is_up = True
-            self._carried(Way.UP)
+            self._carried(Direction.UP)
 
     def end(self) -> None:
         """Note that the payloads are exchanged, or the meeting is over."""
@@ -97,7 +97,7 @@ class Exchange:
             self._is_over = True
             self._line.end()
 
-    def _carried(self, way: Way) -> None:
-        self._line.carried(way, self._payload_bytes, asyncio.get_running_loop().time() - self._started_s, self._num_sharing)
+    def _carried(self, direction: Direction) -> None:
+        self._line.carried(direction, self._payload_bytes, asyncio.get_running_loop().time() - self._started_s, self._num_sharing)
         if self._is_up and not self._left:
             self.end()

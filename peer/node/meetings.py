@@ -274,7 +274,7 @@ def meeting_done(meeting: Meeting, finish: Finish, stream: Stream, seconds: floa
         fragment=meeting.fragment,
         outcome=finish.outcome.name.lower(),
         reason=finish.reason,
-        lane=stream.route,
+        route=stream.route,
         bytes_sent=stream.bytes_sent,
         bytes_received=stream.bytes_received,
         seconds=seconds,

@@ -105,7 +105,7 @@ class Member:
 class NodePeer:
     """One peer's node, from its start to its end. Everything belongs to one event loop.
 
-    Make it, then the network, which hands `answer` every inbound stream and asks `is_banned`, `is_member`, `bare_record` and `ways_in`;
+    Make it, then the network, which hands `answer` every inbound stream and asks `is_banned`, `is_member`, `bare_record` and `entry_addresses`;
     then `run` it. `trainer` is this peer's side of its meetings: None for one that only shows newcomers the way. `local_s` is the machine's
     clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
     """
@@ -166,9 +166,9 @@ class NodePeer:
         """Sign a record that only shows that this peer is a member; None before the manifest is known."""
         return self.member.membership.bare_record(addresses, self.time.now_s()) if self.member else None
 
-    def ways_in(self) -> tuple[str, ...]:
+    def entry_addresses(self) -> tuple[str, ...]:
         """Return the invite's bootstrap addresses and those of good peers of the last session."""
-        return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.ways_in(loop_s()))))
+        return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.entry_addresses(loop_s()))))
 
     def sees(self) -> set[PeerId]:
         """Return the peers of whom a record is known that is in force."""
@@ -220,7 +220,7 @@ class NodePeer:
     async def _arrive(self, network: PeerNetwork) -> tuple[SignedManifest, list[bytes]]:
         """Get the manifest and records of some members from a peer of the run; the manifest is kept in the home."""
         client = FetchClient(self._identity, self._run.run_id, self._credential, network.transport)
-        signed, named = await find_run(client, self.ways_in(), self.time, lambda reason: self._emit(ProcessSays("joining", reason)))
+        signed, named = await find_run(client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessSays("joining", reason)))
         write_whole(self._home.manifest, signed.to_bytes(), private=True)
         return signed, named
 

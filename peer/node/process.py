@@ -20,7 +20,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
-from gossamer.peer.meeting.line import Line, Way
+from gossamer.peer.meeting.line import Direction, Line
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.node.reports import NodeReports
 from gossamer.protocol.addresses import read_address
@@ -53,10 +53,10 @@ class NodeProcess:
 
     def take_settings(self, settings: ChildSettings) -> None:
         """Apply settings that have changed: rates, and whether the peer is paused."""
-        rates = {Way.UP: settings.config.max_upload, Way.DOWN: settings.config.max_download}
+        rates = {Direction.UP: settings.config.max_upload, Direction.DOWN: settings.config.max_download}
         self._line.limits = {way: rate_bytes_per_s(text) for way, text in rates.items()}
         throttle = self._peer.throttle
-        throttle.up.bytes_per_s, throttle.down.bytes_per_s = (self._line.limits[way] for way in (Way.UP, Way.DOWN))
+        throttle.up.bytes_per_s, throttle.down.bytes_per_s = (self._line.limits[way] for way in (Direction.UP, Direction.DOWN))
         if settings.paused:
             self._peer.lifecycle.pause()
             self._paused.set()
@@ -70,7 +70,7 @@ class NodeProcess:
     async def run(self) -> None:
         """Run until `stop`, or until the run is over. Raises GossamerError when the run cannot be found or refuses this peer."""
         peer = self._peer
-        libp2p = Libp2pNode(self._daemon_settings, peer.shelf, peer.answer, peer.ways_in, peer.is_banned, peer.bare_record)
+        libp2p = Libp2pNode(self._daemon_settings, peer.shelf, peer.answer, peer.entry_addresses, peer.is_banned, peer.bare_record)
         async with libp2p as network, asyncio.TaskGroup() as tasks:
             reports = NodeReports(network, peer, self._trainer, self._home, self._child.emit)
             aside = [tasks.create_task(work) for work in (reports.run(), self._report_pauses())]

@@ -280,7 +280,7 @@ class AddressBook:
         """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer."""
         return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
 
-    def ways_in(self, now_s: float) -> list[str]:
+    def entry_addresses(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""
         return [with_peer(address, entry.peer_id) for entry in self._best(now_s) for address in entry.addresses]
 

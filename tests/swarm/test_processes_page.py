@@ -112,7 +112,7 @@ async def sends(stream: Stream, *said: Message) -> Message:
 
 
 @dataclass(frozen=True)
-class Way:
+class Direction:
     """A section of the page whose list is recorded."""
 
     title: str
@@ -145,11 +145,11 @@ class Way:
         return FILE.findall(self.parts(page)[2].lstrip().partition("\n\n")[0])
 
 
-MEETING = Way(
+MEETING = Direction(
     "A meeting", meeting, background=("StateSync.run", "Node._on_progress"), turn="Trainer.tick", event="TrainerExchange.announce"
 )
-JOIN = Way("A join", join)
-CALL = Way(
+JOIN = Direction("A join", join)
+CALL = Direction(
     "A stranger's call",
     call,
     folders=("peer/", "protocol/messages/", "protocol/streams/"),
@@ -164,7 +164,7 @@ def steps(text: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.title)
-def test_the_list_is_the_order_of_a_run(way: Way, tmp_path: Path) -> None:
+def test_the_list_is_the_order_of_a_run(way: Direction, tmp_path: Path) -> None:
     page, entered = PAGE.read_text(), way.record(tmp_path)
     written, passing = steps(way.parts(page)[1]), way.passing(page)
     assert [file for file, _ in written] == [file for file in entered if file not in passing], (

@@ -46,8 +46,8 @@ def after(*events: Event) -> Status:
     return reduce(apply, events, Status())
 
 
-def met(outcome: str, lane: str = "direct") -> MeetingDone:
-    return MeetingDone("12D3KooX", 1, outcome, "", lane, 10, 20, 0.5)
+def met(outcome: str, route: str = "direct") -> MeetingDone:
+    return MeetingDone("12D3KooX", 1, outcome, "", route, 10, 20, 0.5)
 
 
 def test_the_keys_of_the_contract_are_there() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
-from gossamer.peer.meeting.line import Way
+from gossamer.peer.meeting.line import Direction
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S
 from gossamer.peer.node.meetings import LINE_UP_S, MAX_OUTBOUND
 from gossamer.protocol.errors import RefusalCode
@@ -131,7 +131,7 @@ def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> N
 def test_a_limit_of_the_line_lets_one_meeting_be_at_a_time_and_others_find_it_busy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = await acquainted(swarm, 3)
-        a.own.line.limits[Way.UP] = LEAST_BYTES_PER_S
+        a.own.line.limits[Direction.UP] = LEAST_BYTES_PER_S
         first = asyncio.create_task(a.node.meetings.try_next(0, {c.peer_id}))
         await swarm.until(lambda: a.node.meetings.active)
         assert await a.node.meetings.try_next(1, set()) is None

@@ -91,7 +91,7 @@ def test_marks(over: MeetingOutcome, failures: int, refusals: int) -> None:
 
 def test_the_event() -> None:
     done = meeting_done(MEETING, Finish(MeetingOutcome.GATED, "too far"), StubStream(), 1.5, 0.25)  # type: ignore[arg-type]
-    assert (done.outcome, done.reason, done.lane, done.bytes_sent, done.bytes_received, done.seconds) == (
+    assert (done.outcome, done.reason, done.route, done.bytes_sent, done.bytes_received, done.seconds) == (
         "gated",
         "too far",
         "memory",

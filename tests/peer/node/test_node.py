@@ -54,7 +54,7 @@ def test_the_supervisor_is_told_of_every_meeting(tmp_path: Path) -> None:
         told = a.status
         assert told.meetings["completed"] == a.outcomes()["completed"] and sum(told.meetings.values()) == len(a.meetings)
         assert told.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
-        assert {done.lane for done in a.meetings if done.outcome == "completed"} == {"memory"} and told.peers_seen == 1
+        assert {done.route for done in a.meetings if done.outcome == "completed"} == {"memory"} and told.peers_seen == 1
         assert told.addresses == ["/ip4/192.0.2.1/tcp/4001"]
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -58,12 +58,12 @@ class Quiet:
         settings: DaemonSettings,
         shelf: RecordStore,
         answer: Callable[..., Awaitable[None]],
-        ways_in: Callable[[], Sequence[str]],
+        entry_addresses: Callable[[], Sequence[str]],
         is_banned: object,
         bare_record: object,
     ) -> None:
         self.carried = CarriedBytes()
-        self.settings, self.shelf, self.answer, self.ways_in = settings, shelf, answer, ways_in
+        self.settings, self.shelf, self.answer, self.entry_addresses = settings, shelf, answer, entry_addresses
         self.announced: list[MemberRecord] = []
         self.num_looks = 0
 
@@ -202,7 +202,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
         running = start(trains=False)
         network = await running.until("serving")
         assert network.shelf.read(member().to_bytes()), "its shelf is of the run that it holds"
-        assert set(network.ways_in()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
+        assert set(network.entry_addresses()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
         await running.stop()
 
     asyncio.run(first())
@@ -216,7 +216,7 @@ def test_one_that_was_ended_before_it_had_the_manifest_goes_on_looking_for_it(ho
     async def once() -> None:
         running = start(trains=trains)
         network = await running.until("joining")
-        assert network.ways_in() == (ADDRESS,)
+        assert network.entry_addresses() == (ADDRESS,)
         await running.stop()
 
     asyncio.run(once())
