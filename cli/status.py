@@ -36,7 +36,7 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
     try:
         answer = ask(folder.path, {"verb": "status"})
     except NobodyRuns as nobody:
-        raise NobodyRuns(str(nobody) + last_word(folder), hint=nobody.hint) from nobody
+        raise NobodyRuns(str(nobody) + last_report(folder), hint=nobody.hint) from nobody
     print(json.dumps(answer) if as_json else description(answer, time.time()))
 
 
@@ -50,7 +50,7 @@ def need_health(folder: Home) -> None:
         raise Unhealthy(trouble, hint="`peer status` shows the reason and what ends it")
 
 
-def last_word(folder: Home) -> str:
+def last_report(folder: Home) -> str:
     """Return the last state that the peer of this home recorded, empty if there is none."""
     status = folder.last_status()
     return f"; its last state: {sentence(status, time.time())}" if status else ""

@@ -25,7 +25,7 @@ from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.weights import FAST
-from gossamer.peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, TELL_S
+from gossamer.peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, REPORT_S
 
 
 class Rival(Protocol):
@@ -61,7 +61,7 @@ class Training:
         self._inner_s = 0.0  # in the inner optimizer's own step, so far
         self._train_s = 0.0
         self._losses: list[float] = []  # since it was told last
-        self._told_s = 0.0
+        self._reported_s = 0.0
         self._queued_s = queued_clock()
         self.inner.register_step_pre_hook(lambda *_: self._count_inner(-time.monotonic()))
         self.inner.register_step_post_hook(lambda *_: self._count_inner(time.monotonic()))
@@ -76,7 +76,7 @@ class Training:
 
     def run(self, rival: Rival) -> None:
         """Train to the end of the schedule, measure and save. Raises whatever the rival raises when its network fails."""
-        self._told_s = time.monotonic()
+        self._reported_s = time.monotonic()
         while self.own_steps < self.manifest.run.total_steps:
             self._step()
             with self.blocked():
@@ -116,7 +116,7 @@ class Training:
         self._losses.append(float(loss.detach()))
 
     def _housekeeping(self) -> None:
-        if time.monotonic() - self._told_s >= TELL_S:
+        if time.monotonic() - self._reported_s >= REPORT_S:
             self._tell()
         if self.own_steps % EVAL_INTERVAL_STEPS == 0 and self.own_steps < self.manifest.run.total_steps:
             self._evaluate()
@@ -128,12 +128,12 @@ class Training:
         now_s, inner = time.monotonic(), self.manifest.inner
         step_tokens = inner.batch_size * inner.sequence_length
         loss = sum(self._losses) / len(self._losses)
-        tokens_per_s = len(self._losses) * step_tokens / (now_s - self._told_s)
+        tokens_per_s = len(self._losses) * step_tokens / (now_s - self._reported_s)
         rate = float(self.inner.param_groups[0]["lr"])
         tokens = self.own_steps * step_tokens
         spent_s = self._train_s, self.blocked_s, time.process_time(), 0.0
         self._emit(StepDone(self.own_steps, self.own_steps, tokens, loss, rate, tokens_per_s, *spent_s))
-        self._told_s = now_s
+        self._reported_s = now_s
         self._losses.clear()
 
     def _evaluate(self) -> None:

@@ -283,11 +283,11 @@ MeetingRequest = CodingRequest | Open | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
 BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
-ToldRequest = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
-Request = AnsweredRequest | ToldRequest
+Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
+Request = AnsweredRequest | Notification
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
-Notice = Built | Due | Progress
-Answer = Reply | Notice
+TrainerReport = Built | Due | Progress
+Answer = Reply | TrainerReport
 Record = Request | Answer
 
 

@@ -181,7 +181,7 @@ class NodeEnd:
         self._writer.write(messages.REQUESTS.write(request))
         return await reply
 
-    def tell(self, request: messages.ToldRequest) -> None:
+    def notify(self, request: messages.Notification) -> None:
         """Send a request that has no reply; do nothing when the link is down."""
         if self._writer is not None:
             self._writer.write(messages.REQUESTS.write(request))
@@ -203,20 +203,20 @@ class NodeEnd:
                     writer.close()
             await asyncio.sleep(RECONNECT_S)
 
-    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
+    async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
         """Pass on the trainer's notices, and connect again whenever the link breaks, until cancelled."""
         while True:
             try:
-                await self._read(on_notice)
+                await self._read(on_report)
             finally:
                 self._hang_up()
             await asyncio.sleep(RECONNECT_S)
             await self.connect()
 
-    async def _read(self, on_notice: Callable[[messages.Notice], None]) -> None:
+    async def _read(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
         while (record := await self._next()) is not None:
-            if isinstance(record, messages.Notice):
-                on_notice(record)
+            if isinstance(record, messages.TrainerReport):
+                on_report(record)
             elif not self._answer(record):
                 log.warning("link to the trainer closed: a %s without a request", type(record).__name__)
                 return

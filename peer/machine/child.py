@@ -81,11 +81,11 @@ class Child:
             if len(self._unsent) >= _UNSENT_BYTES:
                 self._num_lost += 1
                 return
-            self._tell_lost()
+            self._report_lost()
             self._unsent += to_line(event)
             self._send()
 
-    def _tell_lost(self) -> None:
+    def _report_lost(self) -> None:
         if self._num_lost:
             self._unsent += to_line(EventsLost(self._num_lost, "the supervisor did not read them in time"))
             self._num_lost = 0
@@ -111,7 +111,7 @@ class Child:
 
     def end(self, error: BaseException | None = None) -> int:
         """Send the error that ends this process, if any; wait briefly until all events are read, and return the exit code."""
-        self._tell_lost()
+        self._report_lost()
         code = ExitCode.DONE
         if error is not None:
             known = error if isinstance(error, GossamerError) else None

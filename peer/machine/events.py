@@ -261,7 +261,7 @@ class EventsLost(Stamped):
 QUIET = "resting"  # state of a node that pauses and whose meetings have ended
 
 
-class ProcessSays(Stamped):
+class ProcessReported(Stamped):
     """The state of the node or the trainer; the peer's state is composed of both."""
 
     state: str  # the trainer: ready training finishing; the node: joining waiting resting, without a trainer seeding
@@ -308,7 +308,7 @@ Written = (
     | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
-Told = ProcessSays | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
+Told = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
 Event = Written | Told
 
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])

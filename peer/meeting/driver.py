@@ -173,7 +173,7 @@ class Driver:
             case commands.AskDecision(meeting_id):
                 self._spawn(self._ask_again(meeting_id))
             case commands.DropMeeting():
-                self._own.link.tell(Drop(self.meeting.number))
+                self._own.link.notify(Drop(self.meeting.number))
 
     def _store(self, part: Part, data: bytes) -> None:
         try:
@@ -280,7 +280,7 @@ class Driver:
         if self._exchange is not None:
             self._exchange.end()
         if self.meeting.finish is None:
-            self._own.link.tell(Drop(self.meeting.number))
+            self._own.link.notify(Drop(self.meeting.number))
         self._own.payloads.remove_meeting(self.meeting.number)
 
     async def _clean_up(self) -> None:

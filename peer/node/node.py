@@ -45,7 +45,7 @@ class Node:
             await self.final_averaging.run()
             await self.meetings.leave(CLOSE_S)
             self._is_over = True
-            self.link.tell(messages.FinishDone())
+            self.link.notify(messages.FinishDone())
             await self._trainer_done.wait()
             for loop in running:
                 loop.cancel()
@@ -58,13 +58,13 @@ class Node:
             await work_until(self.state_sync.run(), lifecycle.until(lambda: lifecycle.state is LifecycleState.PAUSED))
             self.final_averaging.paused()
 
-    def on_notice(self, notice: messages.Notice) -> None:
+    def on_report(self, report: messages.TrainerReport) -> None:
         """Handle what the trainer reports unasked."""
-        match notice:
+        match report:
             case messages.Due():
-                self.searches.on_due(notice)
+                self.searches.on_due(report)
             case messages.Progress():
-                self._on_progress(notice)
+                self._on_progress(report)
 
     def _on_progress(self, progress: messages.Progress) -> None:
         self.lifecycle.update(progress.global_step, progress.phase, progress.started, progress.tokens)
@@ -73,7 +73,7 @@ class Node:
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:
-            self.link.tell(messages.FinishDone())  # the trainer was restarted, or the link broke before it read the first one
+            self.link.notify(messages.FinishDone())  # the trainer was restarted, or the link broke before it read the first one
 
     def on_meeting_done(self, meeting: Meeting, done: MeetingDone) -> None:
         """Handle the end of a meeting."""

@@ -67,7 +67,7 @@ class Searches:
 
     async def _search_or_solo(self, fragment: int) -> None:
         if not await self._reach(fragment, lambda: self._goals[fragment]):
-            self.link.tell(messages.Defer(fragment) if self.membership.defer else messages.Solo(fragment))
+            self.link.notify(messages.Defer(fragment) if self.membership.defer else messages.Solo(fragment))
         del self._goals[fragment]  # no await since the goal was checked last: a later Due starts a new search
 
     async def _reach(self, fragment: int, goal: Callable[[], Goal]) -> bool:

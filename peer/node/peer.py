@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
-from gossamer.peer.machine.events import Event, ProcessSays, RunKnown
+from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
@@ -220,7 +220,9 @@ class NodePeer:
     async def _arrive(self, network: PeerNetwork) -> tuple[SignedManifest, list[bytes]]:
         """Get the manifest and records of some members from a peer of the run; the manifest is kept in the home."""
         client = FetchClient(self._identity, self._run.run_id, self._credential, network.transport)
-        signed, named = await find_run(client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessSays("joining", reason)))
+        signed, named = await find_run(
+            client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessReported("joining", reason))
+        )
         write_whole(self._home.manifest, signed.to_bytes(), private=True)
         return signed, named
 
@@ -229,7 +231,7 @@ class NodePeer:
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
-            link = tasks.create_task(own.link.run(node.on_notice))
+            link = tasks.create_task(own.link.run(node.on_report))
             await node.run()
             link.cancel()
 
@@ -240,7 +242,7 @@ class NodePeer:
             with suppress(TransportError):  # the network below is restarting
                 num_connected = len(await network.connected())
             member.reporter.report(num_connected, network.addresses())
-            self._emit(ProcessSays("serving", f"{num_connected} connected"))
+            self._emit(ProcessReported("serving", f"{num_connected} connected"))
             for record in self.shelf.records():
                 member.gossip.take(record)
             await asyncio.sleep(LOOK_S)

@@ -15,7 +15,7 @@ from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.child import Child, ChildSettings
-from gossamer.peer.machine.events import QUIET, ProcessSays
+from gossamer.peer.machine.events import QUIET, ProcessReported
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s
 from gossamer.peer.meeting.driver import OwnSide
@@ -85,7 +85,7 @@ class NodeProcess:
             self._paused.clear()
             if self._peer.node is not None:
                 await self._peer.node.meetings.until_quiet()
-            self._child.emit(ProcessSays(QUIET, ""))
+            self._child.emit(ProcessReported(QUIET, ""))
 
 
 def _daemon_settings(settings: ChildSettings, home: Home, *, shows_the_way: bool) -> DaemonSettings:

@@ -43,24 +43,24 @@ class StandInTrainer(NodeEnd):
         """Return the plan at once."""
         return PLAN
 
-    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
+    async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
         """Train, as far as the node can tell, until cancelled."""
         self._set_global_step(self._global_step)
         async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(self._report_progress(on_notice))
+            tasks.create_task(self._report_progress(on_report))
             for fragment in range(len(PLAN.fragments)):
-                tasks.create_task(self._count_down(on_notice, fragment))
+                tasks.create_task(self._count_down(on_report, fragment))
 
-    async def _report_progress(self, on_notice: Callable[[messages.Notice], None]) -> None:
+    async def _report_progress(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
         while True:
-            on_notice(messages.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
+            on_report(messages.Progress(self._clock, RunPhase.TRAIN, self._has_begun))
             await asyncio.sleep(PROGRESS_S if self._has_begun else 1.0)
 
-    async def _count_down(self, on_notice: Callable[[messages.Notice], None], fragment: int) -> None:
+    async def _count_down(self, on_report: Callable[[messages.TrainerReport], None], fragment: int) -> None:
         while True:
             await asyncio.sleep(self._rng.uniform(*DUE_S))
             if self._has_begun:
-                on_notice(messages.Due(fragment, RunPhase.TRAIN))
+                on_report(messages.Due(fragment, RunPhase.TRAIN))
 
     @property
     def _clock(self) -> int:
@@ -102,7 +102,7 @@ class StandInTrainer(NodeEnd):
                 return messages.FragmentsMoved(name, {}, "nothing is trained here")
         return messages.Written(request.name, "nothing is trained here")
 
-    def tell(self, request: messages.ToldRequest) -> None:
+    def notify(self, request: messages.Notification) -> None:
         """Handle a request that has no reply."""
         match request:
             case messages.Drop(number):

@@ -64,7 +64,7 @@ class ChildProcess:
             if niceness and self.pid is not None:
                 psutil.Process(self.pid).nice(niceness)
 
-    def tell(self, line: bytes) -> None:
+    def notify(self, line: bytes) -> None:
         """Write a line to the child."""
         assert self._process is not None and self._process.stdin is not None
         with contextlib.suppress(ConnectionError):

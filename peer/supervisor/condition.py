@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from gossamer.peer.machine.config import NODE, TRAINER
-from gossamer.peer.machine.events import Event, ProcessSays, StateChanged
+from gossamer.peer.machine.events import Event, ProcessReported, StateChanged
 from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
 from gossamer.peer.supervisor.pause import Pause
 
@@ -20,7 +20,7 @@ MEANWHILE = {TRAINER: "it goes on from its last checkpoint", NODE: "training goe
 
 
 @dataclass(slots=True)
-class LastWord:
+class LastReport:
     """The last report of a process."""
 
     state: str = ""
@@ -34,7 +34,7 @@ class Condition:
 
     children: tuple[str, ...]  # of this peer
     has_trained: bool = False  # ever, in this start
-    words: dict[str, LastWord] = field(default_factory=lambda: {TRAINER: LastWord(), NODE: LastWord()})
+    words: dict[str, LastReport] = field(default_factory=lambda: {TRAINER: LastReport(), NODE: LastReport()})
     heard_s: float = 0.0  # when the trainer last spoke
     pause: Pause | None = None  # required now; the trainer may still be saving
     ending: StateChanged | None = None  # the final state, set by the supervisor
@@ -49,15 +49,15 @@ class Condition:
         if name == TRAINER:
             self.heard_s = now_s
         elif self.words[NODE].trouble:
-            self.words[NODE] = LastWord()  # it is back
-        if isinstance(event, ProcessSays):
-            self.words[name] = LastWord(event.state, event.reason)
+            self.words[NODE] = LastReport()  # it is back
+        if isinstance(event, ProcessReported):
+            self.words[name] = LastReport(event.state, event.reason)
             self.has_trained |= self.trains
 
     def fell(self, name: str, reason: str, pause_s: float) -> None:
         """Record that the trainer or the node has ended and will be restarted."""
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
-        self.words[name] = LastWord(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")
+        self.words[name] = LastReport(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")
 
     def describe(self, peers_seen: int, now_s: float) -> StateChanged:
         """Return the state, the reason for it, and what would end it."""

@@ -40,7 +40,7 @@ from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
-from gossamer.peer.supervisor.condition import Condition, LastWord
+from gossamer.peer.supervisor.condition import Condition, LastReport
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.pause import asked_pause, last_pause, refused_pause
 from gossamer.peer.supervisor.pauses import Pauses
@@ -222,7 +222,7 @@ class Supervisor:
             if name == TRAINER:
                 await self._manifest_ready.wait()
             started_s, was_away = time.monotonic(), name in self._away
-            child.tell(self._settings().to_line())
+            child.notify(self._settings().to_line())
             self._come_back(name)
             exit = await self._until_sent_away(name, child)
             if exit is None:
@@ -275,16 +275,16 @@ class Supervisor:
         if rest != before:
             self._condition.pause = rest
             if (rest is None) != (before is None):
-                self._tell_node()
+                self._notify_node()
             self._changes.notify()
             self._describe()
 
-    def _tell_node(self) -> None:
+    def _notify_node(self) -> None:
         """Send the node the current settings, and whether to pause."""
         self._is_quiet = False
         node = self._children.get(NODE)
         if node is not None and node.is_running:
-            node.tell(self._settings().to_line())
+            node.notify(self._settings().to_line())
 
     def _may_run(self, name: str) -> bool:
         rest = self._condition.pause
@@ -297,7 +297,7 @@ class Supervisor:
         await child.stop(LAST_SAVE_S)
         self._awake.discard(name)
         self._away.add(name)
-        self._condition.words[name] = LastWord()
+        self._condition.words[name] = LastReport()
         self._changes.notify()
         self._describe()
         return None
@@ -320,12 +320,12 @@ class Supervisor:
             self._away.discard(name)
         if name in self._restarting:
             self._restarting.discard(name)
-            self._tell_node()
+            self._notify_node()
 
     # ------------------------------------------------------------------ events and requests
 
     def _hear(self, name: str, event: Event) -> None:
-        if name == NODE and isinstance(event, events.ProcessSays) and event.state == QUIET:
+        if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
         elif isinstance(event, events.TrafficCounted):
@@ -426,7 +426,7 @@ class Supervisor:
         self._note(events.LimitsSet(limits_in_force(config)))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
         self._look_at_pause()
-        self._tell_node()
+        self._notify_node()
         self._changes.notify()
         return {"value": value}
 

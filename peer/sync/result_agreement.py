@@ -25,7 +25,7 @@ from pathlib import Path
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.machine.events import Event, ProcessSays, ResultTaken
+from gossamer.peer.machine.events import Event, ProcessReported, ResultTaken
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
@@ -159,7 +159,7 @@ class ResultAgreement:
         if adopted.reason:
             files.remove(self.file)
             self._refused.add(name)
-            self.emit(ProcessSays("finishing", f"kept our own weights: {adopted.reason}"))
+            self.emit(ProcessReported("finishing", f"kept our own weights: {adopted.reason}"))
             return False
         self._settled(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
         return True

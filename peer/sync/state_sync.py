@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.machine.events import Event, ProcessSays
+from gossamer.peer.machine.events import Event, ProcessReported
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.swarm.address_book import loop_s
@@ -81,7 +81,7 @@ class StateSync:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.UNKNOWN)
             if lifecycle.state is LifecycleState.WAITING:
                 while (seen := len(self.groups.book.live(loop_s()))) < self.wait_for_peers:
-                    self.emit(ProcessSays("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
+                    self.emit(ProcessReported("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
                     await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
                 await self._act()
@@ -110,7 +110,7 @@ class StateSync:
             decision = decide(self.view(are_steps_fresh=True))
         match decision:
             case messages.Start():
-                self.link.tell(decision)
+                self.link.notify(decision)
             case Act.TAKE_RESULT:
                 await self.agreement.take(found)
             case Act.SYNC_FRAGMENTS:
@@ -121,7 +121,7 @@ class StateSync:
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
                     self._forgive()
             case messages.StepBack():
-                self.link.tell(decision)
+                self.link.notify(decision)
                 self._forgive()
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:

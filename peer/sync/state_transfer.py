@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade, StateTransferred
+from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
@@ -122,7 +122,7 @@ class StateTransfer:
     def _explained(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
         """Report errors to the operator, and return those of peers that answered."""
         for error in errors:
-            self.emit(ProcessSays("joining", f"{what}: {error}"))
+            self.emit(ProcessReported("joining", f"{what}: {error}"))
         return [error for error in errors if not isinstance(error, TransportError)]
 
     def _order(self) -> list[KnownPeer]:
@@ -138,7 +138,7 @@ class StateTransfer:
         if found is None:
             return self._order()
         self._dissenting, self._num_sources = found.dissenting, found.num_at_once
-        self.emit(ProcessSays("joining", found.says))
+        self.emit(ProcessReported("joining", found.says))
         return found.sources
 
     def _open(self) -> Pieces:
@@ -187,7 +187,7 @@ class StateTransfer:
         self._num_sources = SOURCES
         self.lifecycle.stale = set(range(len(self.terms.fragments))) if is_old and not adopted.reason else set()
         if adopted.reason:
-            self.emit(ProcessSays("joining", f"kept our own weights: {adopted.reason}"))
+            self.emit(ProcessReported("joining", f"kept our own weights: {adopted.reason}"))
             return None
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
@@ -208,7 +208,7 @@ class StateTransfer:
     def _report(self, progress: TransferProgress, pieces: Pieces) -> None:
         if loop_s() - self._reported_s >= REPORT_S or pieces.is_whole:
             self._reported_s = loop_s()
-            self.emit(ProcessSays("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
+            self.emit(ProcessReported("joining", progress.describe(pieces.done_bytes, pieces.num_bytes, loop_s())))
             self.emit(ProgressMade("downloading weights", pieces.done_bytes / max(1, pieces.num_bytes)))
 
 

@@ -19,7 +19,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import Event, ModelBuilt, ProcessSays, ProgressMade, RunKnown
+from gossamer.peer.machine.events import Event, ModelBuilt, ProcessReported, ProgressMade, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.processor_queue import queued_clock
 from gossamer.peer.machine.room import held_bytes
@@ -45,7 +45,7 @@ from gossamer.protocol.run.manifest import Manifest, SignedManifest
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
 
-TELL_S = 1.0  # between two reports on a long work
+REPORT_S = 1.0  # between two reports on a long work
 
 
 def peer_seed(run_seed: int, peer_id: PeerId) -> int:
@@ -60,18 +60,18 @@ class WorkProgress:
         self._emit = emit
         self._work = work
         self._now_s = now_s
-        self._began_s = self._told_s = now_s()
+        self._began_s = self._reported_s = now_s()
 
     def __call__(self, done_bytes: int, total_bytes: int) -> None:
         """Report the progress, in bytes."""
         now_s = self._now_s()
-        if now_s - self._told_s < TELL_S:
+        if now_s - self._reported_s < REPORT_S:
             return
-        self._told_s = now_s
+        self._reported_s = now_s
         share = min(1.0, done_bytes / max(1, total_bytes))
         left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
         words = f"{self._work}: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
-        self._emit(ProcessSays("starting", words))
+        self._emit(ProcessReported("starting", words))
         self._emit(ProgressMade(self._work, share))
 
 
@@ -157,7 +157,7 @@ def build(child: Child) -> Trainer:
     computing = replica.inner.computing
     peak = peak_flops(replica.inner.device, computing.dtype) * computing.num_devices
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.tell(_reason_for(computing, config, manifest))
+    replica.inner.notify(_reason_for(computing, config, manifest))
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:

@@ -15,7 +15,7 @@ from typing import Literal
 
 from gossamer.peer.link import messages
 from gossamer.peer.machine.child import Child
-from gossamer.peer.machine.events import EvalDone, Event, ProcessSays, StepDone
+from gossamer.peer.machine.events import EvalDone, Event, ProcessReported, StepDone
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
@@ -24,7 +24,7 @@ from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.messages import RunPhase
 
-TELL_S = 1.0  # between two reports to the supervisor
+REPORT_S = 1.0  # between two reports to the supervisor
 IDLE_S = 0.05  # how long a trainer with nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # after so long without a node the trainer gives up the last averaging
 EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
@@ -59,7 +59,7 @@ class Stopwatch:
         self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of `train_s`
         self.evaluation_s = 0.0  # not part of `train_s`
         self._steps: list[InnerStep] = []  # since the last report
-        self._told_s = self._now_s()
+        self._reported_s = self._now_s()
         self._start_cpu_s = time.process_time()
 
     @contextlib.contextmanager
@@ -97,14 +97,14 @@ class Stopwatch:
         """Note an inner step."""
         self._steps.append(step)
 
-    def is_time_to_tell(self) -> bool:
+    def is_time_to_report(self) -> bool:
         """Return whether the last report is old enough for another."""
-        return self._now_s() - self._told_s >= TELL_S
+        return self._now_s() - self._reported_s >= REPORT_S
 
-    def tell(self, replica: Replica, coding_cpu_s: float) -> None:
+    def notify(self, replica: Replica, coding_cpu_s: float) -> None:
         """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread."""
-        passed_s = max(1e-9, self._now_s() - self._told_s)
-        self._told_s = self._now_s()
+        passed_s = max(1e-9, self._now_s() - self._reported_s)
+        self._reported_s = self._now_s()
         so_far = replica.own_steps, replica.global_step, replica.tokens
         blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.inner.devices.cpu_s()
         training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
@@ -209,7 +209,7 @@ class Trainer:
             self._evaluate()
         if self.state is not State.READY and (is_over or not self._bad_batches):
             self._saver.save(self._replica)
-        self._watch.tell(self._replica, self._exchange.cpu_s)
+        self._watch.notify(self._replica, self._exchange.cpu_s)
         if is_over:
             self._exchange.send_progress(done=True)
 
@@ -264,7 +264,7 @@ class Trainer:
             )
 
     def _housekeeping(self) -> None:
-        self._tell_if_time()
+        self._report_if_time()
         if self._replica.own_steps % EVAL_INTERVAL_STEPS == 0:
             self._evaluate()
         self._saver.look()
@@ -280,12 +280,12 @@ class Trainer:
             self.state = State.OVER
             return
         self._say("finishing", "the schedule has run out: averaging with the others")
-        self._tell_if_time()
+        self._report_if_time()
 
-    def _tell_if_time(self) -> None:
-        if self._watch.is_time_to_tell():
+    def _report_if_time(self) -> None:
+        if self._watch.is_time_to_report():
             exchange, watch = self._exchange, self._watch
-            watch.tell(self._replica, exchange.cpu_s)
+            watch.notify(self._replica, exchange.cpu_s)
             self._exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
             exchange.min_call_steps = self._pace.min_call_steps
@@ -300,4 +300,4 @@ class Trainer:
     def _say(self, state: str, reason: str) -> None:
         if (state, reason) != self._said:
             self._said = (state, reason)
-            self._child.emit(ProcessSays(state, reason))
+            self._child.emit(ProcessReported(state, reason))

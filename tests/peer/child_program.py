@@ -8,7 +8,7 @@ import sys
 import time
 
 from gossamer.peer.machine.child import Child, run_child
-from gossamer.peer.machine.events import ProcessSays, SoloStep
+from gossamer.peer.machine.events import ProcessReported, SoloStep
 from gossamer.protocol.errors import BadSettings, TransportError
 
 NUM_CHATTER = 20_000
@@ -22,12 +22,12 @@ def main() -> int:
 def act(child: Child) -> None:
     assert child.settings.config.data is not None
     behaviour, home = child.settings.config.data.name, child.settings.config.home
-    child.emit(ProcessSays(str(os.getpid()), ""))
+    child.emit(ProcessReported(str(os.getpid()), ""))
     match behaviour:
         case "obey":
             while not child.stop_requested():
                 time.sleep(0.01)
-            child.emit(ProcessSays("goodbye", ""))
+            child.emit(ProcessReported("goodbye", ""))
         case "deaf":
             while True:
                 time.sleep(0.01)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.peer.machine.child import Child, run_child
-from gossamer.peer.machine.events import QUIET, Event, MeetingDone, PeersSeen, ProcessSays, RunKnown, SoloStep, StepDone
+from gossamer.peer.machine.events import QUIET, Event, MeetingDone, PeersSeen, ProcessReported, RunKnown, SoloStep, StepDone
 from gossamer.protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable, TransportError
 
 FAILURES = {
@@ -46,7 +46,7 @@ def _act(name: str, child: Child) -> None:
             heard = child.settings
             (home / "node.rests").write_text(str(heard.paused))
             if heard.paused and does != "meets":
-                child.emit(ProcessSays(QUIET, ""))
+                child.emit(ProcessReported(QUIET, ""))
         if (home / f"{name}.ends").exists():
             return
         time.sleep(0.01)
@@ -58,13 +58,13 @@ def _first_words(name: str, does: str, child: Child, home: Path) -> list[Event]:
         if not (home / "manifest.bin").exists():
             (home / "manifest.bin").write_bytes(b"a manifest")
         if does == "count":
-            return [ProcessSays("joining", f"downloading weights: {percent} %") for percent in range(0, 101, 5)]
+            return [ProcessReported("joining", f"downloading weights: {percent} %") for percent in range(0, 101, 5)]
         if does == "seed":
-            return [RunKnown("ab", 100), PeersSeen(2), ProcessSays("serving", "2 connected")]
+            return [RunKnown("ab", 100), PeersSeen(2), ProcessReported("serving", "2 connected")]
         return [RunKnown("ab", 100), *3 * [MeetingDone("12D3KooY", 0, "completed", "", "tunnel", 10, 20, 0.1)], PeersSeen(2)]
     assert (home / "manifest.bin").exists()
     state = "ready" if does == "wait" or child.settings.told_to_start else "training"
-    return [*2 * [SoloStep(0, "")], StepDone(5, 7, 80, 2.5, 0.1, 10.0, 1.5, 0.5, 1.25, 0.25), ProcessSays(state, "")]
+    return [*2 * [SoloStep(0, "")], StepDone(5, 7, 80, 2.5, 0.1, 10.0, 1.5, 0.5, 1.25, 0.25), ProcessReported(state, "")]
 
 
 if __name__ == "__main__":

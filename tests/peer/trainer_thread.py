@@ -17,7 +17,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd, TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import Event, ProcessSays
+from gossamer.peer.machine.events import Event, ProcessReported
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.replica import Replica
@@ -43,14 +43,14 @@ class Supervision:
         return self.stop.is_set()
 
     def states(self) -> list[tuple[str, str]]:
-        return [(event.state, event.reason) for event in self.events if isinstance(event, ProcessSays)]
+        return [(event.state, event.reason) for event in self.events if isinstance(event, ProcessReported)]
 
 
 class Node:
     """The node's side of the link, with what it was told."""
 
     def __init__(self, runtime: Path) -> None:
-        self.notices: list[messages.Notice] = []
+        self.notices: list[messages.TrainerReport] = []
         self.end = NodeEnd(runtime)
         self.payloads = PayloadFolder(runtime / "payloads")
         self._running = asyncio.create_task(self._run())

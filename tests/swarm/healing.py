@@ -50,8 +50,8 @@ class IdleTrainer(NodeEnd):
     async def connect(self) -> ModelPlan:
         return PLAN
 
-    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
-        on_notice(messages.Progress(0, RunPhase.TRAIN, True))
+    async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
+        on_report(messages.Progress(0, RunPhase.TRAIN, True))
         await asyncio.Future()
 
 

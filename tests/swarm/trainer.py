@@ -39,17 +39,17 @@ class Link:
         self.is_up = True
         self.end: End | None = None
         self._plan = plan
-        self._unread: list[messages.Notice] = []
-        self._on_notice: Callable[[messages.Notice], None] = self._unread.append
+        self._unread: list[messages.TrainerReport] = []
+        self._on_notice: Callable[[messages.TrainerReport], None] = self._unread.append
         self._waiting: dict[int | str, asyncio.Future[messages.Reply]] = {}
 
     async def connect(self) -> ModelPlan:
         return self._plan
 
-    async def run(self, on_notice: Callable[[messages.Notice], None]) -> None:
-        self._on_notice = on_notice
+    async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
+        self._on_notice = on_report
         for notice in self._unread:
-            on_notice(notice)
+            on_report(notice)
         await asyncio.Future()
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
@@ -61,14 +61,14 @@ class Link:
         self.end.put(request)
         return await reply
 
-    def tell(self, request: messages.ToldRequest) -> None:
+    def notify(self, request: messages.Notification) -> None:
         if self.is_up and self.end is not None:
             self.end.put(request)
 
     def hear(self, record: messages.Answer) -> None:
         if not self.is_up:  # either end died with this on its lips
             return
-        if isinstance(record, messages.Notice):
+        if isinstance(record, messages.TrainerReport):
             self._on_notice(record)
         elif not (waiting := self._waiting.pop(messages.subject(record))).done():
             waiting.set_result(record)
@@ -220,7 +220,7 @@ class Trainer:
     def _deliver(self) -> None:
         said, self._end.said = self._end.said, []
         for record in said:
-            if not isinstance(record, messages.Notice):
+            if not isinstance(record, messages.TrainerReport):
                 self.handled.append(record)
                 self.on_handled(record)
                 record = self.spoil(record)

@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.machine.events import Event, MeetingDone, ProcessSays, StateTransferred
+from gossamer.peer.machine.events import Event, MeetingDone, ProcessReported, StateTransferred
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -85,9 +85,9 @@ class HeardLink(Link):
         self.said.append(request)
         return await super().request(request)
 
-    def tell(self, request: messages.ToldRequest) -> None:
+    def notify(self, request: messages.Notification) -> None:
         self.said.append(request)
-        super().tell(request)
+        super().notify(request)
 
 
 class Peer:
@@ -101,7 +101,7 @@ class Peer:
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
         self.clones: list[StateTransferred] = []
-        self.said: list[ProcessSays] = []
+        self.said: list[ProcessReported] = []
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
         self.is_done = False
@@ -221,7 +221,7 @@ class Peer:
                 self.clones.append(event)
             case MeetingDone():
                 self.meetings.append(event)
-            case ProcessSays():
+            case ProcessReported():
                 self.said.append(event)
 
     def kill(self) -> None:

@@ -31,7 +31,7 @@ class Pair:
     """Both ends in one loop: the trainer's is polled by the test, as a trainer does between steps."""
 
     def __init__(self, folder: Path) -> None:
-        self.notices: list[messages.Notice] = []
+        self.notices: list[messages.TrainerReport] = []
         self.trainer = TrainerEnd(folder)
         self.node = NodeEnd(folder)
         self.asked: list[messages.Request] = []
@@ -49,9 +49,9 @@ class Pair:
         return self.asked
 
 
-async def kept(node: NodeEnd, on_notice: Callable[[messages.Notice], None]) -> None:
+async def kept(node: NodeEnd, on_report: Callable[[messages.TrainerReport], None]) -> None:
     assert await node.connect() == PLAN
-    await node.run(on_notice)
+    await node.run(on_report)
 
 
 @contextlib.asynccontextmanager
@@ -104,10 +104,10 @@ def test_notices_come_between_replies(folder: Path) -> None:
 
 def test_what_has_no_reply_keeps_its_place(folder: Path) -> None:
     async def test(pair: Pair) -> None:
-        pair.node.tell(messages.Drop(1))
+        pair.node.notify(messages.Drop(1))
         waiting = asyncio.create_task(pair.node.request(messages.Open(2, 0)))
         await asyncio.sleep(0)
-        pair.node.tell(messages.Solo(0))
+        pair.node.notify(messages.Solo(0))
         assert await pair.requests(3) == [messages.Drop(1), messages.Open(2, 0), messages.Solo(0)]
         pair.trainer.send(messages.Unavailable(2, "busy"), pair.trainer.session)
         assert await waiting == messages.Unavailable(2, "busy")
@@ -153,7 +153,7 @@ def test_the_trainer_going_away_fails_every_request(folder: Path) -> None:
         assert not pair.node.connected
         with pytest.raises(LinkLost):
             await pair.node.request(messages.Check(9))
-        pair.node.tell(messages.Drop(9))  # nobody hears it
+        pair.node.notify(messages.Drop(9))  # nobody hears it
 
     run(test, folder)
 

@@ -51,7 +51,7 @@ async def refuses(purpose: Purpose, stream: Stream) -> None:
 def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        peer.node.on_notice(DUE)
+        peer.node.on_report(DUE)
         await asyncio.sleep(0.5)
         assert told(peer, messages.Solo) == [0]
 
@@ -75,13 +75,13 @@ def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
         swarm.network.transport(MALLORY.peer_id, refuses)
         peer.book.hint(MALLORY.peer_id, ADDRESS, now())
         for _ in range(2):  # the second moves the goal of the search that is under way
-            peer.node.on_notice(DUE)
+            peer.node.on_report(DUE)
         await asyncio.sleep(1.0)
         assert not told(peer, kind), "it did not try as long as it may"
         await asyncio.sleep(swarm.manifest.outer.deadline_s + 2.0)
         assert told(peer, kind) == [0] and not told(peer, other)
         assert len(peer.meetings) >= 2, "it asked only once"
-        peer.node.on_notice(DUE)  # a later one is searched for anew
+        peer.node.on_report(DUE)  # a later one is searched for anew
         await asyncio.sleep(swarm.manifest.outer.deadline_s + 2.0)
         assert told(peer, kind) == [0, 0]
 
@@ -107,7 +107,7 @@ def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from
 
         task = asyncio.create_task(pester())
         await swarm.until(lambda: peer.node.meetings.active, within_s=5.0)
-        peer.node.on_notice(DUE)
+        peer.node.on_report(DUE)
         await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
         assert told(peer, messages.Solo)
         await cancel(task)
@@ -121,7 +121,7 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
         for peer, other in ((a, b), (b, a)):
             peer.book.hint(other.peer_id, ADDRESS, now())
         a.book.not_now(b.peer_id, now())
-        a.node.on_notice(DUE)
+        a.node.on_report(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)
         assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not told(a, messages.Solo)

@@ -7,7 +7,7 @@ import random
 import time
 from pathlib import Path
 
-from gossamer.peer.machine.events import Event, ProcessSays, RunKnown
+from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.swarm.address_book import loop_s
@@ -65,7 +65,7 @@ def test_the_directory_holds_members_only_once_the_manifest_is_known(tmp_path: P
         bare = seed.peer.bare_record((AT_SEED,))
         assert bare is not None and host.peer.is_member(bare)
         assert [type(event) for event in seed.events if isinstance(event, RunKnown)] == [RunKnown]
-        assert ProcessSays("serving", "0 connected") in seed.events
+        assert ProcessReported("serving", "0 connected") in seed.events
         for one in (seed, host):
             await one.stop()
         await network.close()

@@ -19,7 +19,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen, ProcessSays, RunKnown
+from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node import peer as root
 from gossamer.peer.node import process as module
@@ -123,7 +123,7 @@ class Running:
         return [event for event in self.child.events if isinstance(event, kind)]
 
     def states(self) -> set[str]:
-        return {said.state for said in self.said(ProcessSays)}
+        return {said.state for said in self.said(ProcessReported)}
 
     async def until(self, state: str) -> Quiet:
         await self.true(lambda: state in self.states(), state)
@@ -188,7 +188,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
     async def first() -> None:
         running = start(trains=False)
         network = await running.until("serving")
-        assert running.said(ProcessSays)[-1].reason == "0 connected"
+        assert running.said(ProcessReported)[-1].reason == "0 connected"
         assert running.said(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
         assert running.said(PeersSeen) == [PeersSeen(0)] and running.said(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
         assert "do not train" in (await answer_to_a_caller(network)).detail

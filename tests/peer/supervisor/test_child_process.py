@@ -12,7 +12,7 @@ import pytest
 
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, ProcessSays, SoloStep
+from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, ProcessReported, SoloStep
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from tests.peer.child_program import NUM_CHATTER
 from tests.peer.waiting import eventually
@@ -31,14 +31,14 @@ class Started:
     async def start(self, behaviour: str) -> None:
         await self.process.start()
         config = PeerConfig(home=self.home, data=Path(behaviour))
-        self.process.tell(ChildSettings(config=config, peer_id="12D3KooX", runtime=self.home, told_to_start=True).to_line())
+        self.process.notify(ChildSettings(config=config, peer_id="12D3KooX", runtime=self.home, told_to_start=True).to_line())
 
     async def begun(self) -> tuple[int, asyncio.Task[ChildExit]]:
         """Wait until it runs; return its process id and what waits for its end."""
         waiting = asyncio.create_task(self.process.wait())
         await eventually(lambda: self.events, "first event")
         first = self.events[0]
-        assert isinstance(first, ProcessSays)
+        assert isinstance(first, ProcessReported)
         return int(first.state), waiting
 
 
@@ -70,7 +70,7 @@ def test_a_child_gets_its_settings_and_stops_when_asked(tmp_path: Path) -> None:
         await asyncio.wait([waiting])
         assert psutil.pid_exists(pid)
         assert await child.process.stop(10.0) == ChildExit(0, "exit code 0", None)
-        assert child.events[-1] == ProcessSays("goodbye", "")
+        assert child.events[-1] == ProcessReported("goodbye", "")
         assert not psutil.pid_exists(pid)
 
     run(test())

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from gossamer.peer.machine.config import NODE, TRAINER
-from gossamer.peer.machine.events import PeersSeen, ProcessSays
+from gossamer.peer.machine.events import PeersSeen, ProcessReported
 from gossamer.peer.machine.states import changed
 from gossamer.peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 
@@ -9,7 +9,7 @@ BOTH = (TRAINER, NODE)
 
 
 def says(condition: Condition, name: str, state: str, reason: str, now_s: float = 100.0) -> None:
-    condition.hear(name, ProcessSays(state, reason), now_s)
+    condition.hear(name, ProcessReported(state, reason), now_s)
 
 
 def read_of(condition: Condition, peers_seen: int, now_s: float) -> tuple[str, str]:

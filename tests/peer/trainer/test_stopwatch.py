@@ -22,7 +22,7 @@ class Told:
         self.replica = small_replica(folder / "payloads", small_manifest())
 
     def tell(self) -> StepDone:
-        self.watch.tell(self.replica, coding_cpu_s=0.25)
+        self.watch.notify(self.replica, coding_cpu_s=0.25)
         event = self.events[-1]
         assert isinstance(event, StepDone)
         return event
@@ -78,12 +78,12 @@ def test_time_counts_even_when_a_step_fails(told: Told) -> None:
 def test_what_is_told_is_of_the_time_since_the_last(told: Told) -> None:
     for loss in (3.0, 1.0):
         told.watch.step(InnerStep(loss, 1e-3, 100))
-    assert not told.watch.is_time_to_tell()
+    assert not told.watch.is_time_to_report()
     told.now_s += 4.0
-    assert told.watch.is_time_to_tell()
+    assert told.watch.is_time_to_report()
     event = told.tell()
     assert (event.loss, event.learning_rate, event.tokens_per_second) == (2.0, 1e-3, 50.0)
-    assert not told.watch.is_time_to_tell()
+    assert not told.watch.is_time_to_report()
     told.now_s += 1.0
     idle = told.tell()
     assert math.isnan(idle.loss) and math.isnan(idle.learning_rate) and idle.tokens_per_second == 0.0

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.peer.machine.events import Event, ProcessSays, ProgressMade
+from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade
 from gossamer.peer.text.documents import read_texts, text_files
 from gossamer.peer.text.token_cache import on_disk
 from gossamer.peer.text.tokenizer import load_tokenizer
@@ -18,7 +18,7 @@ def test_a_large_text_is_told_about_once_a_second() -> None:
         now_s[0] = tenth / 10
         progress(tenth * 1_000_000, 40_000_000)
     assert [event.share for event in told if isinstance(event, ProgressMade)] == [0.25, 0.5, 0.75]
-    assert told[0] == ProcessSays("starting", "tokenizing the text: 25 % of 40 MB, 3 s left")
+    assert told[0] == ProcessReported("starting", "tokenizing the text: 25 % of 40 MB, 3 s left")
 
 
 def test_tokenizing_tells_how_many_bytes_are_done(tmp_path: Path) -> None:

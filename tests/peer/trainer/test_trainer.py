@@ -82,7 +82,7 @@ def test_it_waits_for_the_word(tmp_path: Path) -> None:
             await eventually(lambda: one.progress() == [messages.Progress(0, RunPhase.TRAIN, False)], "first word")
             assert running.supervision.states() == [("ready", "")]
             assert not running.events(CheckpointSaved)
-            one.end.tell(messages.Start())
+            one.end.notify(messages.Start())
             await eventually(lambda: running.replica.own_steps, "first step")
             assert messages.Progress(0, RunPhase.TRAIN, True) in one.progress()
             assert [event.step for event in running.events(CheckpointSaved)] == [0]  # so that a restart needs no word
@@ -132,7 +132,7 @@ def test_the_node_hears_what_is_due(tmp_path: Path) -> None:
             await eventually(lambda: running.replica.own_steps > 40, "more steps")
             solos = len(running.events(SoloStep))
             assert len(one.dues()) == 3  # each once: they rest until something is done about them
-            one.end.tell(messages.Solo(0))
+            one.end.notify(messages.Solo(0))
             await eventually(lambda: len(running.events(SoloStep)) == solos + 1, "solo step")
             await eventually(lambda: [due.fragment for due in one.dues()].count(0) == 2, "the next period")
 
@@ -158,7 +158,7 @@ def test_fragments_that_were_due_go_solo_when_the_node_dies(tmp_path: Path) -> N
         async with trainer(tmp_path, LONG) as running:
             async with node(running) as one:
                 await eventually(lambda: len(one.dues()) == 3, "every fragment due")
-                one.end.tell(messages.Solo(9999))  # nonsense about a fragment that is not there changes nothing
+                one.end.notify(messages.Solo(9999))  # nonsense about a fragment that is not there changes nothing
                 before = len(running.events(SoloStep))
             await eventually(lambda: len(running.events(SoloStep)) >= before + 3, "solo steps")
             assert running.replica.own_steps
@@ -188,7 +188,7 @@ def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
             assert running.supervision.states()[-1][0] == "finishing"
             opened = await one.end.request(messages.Open(1, 0))
             assert isinstance(opened, messages.Opened) and opened.phase is RunPhase.FINISH
-            one.end.tell(messages.FinishDone())
+            one.end.notify(messages.FinishDone())
             await running.ended()
             await eventually(lambda: any(p.done for p in one.progress()), "the last word")
             for fragment in running.replica.fragments:
@@ -201,7 +201,7 @@ def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
 def test_finish_done_before_the_end_means_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG) as running, node(running) as one:
-            one.end.tell(messages.FinishDone())
+            one.end.notify(messages.FinishDone())
             assert isinstance(await one.end.request(messages.Open(1, 0)), messages.Opened)
             assert running.is_running
 
@@ -215,7 +215,7 @@ def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: P
     async def test() -> None:
         async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=2) as running:
             async with node(running) as one:
-                one.end.tell(messages.Start())
+                one.end.notify(messages.Start())
                 await eventually(lambda: running.replica.own_steps > 3, "some steps")
                 step = running.replica.inner_step
 
@@ -240,7 +240,7 @@ def test_a_disk_that_refuses_is_the_reason_shown(tmp_path: Path) -> None:
         async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=5) as running, node(running) as one:
             running.home.checkpoints.rmdir()
             running.home.checkpoints.write_text("not a folder")
-            one.end.tell(messages.Start())
+            one.end.notify(messages.Start())
             await eventually(lambda: running.replica.own_steps > 20, "steps all the same")
             state, reason = running.supervision.states()[-1]
             assert state == "training"
