@@ -105,9 +105,9 @@ class Member:
 class NodePeer:
     """One peer's node, from its start to its end. Everything belongs to one event loop.
 
-    Make it, then the network, which hands `answer` every inbound stream and asks `is_banned`, `is_member`, `bare_record` and `entry_addresses`;
-    then `run` it. `trainer` is this peer's side of its meetings: None for one that only shows newcomers the way. `local_s` is the machine's
-    clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
+    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `is_member`,
+    `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is the
+    machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
     """
 
     def __init__(

@@ -44,7 +44,7 @@ BACKGROUND = {
     "NodePeer._make_member": "the same",
     "NodePeer._make_node": "the same",
     "InnerLoop.gradient": "the inner step itself: text, model, devices",
-    "InnerLoop.step": "the same",
+    "OneDevice.step": "the same",
     "held_out_loss": "the measurement of a loss",
     "Trainer._housekeeping": "status, evaluation and checkpoints between two inner steps",
     "Peer.on_event": "the supervisor's work: it folds events into the status",
