@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Literal, dataclass_transform
+from typing import Annotated, Final, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -356,8 +356,22 @@ def to_line(event: Event) -> bytes:
     return _LINES.dump_json(event) + b"\n"
 
 
+# What 0.1 wrote until 2026-11-24, and the names of today: old event logs stay readable.
+_RENAMED: Final = (
+    (b'"clock_steps":', b'"global_step":'),
+    (b'"lane":', b'"route":'),
+    (b'"donors":', b'"sources":'),
+    (b'"donor":', b'"source":'),
+    (b'"event":"StateCloned"', b'"event":"StateTransferred"'),
+    (b'"event":"FragmentPulled"', b'"event":"FragmentSynced"'),
+    (b'"state":"seeding"', b'"state":"serving"'),
+)
+
+
 def from_line(line: bytes) -> Event | None:
-    """Read an event back; None for a torn line, or for an event of another version."""
+    """Read an event back, also by its names of before; None for a torn line, or for an event of another version."""
+    for before, today in _RENAMED:
+        line = line.replace(before, today)
     try:
         return _LINES.validate_json(line)
     except ValidationError:

@@ -73,6 +73,6 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
         await asyncio.sleep(25.0)  # with a directory lookup
         await swarm.until(lambda: a.outcomes()["completed"] >= 3)
-        assert len(a.book) == 1 and a.book.global_step_of(b.peer_id) is not None
+        assert len(a.book) == 1 and a.book.get(b.peer_id).has_global_step
 
     play(swarm, story)
