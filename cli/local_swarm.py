@@ -37,7 +37,7 @@ class LocalPeer:
         home.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._output = home / "stdout.txt"
         self._log = home / "stderr.txt"
-        command = [sys.executable, "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
+        command = [sys.executable, "-P", "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
         with self._output.open("wb") as output, self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 command,

@@ -50,7 +50,7 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
     run = signed.manifest().run
     if run.access != "invite":
         raise BadSettings(
-            f'the run has access = "{run.access}": nobody came by an invite', hint="host a new run whose manifest says who may join"
+            f'the run has access = "{run.access}": no member joined with an invite', hint="host a new run whose manifest says who may join"
         )
     if str(me) not in run.issuers:
         raise BadSettings(

@@ -92,8 +92,13 @@ def show(folder: Home, *, as_json: bool) -> None:
     from gossamer.peer.machine.status import of_events
 
     file = need_unit(folder)
+    if file.read_text() != unit_text(folder.path):
+        print(
+            "hint: another release or environment wrote this unit; `peer service remove`, then `peer service install` renews it",
+            file=sys.stderr,
+        )
     said = of_events(read_events(folder.events)).to_json()
-    with suppress(BadSettings):  # it does not run: what it said last
+    with suppress(BadSettings):  # no peer runs: its last report
         said = ask(folder.path, {"verb": "status"})
     shown = systemctl("show", "--property=ActiveState,SubState,NRestarts", file.name)
     told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gossamer.protocol.messages.terms import ModelPlan
 
 NO_RUN = ok("no invite and no run in the home: no peer was called")
-NOBODY = "nobody could be asked"
+NOBODY = "no peer could be asked"
 CLOCK_WARN_S = 5.0
 ASK_MS = 2000
 STEP_S = 1.0  # assumed duration of an inner step
@@ -53,7 +53,7 @@ def bootstraps(visit: CallRound) -> Finding:
 def membership(visit: CallRound) -> Finding:
     """Tell whether the run's members accept this peer."""
     if not visit.reached:
-        return ok("nobody could be asked")
+        return ok(NOBODY)
     if visit.manifest:
         return ok("the run lets this peer in")
     refusals = [call.refused for call in visit.reached if call.refused]

@@ -120,7 +120,7 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
     except GossamerError as error:
         return CallRound(str(error), error.hint)
     except OSError as error:
-        return CallRound(f"the network part of a peer does not start here: {error}", "see to that first; nobody can be asked without it")
+        return CallRound(f"the network part of a peer does not start here: {error}", "repair that first; without it no peer can be asked")
 
 
 async def _call_all(

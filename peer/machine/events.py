@@ -108,8 +108,8 @@ class StepDone(Stamped):
     tokens_per_second: Figure  # since the previous StepDone; 0 without an inner step
     train_s: Figure  # of this trainer process so far: in inner steps, and blocked between them
     blocked_s: Figure  # of these, in work for meetings and checkpoints: the trainer could not make inner steps
-    training_cpu_s: Figure  # processor time of this trainer process so far, without its start and without the coding thread
-    coding_cpu_s: Figure  # of the coding thread, which works for meetings beside the inner steps
+    training_cpu_s: Figure  # processor time of this trainer process so far, without its start and without the exchange thread
+    coding_cpu_s: Figure  # of the exchange thread, which works for meetings beside the inner steps
     checkpoint_s: Figure = 0.0  # of blocked_s: for checkpoints
     evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
 
@@ -202,7 +202,7 @@ class FragmentSynced(Stamped):
 
     source: str  # PeerId, base58
     fragment: int
-    global_step: int  # of the donor
+    global_step: int  # of the source
     num_bytes: int  # received
     seconds: Figure
     reason: str  # why they were not taken over; empty when they were
@@ -258,13 +258,13 @@ class EventsLost(Stamped):
     reason: str
 
 
-QUIET = "resting"  # state of a node that pauses and whose meetings have ended
+QUIET = "quiet"  # state of a node that pauses and whose meetings have ended
 
 
 class ProcessReported(Stamped):
     """The state of the node or the trainer; the peer's state is composed of both."""
 
-    state: str  # the trainer: ready training finishing; the node: joining waiting resting, without a trainer seeding
+    state: str  # the trainer: ready training finishing; the node: joining waiting quiet, without a trainer serving
     reason: str
 
 

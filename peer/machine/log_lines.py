@@ -71,7 +71,7 @@ class Log:
     """The log of the peer of a home: `lines` yields the end of the log, and each later call the new lines."""
 
     def __init__(self, home: Home) -> None:
-        self._events, self._stderr = Tail(home.events), Tail(home.log)
+        self._events, self._stderr = GrowingFile(home.events), GrowingFile(home.log)
         self._stderr_ts = 0.0  # of the last line of stderr that had a time
 
     def lines(self) -> Iterator[LogLine]:
@@ -89,7 +89,7 @@ class Log:
         return LogLine(self._stderr_ts, {"CRITICAL": "error"}.get(stamp[3], stamp[3].lower()), text[stamp.end() :])
 
 
-class Tail:
+class GrowingFile:
     """The whole lines at the end of a file, and later ones; follows a rotation to the new file."""
 
     def __init__(self, path: Path) -> None:

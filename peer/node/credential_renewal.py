@@ -56,7 +56,7 @@ class CredentialRenewal:
     async def run(self) -> None:
         """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
         while True:
-            self.read_file()
+            self.load_revocations()
             self._pass_over_revoked()
             await self._ask_for_revocations()
             self._end_if_revoked()
@@ -64,7 +64,7 @@ class CredentialRenewal:
             self._warn()
             await asyncio.sleep(self.rng.uniform(0.5, 1.5) * ROUND_S)
 
-    def read_file(self) -> None:
+    def load_revocations(self) -> None:
         """Add the revocations in the home; a damaged file is ignored, since other peers hold them too."""
         with contextlib.suppress(OSError, PeerMisbehaved):
             self.take(self.home.revocations.read_bytes())
@@ -99,7 +99,7 @@ class CredentialRenewal:
                 self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
                 raise
             if data and self.take(data):
-                self.read_file()  # keep what `peer revoke` has written since
+                self.load_revocations()  # keep what `peer revoke` has written since
                 await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _renew(self) -> None:
@@ -151,8 +151,8 @@ def membership_warning(left_s: float, *, is_unwanted: bool) -> str:
     if left_s < WARN_S:
         days = max(1, round(left_s / DAY_S))
         return (
-            f"this peer's membership ends in {days} {'day' if days == 1 else 'days'}, and who wrote its invite was not there to renew it: "
-            "ask the host to start its peer, or for a new invite"
+            f"this peer's membership ends in {days} {'day' if days == 1 else 'days'}, and the issuer of its invite was "
+            "not reachable to renew it: ask the host to start its peer, or for a new invite"
         )
     return ""
 

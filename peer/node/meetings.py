@@ -143,12 +143,12 @@ class Meetings:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
         if hello.fragment in lifecycle.stale:
-            raise Refused(RefusalCode.NOT_READY, "I have no young weights of this fragment yet")
+            raise Refused(RefusalCode.NOT_READY, "the weights of this fragment are too old here")
         check_global_step(hello.global_step, lifecycle.global_step, membership.terms)
         if hello.phase is RunPhase.FINISH and lifecycle.phase is RunPhase.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
-            raise Refused(RefusalCode.BUSY, "resting after a meeting with you that came to nothing")
+            raise Refused(RefusalCode.BUSY, "backing off after a failed meeting with you")
 
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
@@ -159,7 +159,7 @@ class Meetings:
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
         if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
-            active.stop("somebody called at the same moment; that call stands", RefusalCode.BUSY)
+            active.stop("both peers called at the same moment; the other call stands", RefusalCode.BUSY)
             await active.over.wait()
         elif not is_greeting:
             await self._line_up(active)

@@ -131,7 +131,7 @@ class NodePeer:
         self.throttle = Throttle()
         self.shelf = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
         self._credential = OwnCredential(run.credential)
-        dispatcher = Dispatcher(self.book, "still joining" if trainer else "I show newcomers the way; I do not train", self._answering)
+        dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._answering)
         self.answer = self.throttle.handler(dispatcher.answer)
         self._stopping = asyncio.Event()
         self.member: Member | None = None
@@ -204,7 +204,7 @@ class NodePeer:
         manifest = signed.manifest()
         member = self.member = self._make_member(signed, manifest, network)
         member.gossip.take_all(named)
-        member.renewal.read_file()
+        member.renewal.load_revocations()
         self._emit(RunKnown(signed.run_id.hex(), member.membership.total_steps))
         async with asyncio.TaskGroup() as tasks:
             work = [member.anti_entropy.run(), member.renewal.run()]

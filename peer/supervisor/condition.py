@@ -1,7 +1,7 @@
 """State and reason of a peer as text, composed from the reports of its processes and of the supervisor.
 
 The trainer takes precedence: a peer that trains is `training`, and trouble of the network becomes the reason. Before training, or
-without a trainer, the state is the node's (joining, waiting, seeding). Pure bookkeeping; time is an argument.
+without a trainer, the state is the node's (joining, waiting, serving). Pure bookkeeping; time is an argument.
 """
 
 from __future__ import annotations

@@ -223,7 +223,7 @@ class Supervisor:
                 await self._manifest_ready.wait()
             started_s, was_away = time.monotonic(), name in self._away
             child.notify(self._settings().to_line())
-            self._come_back(name)
+            self._note_running(name)
             exit = await self._until_sent_away(name, child)
             if exit is None:
                 self._pauses.month.save(time.time())
@@ -312,7 +312,7 @@ class Supervisor:
         if name == NODE:
             await self._changes.until(lambda: TRAINER not in self._awake or self._may_run(TRAINER))
 
-    def _come_back(self, name: str) -> None:
+    def _note_running(self, name: str) -> None:
         """Record that a child has its settings and runs."""
         self._awake.add(name)
         if name in self._away:

@@ -176,7 +176,7 @@ class RunResult:
         whole = self.content
         data = memoryview(whole.get(offset, num_bytes)) if isinstance(whole, Pieces) else whole[offset : offset + num_bytes]
         if num_bytes and not data:
-            raise Refused(RefusalCode.NOT_FOUND, "I do not have this piece of the result")
+            raise Refused(RefusalCode.NOT_FOUND, "this piece of the result is not here")
         return data
 
     def check(self, source: PeerId, header: Contents, piece: int) -> None:

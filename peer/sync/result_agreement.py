@@ -120,21 +120,21 @@ class ResultAgreement:
             if result is not None and name >= result.name:
                 return
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._strangers_s if is_strangers[name] else self._known_s):
+                async with asyncio.timeout(self._stranger_transfer_s if is_strangers[name] else self._met_transfer_s):
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
                 self._useless.update(self.sources.groups.answerable(entry))
 
     @property
-    def _known_s(self) -> float:
+    def _met_transfer_s(self) -> float:
         """How long the transfer from a peer that we have met may take."""
         slow_bytes = sum(sizes.slow_bytes for sizes in self.terms.fragments)
         num_meetings = len(self.terms.fragments) * self.terms.state_bytes / max(1, slow_bytes)  # that carry as much as a state
         return STRANGERS_S + TIMEOUT_FACTOR * num_meetings * self.meetings.typical_s
 
     @property
-    def _strangers_s(self) -> float:
+    def _stranger_transfer_s(self) -> float:
         """How long the transfer from a stranger may take."""
         return STRANGERS_S + self.terms.state_bytes / STRANGERS_BYTES_PER_S
 

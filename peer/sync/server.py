@@ -73,7 +73,7 @@ class FetchServer:
                 elif request.kind not in OF_WEIGHTS:
                     await self._describe(stream, request)
                 elif (source := self.source()) is None:
-                    raise Refused(RefusalCode.NOT_READY, "I have no weights")
+                    raise Refused(RefusalCode.NOT_READY, "no weights here")
                 else:
                     if last_s is None and request.kind is not ContentsKind.SLOW:  # a fragment sync asks on two streams at once
                         serving.enter_context(source.serving(stream))
@@ -115,7 +115,7 @@ class FetchServer:
         """Renew the sender's credential, where we issued it. Raises Refused."""
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
-            raise Refused(RefusalCode.NOT_FOUND, "I have signed no invite of yours that is in force")
+            raise Refused(RefusalCode.NOT_FOUND, "no valid invite from this issuer")
         return write_alone(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
@@ -164,7 +164,7 @@ class ObservedAddresses:
     def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
         """Count an echo against the budgets. Raises Refused when they are used up."""
         if not self._echoes.take(num_bytes, partner):
-            raise Refused(RefusalCode.BUSY, "I have echoed enough lately")
+            raise Refused(RefusalCode.BUSY, "busy: echo limit reached")
 
     def may_list_peers(self, partner: PeerId, observed: str) -> bool:
         """Count a peer exchange against the budgets of the peer, its network and all; return False when one is used up."""

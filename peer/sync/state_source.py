@@ -128,7 +128,7 @@ class StateSource:
 
     async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         if not self.lifecycle.has_begun:
-            raise Refused(RefusalCode.NOT_READY, "I have not begun to train")
+            raise Refused(RefusalCode.NOT_READY, "not training yet")
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
             return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)
@@ -154,7 +154,7 @@ class StateSource:
     async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
         if not self.lifecycle.has_begun or request.fragment in self.lifecycle.stale:
-            raise Refused(RefusalCode.NOT_READY, "my own weights are not fit to be pulled yet")
+            raise Refused(RefusalCode.NOT_READY, "the weights here are being synchronized")
         if request.fragment >= len(self.terms.fragments):
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
         sizes = self.terms.fragments[request.fragment]
@@ -171,7 +171,7 @@ class StateSource:
                 raise Refused(RefusalCode.NOT_READY, "my weights could not be coded against this")
             return ServedPart(len(data), data, global_step)
         except (LinkLost, OSError):
-            raise Refused(RefusalCode.NOT_READY, "no room, or my trainer is restarting") from None
+            raise Refused(RefusalCode.NOT_READY, "no room, or the trainer is restarting") from None
         finally:
             for file in (sketch, coded):
                 self.payloads.remove(file)
@@ -222,7 +222,7 @@ class StateSource:
         finally:
             self.payloads.remove(name)
         if len(data) != self.terms.state_bytes:
-            raise Refused(RefusalCode.NOT_READY, "my own copy is not whole")
+            raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
         return IdleCopy(data, made_s, loop_s() - made_s, global_step)
 
     def _let_go(self) -> None:

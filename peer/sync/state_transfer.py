@@ -106,7 +106,7 @@ class StateTransfer:
             answers = await ask_all()
             if answers is None:
                 return
-            final = _unanimous(answers)
+            final = _final_error_of_all(answers)
             num_unwanted = num_unwanted + 1 if final else 0
             if final is not None and num_unwanted >= ROUNDS_TO_BELIEVE:
                 raise final
@@ -231,7 +231,7 @@ class TransferProgress:
         return words + (f"; this line is slow for a model of this size ({left_s / 3600:.1f} h)" if left_s > LONG_S else "")
 
 
-def _unanimous(answers: list[GossamerError]) -> GossamerError | None:
+def _final_error_of_all(answers: list[GossamerError]) -> GossamerError | None:
     """Return the final error behind all answers, None unless all of them are final."""
     finals = [as_final(answer) if isinstance(answer, Refused) else None for answer in answers]
     return finals[0] if finals and None not in finals else None

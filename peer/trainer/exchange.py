@@ -311,7 +311,7 @@ class TrainerExchange:
         replica, number = self._replica, request.meeting
         state = replica.fragments[request.fragment]
         if replica.own_steps and replica.phase is RunPhase.TRAIN and state.since.steps < self.min_call_steps:
-            raise ValueError("my line carries no meeting so soon after the last")
+            raise ValueError("this line cannot carry a meeting so soon after the last")
         if state.meeting is not None:
             raise ValueError("the fragment is in another meeting")
         if number in self._meetings:
@@ -410,7 +410,7 @@ class TrainerExchange:
         replica = self._replica
         for fragment in replica.countdown.due():
             if replica.fragments[fragment].since.steps > replica.manifest.outer.max_clock_gap_steps // LATE_SHARE:
-                self._solo(fragment, "somebody joins with these weights")
+                self._solo(fragment, "a joining peer fetches these weights")
 
     # ------------------------------------------------------------------ the node itself
 

@@ -51,7 +51,7 @@ class InnerLoop:
         self._clip_norm = manifest.inner.clip_norm
         self._ahead: tuple[int, Tensor] | None = None  # the batch of a step to come, on its way to the device
 
-    def notify(self, reason: str) -> None:
+    def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
         how = self.computing
         self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
@@ -82,7 +82,7 @@ class InnerLoop:
                 f"not even one sequence of this run fits into the memory of {self.device} beside the model",
                 hint="close other programs that use that memory, choose other --devices, or join a run with shorter sequences",
             )
-        self.notify(OUT_OF_MEMORY)
+        self.emit_computing(OUT_OF_MEMORY)
 
     def _batch(self, step: int) -> Tensor:
         """Return the batch of a step, on its way to the device."""

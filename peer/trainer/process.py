@@ -157,7 +157,7 @@ def build(child: Child) -> Trainer:
     computing = replica.inner.computing
     peak = peak_flops(replica.inner.device, computing.dtype) * computing.num_devices
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.notify(_reason_for(computing, config, manifest))
+    replica.inner.emit_computing(_reason_for(computing, config, manifest))
     saver = Saver(home, config, child.emit, time.monotonic)
     loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
     if loaded is not None:

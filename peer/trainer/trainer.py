@@ -245,7 +245,7 @@ class Trainer:
             with self._watch.training():
                 step = self._replica.inner_step(self._exchange.while_weights_are_read())
         except FloatingPointError as error:
-            self._pass_over(error)
+            self._skip_bad_batch(error)
             return
         self._bad_batches = 0
         self._watch.step(step)
@@ -254,7 +254,7 @@ class Trainer:
             with self._watch.blocked("meetings"):
                 self._exchange.announce(due)
 
-    def _pass_over(self, error: FloatingPointError) -> None:
+    def _skip_bad_batch(self, error: FloatingPointError) -> None:
         self._bad_batches += 1
         self._replica.skip_batch()
         if self._bad_batches >= MAX_BAD_BATCHES:

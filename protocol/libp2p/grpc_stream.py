@@ -127,12 +127,12 @@ def _method(purpose: Purpose, serve: Serve) -> grpc.RpcMethodHandler[bytes, byte
     return grpc.stream_stream_rpc_method_handler(run)
 
 
-async def refuse_stranger(context: Context) -> NoReturn:
+async def refuse_untunneled(context: Context) -> NoReturn:
     """Abort a call from a connection that does not come from our p2pd."""
     await context.abort(grpc.StatusCode.UNAUTHENTICATED, "this socket accepts calls from its own tunnel only")
 
 
-async def refuse_another(context: Context) -> NoReturn:
+async def refuse_excess(context: Context) -> NoReturn:
     """Abort a call that exceeds a limit."""
     await context.abort(grpc.StatusCode.RESOURCE_EXHAUSTED, "too many open streams")
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
-from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, GrpcStream, refuse_another, refuse_stranger, start_server
+from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, GrpcStream, refuse_excess, refuse_untunneled, start_server
 from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, receiving, stream_opener
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
@@ -103,9 +103,9 @@ class Inbound:
         """Serve one gRPC call, or abort it if it does not come from an admitted connection."""
         visit = self._by_name.get(context.peer().removeprefix("unix:"))
         if visit is None:
-            await refuse_stranger(context)
+            await refuse_untunneled(context)
         if not self._admission.begin(visit, purpose):
-            await refuse_another(context)
+            await refuse_excess(context)
         try:
             await self._converse(visit, purpose, context)
         finally:

@@ -144,6 +144,14 @@ def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, syst
     assert (answer["state"], answer["systemd"]["ActiveState"]) == ("failed", "failed")
 
 
+def test_service_status_names_a_unit_of_another_release(shell: Shell, systemctl: Path) -> None:
+    shell("service", "install", invite())
+    assert "another release" not in shell("service", "status").err
+    unit = unit_file(shell.home)
+    unit.write_text(unit.read_text().replace("gossamer.cli.main", "cli.main"))
+    assert "`peer service install` renews it" in shell("service", "status").err
+
+
 def test_a_running_peer_is_not_installed_as_a_service(shell: Shell, systemctl: Path) -> None:
     shell("id")
     with Home(shell.home).locked():

@@ -27,7 +27,7 @@ PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
         ([-HOUR_S, -HOUR_S + 1, 5.0], Level.WARN, "3599.0 s ahead of that of 3 peers"),
         ([0.1, -0.1, HOUR_S], Level.OK, "0.1 s behind that of 3 peers"),
         ([10.0], Level.WARN, "10.0 s behind"),
-        ([], Level.OK, "nobody"),
+        ([], Level.OK, "no peer could be asked"),
     ],
     ids=["slow by an hour", "fast by an hour", "one liar", "a little", "nobody there"],
 )
@@ -44,7 +44,7 @@ def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -
         ([False], Level.WARN, "not from"),
         ([True, False], Level.WARN, "and not from"),
         ([None], Level.OK, "do not try"),
-        ([], Level.OK, "nobody could be asked"),
+        ([], Level.OK, "no peer could be asked"),
     ],
 )
 def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, words: str) -> None:
@@ -64,7 +64,7 @@ def test_a_port_that_cannot_be_reached(tries: list[bool | None], level: Level, w
         (["/ip4/192.168.1.9/tcp/4001", ""], {"192.168.1.2"}, None, Level.OK, "not known"),
         ([], set(), "", Level.OK, "not known"),
     ],
-    ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "nobody"],
+    ids=["none", "same port", "with UPnP", "symmetric", "provider's", "two routers", "local", "no peer could be asked"],
 )
 def test_the_router(observed: list[str], own: set[str], found: str | None, level: Level, words: str) -> None:
     finding = router(observed, own, found)

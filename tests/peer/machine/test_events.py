@@ -16,9 +16,11 @@ from gossamer.peer.machine.events import (
     EventsLost,
     FragmentSynced,
     MeetingDone,
+    ResultTaken,
     SoloStep,
     StateChanged,
     StateTransferred,
+    StepDone,
     from_line,
     older,
     read_events,
@@ -139,6 +141,15 @@ def test_a_line_that_a_full_disk_cut_short_is_lost_alone(tmp_path: Path) -> None
         b'{"ts":1.0,"event":"MeetingDone","partner":"12D3KooX","fragment":1,"outcome":"completed","reason":"","lane":"direct",'
         b'"bytes_sent":10,"bytes_received":20,"seconds":0.5,"round_trip_s":null}',
         MeetingDone("12D3KooX", 1, "completed", "", "direct", 10, 20, 0.5),
+    ),
+    (
+        b'{"ts":1.0,"event":"StepDone","step":7,"clock_steps":9,"tokens":64,"loss":2.5,"learning_rate":0.1,"tokens_per_second":3.0,'
+        b'"train_s":1.0,"blocked_s":0.5,"training_cpu_s":1.0,"coding_cpu_s":0.1,"checkpoint_s":0.0,"evaluation_s":0.0}',
+        StepDone(7, 9, 64, 2.5, 0.1, 3.0, 1.0, 0.5, 1.0, 0.1),
+    ),
+    (
+        b'{"ts":1.0,"event":"ResultTaken","name":"ab","donors":["12D3KooX"],"num_bytes":8,"seconds":1.5}',
+        ResultTaken("ab", ("12D3KooX",), 8, 1.5),
     ),
     (
         b'{"ts":1.0,"event":"StateChanged","state":"seeding","reason":"showing newcomers the way","way_out":"ends with `peer leave`"}',

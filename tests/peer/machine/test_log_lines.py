@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gossamer.peer.machine.log_lines import Tail, keep_short
+from gossamer.peer.machine.log_lines import GrowingFile, keep_short
 
 
 def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    tail = Tail(path)
+    tail = GrowingFile(path)
     assert tail.lines() == []
     with path.open("ab", buffering=0) as file:
         file.write(b"one\ntwo\nthr")
@@ -22,7 +22,7 @@ def test_a_tail_gives_each_whole_line_once(tmp_path: Path) -> None:
 def test_it_goes_on_after_a_rotation(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"one\ntwo\n")
-    tail = Tail(path)
+    tail = GrowingFile(path)
     tail.lines()
     path.replace(tmp_path / "log.1")
     path.write_bytes(b"one, later, and longer than before\n")

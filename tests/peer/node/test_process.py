@@ -191,7 +191,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
         assert running.said(ProcessReported)[-1].reason == "0 connected"
         assert running.said(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
         assert running.said(PeersSeen) == [PeersSeen(0)] and running.said(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
-        assert "do not train" in (await answer_to_a_caller(network)).detail
+        assert "does not train" in (await answer_to_a_caller(network)).detail
         assert network.shelf.read(member().to_bytes())
         await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
         await running.stop()

@@ -208,5 +208,5 @@ def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Pa
         pieces.put(2, data[2 * PIECE : 3 * PIECE], 0)
         coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
         assert coming.held() == b"\x04" and bytes(coming.part(2 * PIECE, 5)) == data[2 * PIECE : 2 * PIECE + 5]
-        with pytest.raises(Refused, match="do not have this piece"):
+        with pytest.raises(Refused, match="piece of the result is not here"):
             coming.part(0, 5)

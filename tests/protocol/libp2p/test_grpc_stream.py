@@ -25,7 +25,7 @@ from gossamer.protocol.libp2p.grpc_stream import (
     GrpcStream,
     accepted,
     open_channel,
-    refuse_another,
+    refuse_excess,
     start_call,
     start_server,
 )
@@ -38,7 +38,7 @@ PARTNER = seeded(1).peer_id
 async def serve(purpose: Purpose, context: Context) -> None:
     """Echo all frames; reject FETCH calls."""
     if purpose is Purpose.FETCH:
-        await refuse_another(context)
+        await refuse_excess(context)
     with suppress(*BROKEN):
         await context.send_initial_metadata(ACCEPTED)
         while isinstance(frame := await context.read(), bytes):
