@@ -127,7 +127,10 @@ class Actions:
         return [commands.AskTrainer(Encode(self.number))]
 
     def commit_to_payload(self, ready: PayloadReady) -> list[Command]:
-        """Send the signed commitment."""
+        """Sign the hash of both sketches and our payload, and send it.
+
+        A payload leaves only after the partner's commitment is here, so neither side can choose its payload after it saw the other's.
+        """
         digest = self._partner.digest_of_ours(bytes.fromhex(ready.sha256))
         return [commands.Send(Commitment(self.pairing.meeting_id, digest).signed(self.greeting.membership.identity))]
 

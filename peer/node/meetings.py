@@ -154,7 +154,8 @@ class Meetings:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
 
         An incoming request pre-empts a call of ours that is not sent yet. If two peers call each other at once, the call of the smaller id
-        stands. While our own call waits for its answer we refuse as busy, so no chain of waiting peers can form.
+        stands. A peer whose own call waits for an answer lets no caller wait behind it. So a caller waits only for a meeting in which both
+        sides are at work, never for a peer that waits itself.
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING

@@ -100,7 +100,7 @@ def judged_loss(replica: Replica) -> float:
 
 
 def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
-    """Take over a fetched state; refuse one with fewer steps than our own weights, or whose loss on our text is worse.
+    """Take over a fetched state; refuse one with no more steps than our own weights, or whose loss on our text is worse.
 
     A state that fails by its loss alone shows that ours is as far as the other peers', whatever the clocks say. Then only their clock is
     taken over, so that we can meet them again. `before_taking` is called once before weights are replaced.
