@@ -27,12 +27,12 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.meeting import MeetingSide
-from gossamer.peer.trainer.need import PROGRAMS, PULLED, TRIED_ON, Need, run_need
+from gossamer.peer.trainer.need import PROGRAMS, SYNCED, TRIED_ON, Need, run_need
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.run.manifest import Manifest
 
 FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
-PASSING = {"for meetings under way", PULLED, TRIED_ON}
+PASSING = {"for meetings under way", SYNCED, TRIED_ON}
 PLACES = ("device", "memory", "payloads", "disk")
 
 

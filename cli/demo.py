@@ -114,7 +114,7 @@ class Demo:
         with screen(sys.stderr) as drawn, local_swarm(self.folder) as swarm:
             members, lone = self._start(swarm, drawn)
             watch(swarm, drawn, Forecast(self.manifest.run.total_steps, self.num_peers, started_s))
-            drawn.say("trained; measuring the held-out loss of each")
+            drawn.print_line("trained; measuring the held-out loss of each")
         statuses = [peer.status for peer in members]
         found = comparison([peer.home for peer in members], lone.home, statuses, self.data, 0.0, is_drawn=not self.as_json)
         return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
@@ -122,7 +122,7 @@ class Demo:
     def _start(self, swarm: LocalSwarm, drawn: Screen) -> tuple[list[LocalPeer], LocalPeer]:
         file = self.folder / "manifest.toml"
         file.write_text(self.manifest.to_toml())
-        drawn.say(f"starting {self.num_peers} peers, and one that trains alone, in {self.folder}")
+        drawn.print_line(f"starting {self.num_peers} peers, and one that trains alone, in {self.folder}")
         options = (*ON_THIS_MACHINE, *(("--data", str(self.data)) if self.data else ()))
         others = str(self.num_peers - 1)
         first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", others])
@@ -140,16 +140,16 @@ class Forecast:
         self._num_peers = num_peers
         self._started_s = started_s
         self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
-        self._is_said = False
+        self._is_announced = False
 
     def sentence(self, statuses: Sequence[Status], now_s: float) -> str:
         """Return the sentence; empty if it is too early or the sentence was already returned."""
         step = min((int(status["step"]) if status else 0 for status in statuses), default=0)
         if step and self._first is None:
             self._first = (step, now_s)
-        if self._is_said or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
+        if self._is_announced or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
             return ""
-        self._is_said = True
+        self._is_announced = True
         step_s = (now_s - self._first[1]) / (step - self._first[0])
         to_train_s = step_s * (self._total_steps - step)
         to_measure_s = step_s / (self._num_peers + 1) * MEASURED_STEPS * len(measured_names(self._num_peers))
@@ -164,5 +164,5 @@ def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
             if peer.status:
                 drawn.show(peer.name, peer.status)
         if sentence := forecast.sentence([peer.status for peer in swarm.peers], time.monotonic()):
-            drawn.say(sentence)
+            drawn.print_line(sentence)
         time.sleep(POLL_S)

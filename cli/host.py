@@ -101,7 +101,7 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
             not_after_s = int(time.time()) + INVITE_LIFETIME_S
             addresses = bootstraps(folder, identity.peer_id, tuple(status.addresses))
             printed.append(Invite.issue(identity, signed.run_id, addresses, None, not_after_s).to_text())
-            drawn.say("invite for others, valid for 30 days; use it as INVITE in `peer join INVITE`")
+            drawn.print_line("invite for others, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])
             if file is not None:
                 write_whole(file, printed[0].encode() + b"\n", private=True)

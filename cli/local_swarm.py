@@ -95,9 +95,9 @@ class LocalPeer:
 
     def _death(self, code: int) -> ChildFailed:
         """Return the child's own error if the operator can correct it, else an error that names its log."""
-        said = dict(line.split(": ", 1) for line in self._log_lines()[-2:] if line.startswith(("error: ", "hint: ")))
-        if code != ExitCode.OUR_FAULT and "error" in said:
-            return ChildFailed(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
+        printed = dict(line.split(": ", 1) for line in self._log_lines()[-2:] if line.startswith(("error: ", "hint: ")))
+        if code != ExitCode.OUR_FAULT and "error" in printed:
+            return ChildFailed(f"{self.name}: {printed['error']}", hint=printed.get("hint", ""), exit_code=code)
         what = f"{self.name} stopped with exit code {code}; the end of its log:\n{self._log_tail()}"
         return ChildFailed(what, hint=f"its folder is {self.home}", exit_code=ExitCode.OUR_FAULT)
 
@@ -156,8 +156,8 @@ def _signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:

@@ -81,8 +81,8 @@ def pinned(manifest: Manifest, folder: Path | None) -> Manifest:
     if manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest):
         return manifest
     program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *([str(folder)] if folder else [])]
-    said = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
-    found = json.loads(said)
+    output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
+    found = json.loads(output)
     if "error" in found:
         raise BadManifest(found["error"], hint=found["hint"])
     return with_pins(manifest, found["layout"], found["tokenizer"])

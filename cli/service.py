@@ -97,17 +97,19 @@ def show(folder: Home, *, as_json: bool) -> None:
             "hint: another release or environment wrote this unit; `peer service remove`, then `peer service install` renews it",
             file=sys.stderr,
         )
-    said = of_events(read_events(folder.events)).to_json()
+    latest = of_events(read_events(folder.events)).to_json()
     with suppress(BadSettings):  # no peer runs: its last report
-        said = ask(folder.path, {"verb": "status"})
+        latest = ask(folder.path, {"verb": "status"})
     shown = systemctl("show", "--property=ActiveState,SubState,NRestarts", file.name)
-    told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    unit = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if as_json:
-        print(json.dumps({"unit": str(file), "systemd": told, "state": said["state"], "reason": said["reason"], "since": said["since"]}))
+        print(
+            json.dumps({"unit": str(file), "systemd": unit, "state": latest["state"], "reason": latest["reason"], "since": latest["since"]})
+        )
         return
-    again = f"started again {told.get('NRestarts', '0')} times"
-    print(f"service    {told.get('ActiveState', 'unknown')} ({told.get('SubState', '')}), {again}; {file}")
-    print(f"peer       {sentence(said, time.time())}")
+    again = f"started again {unit.get('NRestarts', '0')} times"
+    print(f"service    {unit.get('ActiveState', 'unknown')} ({unit.get('SubState', '')}), {again}; {file}")
+    print(f"peer       {sentence(latest, time.time())}")
 
 
 def need_unit(folder: Home) -> Path:

@@ -13,7 +13,7 @@ from gossamer.cli.figures import loss_text
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import keep_port, need_port, usual_port
+from gossamer.peer.machine.port import keep_port, last_port, need_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
@@ -38,7 +38,7 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
     listen = str(values.get("listen", LocalSettings.model_fields["listen"].default))
     port = values.get("port")
     if port is None:
-        values["port"] = port = usual_port(folder, listen)
+        values["port"] = port = last_port(folder, listen)
     if isinstance(port, int):
         need_port(listen, port)
     for key in ("data", "model"):

@@ -120,8 +120,8 @@ def run_missing(wanted: Sequence[Setting], given: argparse.Namespace) -> None:
             print(f"not run: {setting}: {error}\nhint: {error.hint}", file=sys.stderr)
             continue
         keep(given.results, run)
-        said = f"{run.outcome} after {run.wall_s:.0f} s, loss {run.loss_average or float('nan'):.3f}"
-        print(f"{number} of {len(missing)}: {setting}: {said}; about {left_s / 60:.0f} minutes left", file=sys.stderr, flush=True)
+        result = f"{run.outcome} after {run.wall_s:.0f} s, loss {run.loss_average or float('nan'):.3f}"
+        print(f"{number} of {len(missing)}: {setting}: {result}; about {left_s / 60:.0f} minutes left", file=sys.stderr, flush=True)
 
 
 def run_one(setting: Setting, given: argparse.Namespace) -> Run:

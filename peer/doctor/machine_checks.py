@@ -66,7 +66,7 @@ def versions(python: str, requirements: Sequence[str], installed: Callable[[str]
     return ok(f"Python {platform.python_version()}, and {len(wanted)} packages as wanted")
 
 
-def computed(devices: str) -> tuple[int | None, str]:
+def compute_in_child(devices: str) -> tuple[int | None, str]:
     """Have torch compute a known product in a process of its own, as a driver may hang or crash.
 
     Returns the exit code, None if the process does not end in time, and the output.
@@ -79,9 +79,9 @@ def computed(devices: str) -> tuple[int | None, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def device(name: str, code: int | None, said: str) -> Finding:
+def device(name: str, code: int | None, output: str) -> Finding:
     """Check how the process that computes on the device ended, and what it printed."""
-    lines = said.strip().splitlines() or ["nothing"]
+    lines = output.strip().splitlines() or ["nothing"]
     if code is None and lines[-1] != UP:
         return warn(f"not known: torch did not even load within {DEVICE_S:.0f} s", "try again when the machine is less busy")
     if code is None:
@@ -149,5 +149,5 @@ def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> F
 
 
 def _compared(parts: Mapping[str, int], room: Room, way_out: str) -> Finding:
-    said = f"{megabytes(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
-    return ok(said) if sum(parts.values()) <= TIGHT_SHARE * room.num_bytes else warn(f"tight: {said}", way_out)
+    sentence = f"{megabytes(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
+    return ok(sentence) if sum(parts.values()) <= TIGHT_SHARE * room.num_bytes else warn(f"tight: {sentence}", way_out)

@@ -159,8 +159,8 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
             connect_s = time.monotonic() - began_s
             try:
                 call = Call(address, connect_s=connect_s)
-                heard = await in_their_version(client, lambda client: _ask(client, partner, call))
-                return replace(heard, is_open=await _is_open(control, partner, port))
+                answered = await in_their_version(client, lambda client: _ask(client, partner, call))
+                return replace(answered, is_open=await _is_open(control, partner, port))
             except Refused as refusal:
                 return Call(address, connect_s=connect_s, refused=refusal)
     except TimeoutError:

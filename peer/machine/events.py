@@ -308,8 +308,8 @@ Written = (
     | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
     | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
-Told = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
-Event = Written | Told
+SupervisorOnly = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
+Event = Written | SupervisorOnly
 
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
 

@@ -76,9 +76,9 @@ class Log:
 
     def lines(self) -> Iterator[LogLine]:
         """Yield the new lines, oldest first."""
-        said = map(self._from_stderr, self._stderr.lines())
+        printed = map(self._from_stderr, self._stderr.lines())
         happened = (_from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
-        return heapq.merge(said, happened, key=attrgetter("ts"))
+        return heapq.merge(printed, happened, key=attrgetter("ts"))
 
     def _from_stderr(self, raw: bytes) -> LogLine:
         text = raw.decode(errors="replace").rstrip()

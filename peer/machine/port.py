@@ -15,7 +15,7 @@ from gossamer.protocol.errors import BadSettings
 _TCP = re.compile(r"/tcp/(\d+)")
 
 
-def usual_port(home: Home, listen: str) -> int:
+def last_port(home: Home, listen: str) -> int:
     """Return the port of the last start if it is free, else 0 for any free port."""
     port = kept_port(home)
     try:

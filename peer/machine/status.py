@@ -59,7 +59,7 @@ class Status:
     # Fields that to_json leaves out:
     earlier: Mapping[str, float] = field(default_factory=dict)  # `lifetime` when it started
     tokens_of_others: int = 0  # tokens that the peers in sight report
-    heard: float = 0.0  # time of the newest event
+    updated: float = 0.0  # time of the newest event
     warned: Mapping[str, str] = field(default_factory=dict)  # topic: words
     failed_in_a_row: int = 0  # meetings
     partners: Partners = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Status:
     def lifetime(self) -> dict[str, float]:
         """Totals since this peer first joined, over all its starts."""
         now = {
-            "seconds": max(0.0, self.heard - self.started),
+            "seconds": max(0.0, self.updated - self.started),
             "train_seconds": self.train_seconds,
             "meetings": self.meetings["completed"],
             "sent": self.bytes["sent"],
@@ -117,18 +117,29 @@ class Status:
         }
 
 
-HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "flops", "earlier_s", "earlier_cpu_s", "tokens_of_others"}
+HIDDEN = {
+    "earlier",
+    "updated",
+    "warned",
+    "failed_in_a_row",
+    "partners",
+    "history",
+    "flops",
+    "earlier_s",
+    "earlier_cpu_s",
+    "tokens_of_others",
+}
 SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN)
 
 
 def apply(status: Status, event: events.Event) -> Status:
     """Return the status after an event. The events of a session, in order, determine its status."""
-    return replace(_apply(status, event), heard=event.ts)
+    return replace(_apply(status, event), updated=event.ts)
 
 
-def of_events(told: Iterable[events.Event]) -> Status:
+def of_events(happened: Iterable[events.Event]) -> Status:
     """Fold events, in their order, into a status."""
-    return reduce(apply, told, Status())
+    return reduce(apply, happened, Status())
 
 
 def _apply(status: Status, event: events.Event) -> Status:

@@ -22,7 +22,7 @@ def _pins(manifest: Manifest, folder: Path | None) -> dict[str, str]:
 
 if __name__ == "__main__":
     try:
-        said = _pins(Manifest.from_toml(sys.stdin.read()), Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+        reply = _pins(Manifest.from_toml(sys.stdin.read()), Path(sys.argv[1]) if len(sys.argv) > 1 else None)
     except GossamerError as error:
-        said = {"error": str(error), "hint": error.hint}
-    sys.stdout.write(json.dumps(said))
+        reply = {"error": str(error), "hint": error.hint}
+    sys.stdout.write(json.dumps(reply))

@@ -62,9 +62,9 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
     with auto_classes(str(folder)) as (auto_config, auto_model):
         config = auto_config.from_pretrained(folder, trust_remote_code=False)
         model = pretrained(auto_model, str(folder), config=config)
-    said, all_fields = config.to_diff_dict(), config.to_dict()
-    said |= {name: all_fields[name] for name in DEMO_LLAMA if name in all_fields}
-    fields = {name: value for name, value in said.items() if name not in NOT_OF_THE_MODEL and value is not None}
+    given, all_fields = config.to_diff_dict(), config.to_dict()
+    given |= {name: all_fields[name] for name in DEMO_LLAMA if name in all_fields}
+    fields = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL and value is not None}
     tensors = state_tensors(model)
     name, digest = name_of(folder)
     tables = {

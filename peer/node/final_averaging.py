@@ -80,7 +80,7 @@ class FinalAveraging:
             await asyncio.sleep(LOOK_S)
 
     def _count_company(self) -> bool:
-        """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""
+        """Begin the rounds anew when somebody has come to the end; return whether anybody within reach still trains."""
         now_s = loop_s()
         known = self.book.reachable(now_s)
         company = {entry.peer_id for entry in known if entry.finished}
@@ -91,10 +91,10 @@ class FinalAveraging:
         return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
 
     def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
-        """Tell whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
+        """Return whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
         if self._began is None or self._began[0] >= self.total_steps:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began
         steps_per_s = (self.total_steps - began_steps) / max(1e-3, now_s - began_s)
-        since_s = now_s - entry.told_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
+        since_s = now_s - entry.global_step_at_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
         return self.total_steps - entry.global_step <= steps_per_s * (since_s + WAIT_S)

@@ -25,7 +25,7 @@ from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusa
 from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
 
-SAY_S = 2.0  # for a refusal to be sent
+SEND_LAST_S = 2.0  # for a refusal to be sent
 FIRST_TYPICAL_S = 0.3
 LINE_UP_S = 2.0  # at most, that a caller waits for the end of another meeting: its own fragment is blocked meanwhile
 MAX_INBOUND = 2  # at once; of one partner: 1
@@ -114,7 +114,7 @@ class Meetings:
             case Hello():
                 await self._answer_hello(stream, first)
             case Resolve():
-                await say(stream, await self._outcome(first, stream.partner))
+                await send_last(stream, await self._outcome(first, stream.partner))
             case Refusal():
                 return  # the partner has cancelled its call
             case _:
@@ -159,7 +159,7 @@ class Meetings:
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
-        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
+        if meeting.is_unannounced or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
             active.stop("both peers called at the same moment; the other call stands", RefusalCode.BUSY)
             await active.over.wait()
         elif not is_greeting:
@@ -231,10 +231,10 @@ class Meetings:
         return finish
 
 
-async def say(stream: Stream, message: Refusal | Outcome) -> None:
+async def send_last(stream: Stream, message: Refusal | Outcome) -> None:
     """Send a last message; ignore a partner that does not take it."""
     with suppress(TransportError, TimeoutError):
-        async with asyncio.timeout(SAY_S):
+        async with asyncio.timeout(SEND_LAST_S):
             await stream.send(message)
 
 

@@ -150,11 +150,11 @@ class NodePeer:
         return self.node.source if self.node else None
 
     def is_banned(self, partner: PeerId) -> bool:
-        """Tell whether a peer's streams are to be turned away."""
+        """Return whether a peer's streams are to be turned away."""
         return self.book.is_banned(partner, loop_s())
 
     def is_member(self, record: MemberRecord) -> bool:
-        """Tell whether a record is a member's; before the manifest is known nobody's is."""
+        """Return whether a record is a member's; before the manifest is known nobody's is."""
         if self.member is None:
             return False
         with suppress(Refused):
@@ -170,7 +170,7 @@ class NodePeer:
         """Return the invite's bootstrap addresses and those of good peers of the last session."""
         return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.entry_addresses(loop_s()))))
 
-    def sees(self) -> set[PeerId]:
+    def members_in_force(self) -> set[PeerId]:
         """Return the peers of whom a record is known that is in force."""
         if self.member is None:
             return set()

@@ -117,14 +117,14 @@ async def run_node(child: Child) -> None:
     loop = asyncio.get_running_loop()
     process = NodeProcess(child)
 
-    def hear() -> None:
-        child.hear()
+    def read_settings() -> None:
+        child.read_settings()
         process.take_settings(child.settings)
         if child.stop_requested():
             loop.remove_reader(0)  # an ended pipe stays readable: the loop would call this again and again
             process.stop()
 
-    loop.add_reader(0, hear)
+    loop.add_reader(0, read_settings)
     try:
         await process.run()
     finally:

@@ -65,7 +65,7 @@ class Matcher(Protocol):
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
         """Begin the meetings that are due; `arrived` are the peers at a step boundary now."""
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Note that the peer took an outer step on the fragment."""
 
 
@@ -101,11 +101,11 @@ class OnDemand:
         elif others and now - since < self._timeout:
             return
         elif self._defer:
-            self.done(peer, fragment)
+            self.note_outer_step(peer, fragment)
         else:
             floor.step_alone(peer, fragment)
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Start the fragment's next countdown."""
         self._asking_since.pop((peer, fragment), None)
         self._countdowns[peer].reset(fragment)
@@ -136,7 +136,7 @@ class Scheduled:
         for peer in order:
             floor.step_alone(peer, fragment)
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Do nothing: the schedule does not depend on outer steps."""
 
 
@@ -163,10 +163,10 @@ class PairPeer:
         self.fragments[fragment].step_alone(rule)
         self.fragments[fragment].move()
 
-    def hear_global_step(self, partner_global_step: int) -> None:
+    def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
         before = self.replica.global_step
-        self.replica.hear_global_step(partner_global_step)
+        self.replica.catch_up(partner_global_step)
         for fragment in self.fragments:
             fragment.miss(self.replica.global_step - before)
 
@@ -208,7 +208,7 @@ class Pair:
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
         side.state.move()
-        member.hear_global_step(next(steps for peer, steps in self.global_step.items() if peer != number))
+        member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 
 
@@ -228,9 +228,9 @@ class Gossip:
     def boundary(self, now: Fraction, arrived: Sequence[int]) -> None:
         """Open, decide and begin meetings of the peers at a step boundary."""
         self._away.difference_update(arrived)
-        self._settle(now, arrived)
+        self._advance_meetings(now, arrived)
         self._matcher.arrange(now, arrived, self)
-        self._settle(now, arrived)
+        self._advance_meetings(now, arrived)
         for peer in arrived:
             if self._population.scenario.is_away(peer, now):
                 self._leave(peer)
@@ -252,7 +252,7 @@ class Gossip:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
         self._alone.add((peer, fragment))
 
-    def _settle(self, now: Fraction, arrived: Sequence[int]) -> None:
+    def _advance_meetings(self, now: Fraction, arrived: Sequence[int]) -> None:
         here = set(arrived)
         mine = [(peer, meeting) for (peer, _), meeting in self._meetings.items() if peer in here]
         for peer, meeting in mine:
@@ -269,7 +269,7 @@ class Gossip:
                 self.peers[peer].solo_step(fragment, self._rule)
                 self._alone.discard((peer, fragment))
                 self._population.traffic.solo += 1
-                self._matcher.done(peer, fragment)
+                self._matcher.note_outer_step(peer, fragment)
 
     def _exchange(self, meeting: Pair, now: Fraction) -> None:
         with coding("a pair of peers"):
@@ -287,7 +287,7 @@ class Gossip:
         self._population.traffic.completed += not meeting.applied
         meeting.apply(self.peers[peer])
         del self._meetings[peer, meeting.fragment]
-        self._matcher.done(peer, meeting.fragment)
+        self._matcher.note_outer_step(peer, meeting.fragment)
 
     def _drop(self, meeting: Pair) -> None:
         assert not meeting.applied

@@ -104,9 +104,9 @@ class Resident:
         line = self._network.peers[self.peer_id].line
         return self.counts.line_bytes + line.num_sent + line.num_received
 
-    def sees(self) -> set[PeerId]:
+    def members_in_force(self) -> set[PeerId]:
         """Return of whom it holds a record that is in force."""
-        return self._peer.sees()
+        return self._peer.members_in_force()
 
     # ---- life ----
 
@@ -160,7 +160,7 @@ class Resident:
 
     def _open_peers(self) -> list[PeerId]:
         """Return who may relay: members that can be called, as far as this peer knows."""
-        bootstraps = [peer for door in self._run.invite.bootstraps if (peer := read_address(door)) is not None]
+        bootstraps = [peer for multiaddr in self._run.invite.bootstraps if (peer := read_address(multiaddr)) is not None]
         known = [entry.peer_id for entry in self.book.known(loop_s())]
         return sorted({*bootstraps, *known} - self._network.hidden.keys() - {self.peer_id})
 

@@ -26,7 +26,7 @@ from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.tasks import cancel
 
 ARRIVAL_S = 60.0  # in which all but the host come
-SETTLE_S = 60.0  # from the last arrival to the cut, and from the healing to the end
+STEADY_S = 60.0  # from the last arrival to the cut, and from the healing to the end
 ENOUGH = 20  # members that a peer should know
 LOOK_S = 0.5  # between two looks at who knows whom
 HEAL_S = 600.0  # most that healing may take
@@ -126,13 +126,13 @@ class SwarmStory:
         for peer, at_s in zip(self._peers[1:], arrivals, strict=True):
             await asyncio.sleep(max(0.0, at_s - loop_s()))
             self._start(peer)
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(STEADY_S)
         began_s, before = loop_s(), [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
         if scene.churn:
             self._start_aside(self._churn())
         if scene.cut_s:
             await self._cut()
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(STEADY_S)
         after = [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
         rates = [(late - early) / (loop_s() - began_s) for early, late in zip(before, after, strict=True)]
         result.background_bytes_per_s = Spread.of(rates)
@@ -158,7 +158,7 @@ class SwarmStory:
 
     def _knows(self, peer: Resident, others: Sequence[Resident]) -> bool:
         there = {other.peer_id for other in others if other.is_up}
-        return peer.is_up and len(peer.sees() & there) >= min(ENOUGH, len(there))
+        return peer.is_up and len(peer.members_in_force() & there) >= min(ENOUGH, len(there))
 
     async def _churn(self) -> None:
         pause_s = CHURN_S / max(1.0, self._scene.churn * len(self._peers))
@@ -183,7 +183,7 @@ class SwarmStory:
 
     async def _time_newcomer(self, peer: Resident, enough: int) -> None:
         began_s = loop_s()
-        while len(peer.sees()) < enough:  # noqa: ASYNC110 (records go out of force by themselves)
+        while len(peer.members_in_force()) < enough:  # noqa: ASYNC110 (records go out of force by themselves)
             await asyncio.sleep(LOOK_S)
         self._know_enough_s.append(loop_s() - began_s)
 
@@ -191,13 +191,13 @@ class SwarmStory:
 
     async def _watch(self) -> None:
         """Check that every peer with others within reach knows one of them; report progress."""
-        total_s = ARRIVAL_S + 2 * SETTLE_S + self._scene.cut_s
+        total_s = ARRIVAL_S + 2 * STEADY_S + self._scene.cut_s
         while True:
             await asyncio.sleep(WATCH_S)
             self._follow(min(loop_s(), total_s), total_s)
             for peer in self._peers:
                 others = [other for other in self._peers if other.is_up and not self._network.is_cut(peer.peer_id, other.peer_id)]
-                if not peer.is_up or len(others) < 2 or peer.sees():
+                if not peer.is_up or len(others) < 2 or peer.members_in_force():
                     self._blind_since_s.pop(peer.peer_id, None)
                 elif loop_s() - self._blind_since_s.setdefault(peer.peer_id, loop_s()) > BLIND_S:
                     self._blind_since_s[peer.peer_id] = float("inf")

@@ -151,8 +151,8 @@ class Supervisor:
         self._condition.pause = self._pauses.wanted(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
-            with self._hearing_signals():
-                looking = asyncio.create_task(self._look())
+            with self._handling_signals():
+                looking = asyncio.create_task(self._look_regularly())
                 work = [asyncio.create_task(self._keep(name)) for name in self._config.children]
                 try:
                     await self._until_over(work)
@@ -216,7 +216,7 @@ class Supervisor:
         failures = 0
         while True:
             await self._changes.until(lambda: self._may_run(name))
-            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
+            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._on_event, name))
             await child.start()
             child.set_niceness(self._config.niceness)
             if name == TRAINER:
@@ -237,7 +237,7 @@ class Supervisor:
             if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
                 self._pauses.asked = refused_pause(exit.failure.error, exit.failure.hint)
                 self._away.add(name)
-                self._look_at_pause()
+                self._update_pause()
                 continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
@@ -245,9 +245,9 @@ class Supervisor:
 
     def _settings(self) -> ChildSettings:
         config = self._config
-        told_to_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
+        waits_for_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
         resting = self._condition.pause is not None or bool(self._restarting)
-        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, paused=resting)
+        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, waits_for_start=waits_for_start, paused=resting)
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed if a restart would not help. Failures of the node rarely end a peer whose trainer trains."""
@@ -269,7 +269,7 @@ class Supervisor:
 
     # ------------------------------------------------------------------ pauses
 
-    def _look_at_pause(self) -> None:
+    def _update_pause(self) -> None:
         """Start or end a pause, as the operator or the settings require."""
         before, rest = self._condition.pause, self._pauses.wanted(self._config)
         if rest != before:
@@ -324,14 +324,14 @@ class Supervisor:
 
     # ------------------------------------------------------------------ events and requests
 
-    def _hear(self, name: str, event: Event) -> None:
+    def _on_event(self, name: str, event: Event) -> None:
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
         elif isinstance(event, events.TrafficCounted):
             self._note(events.MonthCounted(self._pauses.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
-            self._condition.hear(name, event, time.monotonic())
+            self._condition.take_event(name, event, time.monotonic())
         if isinstance(event, events.RunKnown):
             self._manifest_ready.set()
         if isinstance(event, events.CheckpointSaved):
@@ -344,10 +344,10 @@ class Supervisor:
         if isinstance(event, events.Written):
             self._log.append(event)
 
-    async def _look(self) -> None:
+    async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._look_at_pause()
+            self._update_pause()
             for event in self._housekeeping.look(self.status):
                 self._note(event)
             self._describe()
@@ -397,7 +397,7 @@ class Supervisor:
         if not self._config.trains:
             raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
         self._pauses.asked = asked_pause(time.time(), seconds)
-        self._look_at_pause()
+        self._update_pause()
         return {"state": self.status.state, "reason": self.status.reason}
 
     def _leave(self, *, finish: bool) -> None:
@@ -405,11 +405,11 @@ class Supervisor:
             self.leave("asked to leave")
             return
         self._pauses.asked = last_pause()
-        self._look_at_pause()
+        self._update_pause()
 
     def _resume(self) -> dict[str, Any]:
         self._pauses.asked = None
-        self._look_at_pause()
+        self._update_pause()
         if (rest := self._condition.pause) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
         return {"state": self.status.state, "reason": self.status.reason}
@@ -425,7 +425,7 @@ class Supervisor:
         self._config = config
         self._note(events.LimitsSet(limits_in_force(config)))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
-        self._look_at_pause()
+        self._update_pause()
         self._notify_node()
         self._changes.notify()
         return {"value": value}
@@ -436,7 +436,7 @@ class Supervisor:
         self._leaving.set()
 
     @contextlib.contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
+    def _handling_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
         numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # ignored under nohup
         for number in numbers:

@@ -54,7 +54,7 @@ class KnownPeer:
     finished: bool = False  # it reports that it has reached the end of the run
     paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
     seen_s: float = 0.0  # when a record, a call or a meeting last showed it
-    told_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
+    global_step_at_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
     failures: int = 0  # in a row: not reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
@@ -87,7 +87,7 @@ class KnownPeer:
         return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
 
     def is_newer(self, record: MemberRecord) -> bool:
-        """Tell whether this record is newer than ours."""
+        """Return whether this record is newer than ours."""
         return self.record is None or record.supersedes(self.record)
 
     def is_back(self, now_s: float) -> None:
@@ -115,7 +115,7 @@ class AddressBook:
         return len(self) >= MAX_ENTRIES
 
     def is_news(self, record: MemberRecord) -> bool:
-        """Tell whether a record is worth verifying: of another peer, and newer than ours."""
+        """Return whether a record is worth verifying: of another peer, and newer than ours."""
         entry = self._entries.get(record.peer_id)
         return record.peer_id != self._me and (entry is None or entry.is_newer(record))
 
@@ -147,10 +147,10 @@ class AddressBook:
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
-            entry.global_step, entry.told_s = global_step, now_s
+            entry.global_step, entry.global_step_at_s = global_step, now_s
             entry.finished = entry.finished or finished
 
-    def tells_clock(self, peer_id: PeerId, global_step: int) -> None:
+    def note_global_step(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
             self._entries[peer_id].global_step = global_step
@@ -162,7 +162,7 @@ class AddressBook:
         self._learn_success(entry, met=True)
         entry.meetings += 1
         entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
-        entry.global_step, entry.told_s = global_step, now_s
+        entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s
@@ -225,11 +225,11 @@ class AddressBook:
             del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
 
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether a peer is banned now."""
+        """Return whether a peer is banned now."""
         return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether we answer a call of this peer."""
+        """Return whether we answer a call of this peer."""
         return self.get(peer_id).unwelcome_until_s <= now_s
 
     def live(self, now_s: float) -> list[KnownPeer]:

@@ -83,5 +83,5 @@ class PeerExchange:
         return record is not None and self.is_in_force(record)
 
     def is_in_force(self, record: MemberRecord) -> bool:
-        """Tell whether a record is valid and does not expire soon."""
+        """Return whether a record is valid and does not expire soon."""
         return record.expires_s >= self.time.now_s() + LAST_WORD_S

@@ -55,7 +55,7 @@ class Presence:
                 tasks.create_task(loop())
 
     async def first_look(self, most_s: float) -> bool:
-        """Wait up to `most_s` until the directory was queried once, with or without success; tell whether it was."""
+        """Wait up to `most_s` until the directory was queried once, with or without success; return whether it was."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._has_looked.wait()
@@ -180,7 +180,7 @@ class SwarmReporter:
 
     def _version_warning(self, now_s: float) -> str:
         """Return a warning if half of the other Sybil groups run a newer release; else an empty string."""
-        if not self._groups.half_say(now_s, _runs_newer):
+        if not self._groups.half_agree(now_s, _runs_newer):
             return ""
         newer = [entry.record.release for entry in self._peer_exchange.book.live(now_s) if entry.record and _runs_newer(entry)]
         theirs = version_text(statistics.median_low(newer))

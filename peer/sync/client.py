@@ -121,19 +121,19 @@ class Source:
         peer_list = PeerList.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
         there_s = peer_list.unix_ms / 1000 + took_s / 2
-        time.heard(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
+        time.add_reading(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
         return peer_list
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
         """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
-        began_s, heard_s = loop.time(), [0.0]
+        began_s, arrived_s = loop.time(), [0.0]
         await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
         await send(self.stream, Chunk(Part.CONTENTS, 0, data))
-        _, back = await self.take(lambda header: heard_s.append(loop.time()))
+        _, back = await self.take(lambda header: arrived_s.append(loop.time()))
         if back != data:
             raise BadContents("an echo of something else")
-        return heard_s[-1] - began_s, loop.time() - heard_s[-1]
+        return arrived_s[-1] - began_s, loop.time() - arrived_s[-1]
 
     async def _ask(
         self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()

@@ -52,7 +52,7 @@ class SyncView:
     state_bytes: int
     total_steps: int  # of the run
     gap_steps: int  # the most that two partners may be apart
-    own_steps: int
+    own_global_step: int
     typical_steps: int  # lower median of all Sybil groups and ours
     others_steps: int  # lower median of all Sybil groups; 0: none is known
 
@@ -112,7 +112,7 @@ def wanted(view: SyncView) -> Wanted | None:
     One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
     completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; and when it is gated.
     """
-    own, gap = view.own_steps, view.gap_steps
+    own, gap = view.own_global_step, view.gap_steps
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
         return _about(view, view.others_steps) if view.others_steps else _within(view, 0, view.total_steps)
     if view.typical_steps - own > gap and not view.is_in_company:

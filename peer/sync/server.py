@@ -86,7 +86,7 @@ class FetchServer:
             case ContentsKind.MANIFEST:
                 answer = ServedPart.part_of(self.manifest, request)
             case ContentsKind.PEER_LIST:
-                answer = ServedPart.whole(self._introduction(stream, request))
+                answer = ServedPart.whole(self._peer_list(stream, request))
             case ContentsKind.REVOCATIONS:
                 shown = self.terms.revocations.shown_to(request.sender, request.credential)
                 answer = ServedPart.part_of(shown.to_bytes(), request, name=shown.digest())
@@ -98,7 +98,7 @@ class FetchServer:
                 answer = ServedPart.whole(await self._echo(stream, request))
         await self._send(stream, request, answer)
 
-    def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
+    def _peer_list(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""
         if not self._observed.may_list_peers(stream.partner, stream.observed):
             return self.peer_exchange.peer_list(stream.partner, 0)
@@ -155,7 +155,7 @@ class ObservedAddresses:
 
     now_s: Callable[[], float]
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
-    _introductions: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
+    _peer_lists: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
 
     def sighting(self, observed: str) -> bytes:
         """Return a peer's address as its connection shows it, and the time here, encoded."""
@@ -169,4 +169,4 @@ class ObservedAddresses:
     def may_list_peers(self, partner: PeerId, observed: str) -> bool:
         """Count a peer exchange against the budgets of the peer, its network and all; return False when one is used up."""
         is_near = not observed or route(observed) == "local"
-        return self._introductions.take(1, partner, partner if is_near else network_of(observed))
+        return self._peer_lists.take(1, partner, partner if is_near else network_of(observed))

@@ -102,7 +102,7 @@ class SourcesCompared:
     sources: list[KnownPeer]
     dissenting: frozenset[PeerId]  # who gives other weights than most
     num_at_once: int
-    says: str
+    sentence: str
 
 
 async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCompared | None:
@@ -127,15 +127,15 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
         return None
     camps = sorted(_camps([values for _, values in there]), key=len, reverse=True)
     if len(camps) == 1:
-        says = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
-        return SourcesCompared(peers, frozenset(), at_once, says)
+        sentence = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
+        return SourcesCompared(peers, frozenset(), at_once, sentence)
     chosen = [there[number][0] for number in camps[0]]
     others = [there[number][0] for camp in camps[1:] for number in camp]
     names = " and ".join(peer.peer_id.short() for peer in chosen)
-    says = f"sources give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
+    sentence = f"sources give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
     if len(camps[1]) == len(camps[0]):
-        return SourcesCompared([*chosen, *others], frozenset(), 1, says)
-    return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, says)
+        return SourcesCompared([*chosen, *others], frozenset(), 1, sentence)
+    return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, sentence)
 
 
 def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:

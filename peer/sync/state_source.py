@@ -132,7 +132,7 @@ class StateSource:
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
             return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)
-        self._count(partner, num_bytes)
+        self._charge(partner, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
@@ -158,7 +158,7 @@ class StateSource:
         if request.fragment >= len(self.terms.fragments):
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
         sizes = self.terms.fragments[request.fragment]
-        self._count(stream.partner, sizes.slow_bytes)
+        self._charge(stream.partner, sizes.slow_bytes)
         name, global_step = f"give-{next(self._names)}", self.lifecycle.global_step
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
@@ -176,7 +176,7 @@ class StateSource:
             for file in (sketch, coded):
                 self.payloads.remove(file)
 
-    def _count(self, partner: PeerId, num_bytes: int) -> None:
+    def _charge(self, partner: PeerId, num_bytes: int) -> None:
         now_s, global_step = loop_s(), self.lifecycle.global_step
         self._given = {
             peer: had
@@ -198,7 +198,7 @@ class StateSource:
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
         if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
-            self._copying.add_done_callback(_heard)
+            self._copying.add_done_callback(_log_failure)
         if self._copying is not None and (self._copy is None or is_late):
             await asyncio.shield(self._copying)
         assert self._copy is not None
@@ -211,7 +211,7 @@ class StateSource:
             self._copying = None
 
     async def _new_copy(self) -> IdleCopy:
-        name = f"clone-{next(self._names)}"
+        name = f"copy-{next(self._names)}"
         await self.link.request(messages.BringUp(name))
         made_s, global_step = loop_s(), self.lifecycle.global_step
         try:
@@ -230,7 +230,7 @@ class StateSource:
         self._copy = None
 
 
-def _heard(task: asyncio.Task[None]) -> None:
+def _log_failure(task: asyncio.Task[None]) -> None:
     """Retrieve the exception, which asyncio would log if no one else awaits the task."""
     if not task.cancelled():
         task.exception()

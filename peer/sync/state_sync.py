@@ -106,7 +106,7 @@ class StateSync:
         found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
         if decision is Act.ASK_CLOCKS:
-            await (self.transfer.hear_global_steps() if is_waiting else self.transfer.ask_global_steps())
+            await (self.transfer.learn_global_steps() if is_waiting else self.transfer.ask_global_steps())
             decision = decide(self.view(are_steps_fresh=True))
         match decision:
             case messages.Start():
@@ -126,19 +126,19 @@ class StateSync:
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
-        lifecycle, own_steps = self.lifecycle, self.lifecycle.global_step
+        lifecycle, own_global_step = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
             total_steps=self.membership.total_steps,
             gap_steps=self.membership.terms.max_clock_gap_steps,
-            own_steps=own_steps,
-            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_steps),
+            own_global_step=own_global_step,
+            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_global_step),
             others_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
             has_start=self.has_start,
             is_founder=self.is_founder,
-            others_have_begun=is_waiting and self.groups.half_say(loop_s(), lambda entry: entry.global_step > 0),
+            others_have_begun=is_waiting and self.groups.half_agree(loop_s(), lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
@@ -150,8 +150,8 @@ class StateSync:
         )
 
     def _is_ending(self) -> bool:
-        """Tell whether half of the others are at the end of the run: then there is a result, or soon will be."""
-        return self.groups.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
+        """Return whether half of the others are at the end of the run: then there is a result, or soon will be."""
+        return self.groups.half_agree(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:

@@ -57,16 +57,16 @@ class StateTransfer:
     _reported_s: float = -REPORT_S
     _progress: TransferProgress | None = None
 
-    async def hear_global_steps(self) -> None:
+    async def learn_global_steps(self) -> None:
         """Ask peers for their global steps until one that has begun answers.
 
         Raises SwarmUnreachable when none has answered for TIMEOUT_S, RunRefusesUs or WrongVersion when all that answer reject us.
         """
-        await self._until_done(self.ask_global_steps)
+        await self._ask_until_done(self.ask_global_steps)
 
     async def take_over(self, wanted: Callable[[], Wanted]) -> None:
-        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `hear_global_steps`."""
-        await self._until_done(lambda: self.ask_everybody(wanted))
+        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `learn_global_steps`."""
+        await self._ask_until_done(lambda: self.ask_everybody(wanted))
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
         """Fetch what all live peers together can give. Return None once it is adopted, else the errors of those that answered.
@@ -93,13 +93,13 @@ class StateTransfer:
         answers = await self.sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
-                self.sources.book.tells_clock(peer.peer_id, answer.global_step)
+                self.sources.book.note_global_step(peer.peer_id, answer.global_step)
         errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
         if len(errors) < len(answers):
             return None
         return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
 
-    async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
+    async def _ask_until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
         while loop_s() - answered_s < TIMEOUT_S:
             began_s = loop_s()
@@ -138,7 +138,7 @@ class StateTransfer:
         if found is None:
             return self._order()
         self._dissenting, self._num_sources = found.dissenting, found.num_at_once
-        self.emit(ProcessReported("joining", found.says))
+        self.emit(ProcessReported("joining", found.sentence))
         return found.sources
 
     def _open(self) -> Pieces:
@@ -159,7 +159,7 @@ class StateTransfer:
         progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
         def check(source: PeerId, header: Contents, _piece: int) -> None:
-            self.sources.book.tells_clock(source, header.global_step)  # records are some seconds old
+            self.sources.book.note_global_step(source, header.global_step)  # records are some seconds old
             wanted().check(header)  # as of now: global steps go on during a long transfer
 
         self._report(progress, pieces)

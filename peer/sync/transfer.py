@@ -60,7 +60,7 @@ class Holding:
 
     has_all: bool
     pieces: Iterator[int] = iter(())  # not asked of it so far, and of nobody else when it answered
-    told_s: float = -NEWS_S  # loop time
+    listed_s: float = -NEWS_S  # loop time
     news_s: float = 0.0  # when it last had something for us
 
 
@@ -138,7 +138,7 @@ class Transfer:
     async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
         try:
             while not self.pieces.is_whole:
-                news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
+                news_s = math.inf if holding.has_all or HELD in asked else holding.listed_s + NEWS_S - loop_s()
                 if news_s <= 0:
                     asked.append(HELD)
                     self._changes.notify()
@@ -174,14 +174,14 @@ class Transfer:
         _, bits = await source.take(within_s=PIECE_S)
         asked.popleft()
         held = from_bits(bits, self.pieces.num_pieces)
-        holding.told_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces
+        holding.listed_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces
         new = [piece for piece in self._free if piece in held and not holding.has_all]
         for piece in new:  # to the end: sources that have all give the rest first
             self._free[piece] = self._free.pop(piece)
         holding.pieces = iter(new)
         if holding.has_all or new:
-            holding.news_s = holding.told_s
-        elif holding.told_s - holding.news_s > NO_NEWS_S:
+            holding.news_s = holding.listed_s
+        elif holding.listed_s - holding.news_s > NO_NEWS_S:
             raise NothingNew("it has no piece that is missing here")
         self._changes.notify()
 

@@ -83,7 +83,7 @@ class MixedCorpus(Corpus):
     def __init__(self, parts: Sequence[Corpus], weights: Sequence[float], draw: Draw) -> None:
         self._parts = parts
         self._draw = draw
-        self._counts = dealt(weights)
+        self._counts = windows_per_block(weights)
         self._block = -1  # the current one
         self._order: IndexArray = np.empty(0, dtype=np.int64)  # of the parts in it
         self._rank: IndexArray = np.empty(0, dtype=np.int64)  # the number of earlier windows of the same part
@@ -130,7 +130,7 @@ class MixedCorpus(Corpus):
         return part, block * self._counts[part] + int(self._rank[place])
 
 
-def dealt(weights: Sequence[float]) -> list[int]:
+def windows_per_block(weights: Sequence[float]) -> list[int]:
     """Return the number of windows of a block for each weight: BLOCK in total, rounded by the largest remainders."""
     shares = [BLOCK * weight / math.fsum(weights) for weight in weights]
     counts = [math.floor(share) for share in shares]
@@ -140,11 +140,11 @@ def dealt(weights: Sequence[float]) -> list[int]:
     return counts
 
 
-Tell = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
+ShowProgress = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
 
 
 def load_corpus(
-    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell = lambda done, total: None
+    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress = lambda done, total: None
 ) -> Corpus:
     """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
@@ -157,13 +157,13 @@ def load_corpus(
     if path is not None and not wants_path:
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data is not allowed", hint="leave --data out")
     if not section.mixture:
-        return _load(section, tokenizer, draw, path, cache, tell)
+        return _load(section, tokenizer, draw, path, cache, show)
     one_window = replace(draw, batch_size=1)
-    parts = [_load(source, tokenizer, one_window, path, cache, tell) for source in section.mixture]
+    parts = [_load(source, tokenizer, one_window, path, cache, show) for source in section.mixture]
     return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
 
 
-def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell) -> Corpus:
+def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress) -> Corpus:
     if source.source == "huggingface":
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
         from gossamer.peer.text.streaming import StreamedCorpus
@@ -175,7 +175,7 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | Non
     files = text_files(path)
     num_bytes = sum(file.stat().st_size for file in files)
     blocks = read_texts(files, source.column)
-    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: tell(done, num_bytes), source.column)
+    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column)
     return ResidentCorpus(balanced(tokens, draw, str(path)), draw)
 
 

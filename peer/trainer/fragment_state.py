@@ -151,9 +151,9 @@ class FragmentState:
         self.has_momentum = has_momentum
         fast = gather(codec.fragment, parameters)
         self.device = fast.device
-        self.slow = self.at_rest(fast)  # f32[numel]
+        self.slow = self.to_host(fast)  # f32[numel]
         nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one stored zero: a run without momentum keeps none
-        self.momentum = self.at_rest(nothing.clone()) if has_momentum else nothing
+        self.momentum = self.to_host(nothing.clone()) if has_momentum else nothing
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
@@ -170,10 +170,10 @@ class FragmentState:
 
     def replace(self, slow: Tensor, momentum: Tensor) -> None:
         """Take over another peer's slow weights and momentum, and forget counts and gate; the fast weights are the caller's to set."""
-        self.slow, self.momentum = self.at_rest(slow), self.at_rest(momentum) if self.has_momentum else momentum
+        self.slow, self.momentum = self.to_host(slow), self.to_host(momentum) if self.has_momentum else momentum
         self.since, self.gate = Since(), MergeGate()
 
-    def at_rest(self, values: Tensor) -> Tensor:
+    def to_host(self, values: Tensor) -> Tensor:
         """Return values where slow weights rest: beside a GPU a pinned copy on the host, else the values themselves."""
         if self.device.type != "cuda":
             return values

@@ -63,7 +63,7 @@ class FragmentSyncs:
         sketch = fragment.codec.sketch(fragment.here(slow), request.seed)
         self._write(request.name, File.OWN_SKETCH, sketch)
         with self._working:  # an earlier sync of this fragment has ended without a result
-            self._open = {name: pull for name, pull in self._open.items() if pull.fragment is not fragment}
+            self._open = {name: sync for name, sync in self._open.items() if sync.fragment is not fragment}
             self._decoded = {name: shift for name, shift in self._decoded.items() if shift.fragment is not fragment}
             self._open[request.name] = OpenSync(fragment, slow, sketch, request.seed)
 
@@ -79,14 +79,14 @@ class FragmentSyncs:
     def decode(self, request: messages.DecodeSlow) -> None:
         """Decode the source's answer, and keep it. Raises ValueError for an answer that no honest peer sends, and without a sketch."""
         with self._working:
-            pull = self._open.pop(request.name, None)
-        if pull is None:
-            raise ValueError("there is no such pull here: the trainer was restarted")
-        codec, fragment = pull.fragment.codec, pull.fragment
+            sync = self._open.pop(request.name, None)
+        if sync is None:
+            raise ValueError("there is no such sync here: the trainer was restarted")
+        codec, fragment = sync.fragment.codec, sync.fragment
         answer = self._read(request.name, File.PARTNER_PAYLOAD, fragment.device)
         theirs, payload = answer[: codec.sketch_bytes], answer[codec.sketch_bytes :]
-        gap = codec.gap(codec.encode(fragment.here(pull.slow), pull.seed, pull.sketch, theirs), payload)
-        shift = FragmentShift(request.name, fragment, fragment.at_rest(gap.values), float(gap.failed.float().mean()))
+        gap = codec.gap(codec.encode(fragment.here(sync.slow), sync.seed, sync.sketch, theirs), payload)
+        shift = FragmentShift(request.name, fragment, fragment.to_host(gap.values), float(gap.failed.float().mean()))
         with self._working:
             self._decoded[request.name] = shift
 
@@ -99,7 +99,7 @@ class FragmentSyncs:
         moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, lambda: judged_loss(replica))
         for shift in moved:
             fragment = shift.fragment
-            fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
+            fragment.slow = fragment.to_host(fragment.here(fragment.slow) + fragment.here(shift.values))
         if moved:
             replica.global_step = max(replica.global_step, min(request.global_step, replica.manifest.run.total_steps))
         return messages.FragmentsMoved(request.name, {shift.name: shift.failed_share for shift in moved}, reason)

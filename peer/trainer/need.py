@@ -33,7 +33,7 @@ CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/mod
 PROGRAMS: Final = "for the programs"
 TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
-PULLED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
+SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -126,7 +126,7 @@ def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: 
             computing.recompute,
         ),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
-        **({} if has_own_memory else {PULLED: weights}),  # beside a GPU they rest on the host, where another model was brought before
+        **({} if has_own_memory else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }
     tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # a copy of ours; the other peer's slow ones rest on the host
     return max(step, tried_on, key=lambda parts: sum(parts.values()))

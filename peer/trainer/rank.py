@@ -145,9 +145,9 @@ class Rank:
         self.own.forget()
 
 
-def follow(hear: Callable[[], bytes]) -> NoReturn:
-    """Be a rank beside the first. `hear` returns its next line: the settings, then orders. Raises RuntimeError where a rank is gone."""
-    settings = RankSettings(*json.loads(hear()))
+def follow(next_line: Callable[[], bytes]) -> NoReturn:
+    """Be a rank beside the first. `next_line` returns the settings, then orders. Raises RuntimeError where a rank is gone."""
+    settings = RankSettings(*json.loads(next_line()))
     manifest, device = SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest(), torch.device(settings.device)
     keep_products_exact()
     if settings.threads:
@@ -164,7 +164,7 @@ def follow(hear: Callable[[], bytes]) -> NoReturn:
     own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.forget)
     orders: dict[str, Callable[..., object]] = {"backward": backward} | {method.__name__: method for method in own}
     while True:
-        name, arguments = json.loads(hear())
+        name, arguments = json.loads(next_line())
         orders[name](*arguments)
 
 

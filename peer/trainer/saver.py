@@ -125,7 +125,7 @@ class Saver:
                 self._fail(self._saved_step, f"not enough memory for a copy of the weights: {error}")
         if self._write is not None and self._write.path.done():
             write, self._write = self._write, None
-            self._tell(write.step, write.stopped_s, write.path.result)
+            self._report(write.step, write.stopped_s, write.path.result)
 
     def save(self, replica: Replica) -> None:
         """Save now, and wait for it.
@@ -136,7 +136,7 @@ class Saver:
         self._is_wanted = False
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
         self._saved_step = replica.own_steps
-        self._tell(replica.own_steps, 0.0, lambda: self._written(contents))
+        self._report(replica.own_steps, 0.0, lambda: self._written(contents))
         self._saved_s = self._now_s()
 
     def finish(self) -> None:
@@ -155,7 +155,7 @@ class Saver:
         started_s = self._now_s()
         return save(self._home.checkpoints, contents), self._now_s() - started_s
 
-    def _tell(self, step: int, stopped_s: float, written: Callable[[], tuple[Path, float]]) -> None:
+    def _report(self, step: int, stopped_s: float, written: Callable[[], tuple[Path, float]]) -> None:
         try:
             path, seconds = written()
         except GossamerError as error:

@@ -74,8 +74,8 @@ class Dialer:
             case "local":
                 if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_backing_off(host_of(address)):
                     return False  # loopback addresses are plausible only for a peer that listens on loopback alone
-                blocks = {_block(host_of(own)) for own in self._own() if route(own) == "local"}
-                return not blocks or _block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
+                blocks = {_private_block(host_of(own)) for own in self._own() if route(own) == "local"}
+                return not blocks or _private_block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
         return True
 
     def _is_backing_off(self, host: str) -> bool:
@@ -88,7 +88,7 @@ class Dialer:
         keep_newest(self._failures, host, failures, HOSTS)
 
 
-def _block(host: str) -> str:
+def _private_block(host: str) -> str:
     """Return the private address block of a host. A peer without an address in the same block cannot reach the host."""
     ip = ipaddress.ip_address(host)
     return next((str(block) for block in _PRIVATE if ip.version == 4 and ip in block), f"IPv{ip.version}")

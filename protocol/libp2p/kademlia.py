@@ -79,17 +79,17 @@ class RecordProtocol:
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """Reply to a ping. A member's ping also gets our own record."""
-        caller, _ = await self._hear(request.peer, context, CALL_BYTES)
+        caller, _ = await self._admit(request.peer, context, CALL_BYTES)
         return dht_pb2.PingResponse(peer=self._node_info() if caller else None, dht_time=self.shelf.now())
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Store the caller's own record."""
-        caller, end = await self._hear(request.peer, context, CALL_BYTES)
+        caller, end = await self._admit(request.peer, context, CALL_BYTES)
         return dht_pb2.StoreResponse(store_ok=[caller is not None and self.holdings.put(caller, network_of(end), self.shelf.now())])
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Return records of members near a place: from the routing table, and records stored here."""
-        caller, end = await self._hear(request.peer, context, CALL_BYTES)
+        caller, end = await self._admit(request.peer, context, CALL_BYTES)
         if caller is None:
             raise BadMessage("only members of the run may look up records")
         place, *known = request.keys or [b""]
@@ -108,7 +108,7 @@ class RecordProtocol:
         named = {held.peer: held for held in nearest(known, place, NAMED)}
         return [*named.values(), *nearest((held for held in stored if held.peer not in named), place, NAMED_TOO)]
 
-    async def _hear(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
+    async def _admit(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
         """Charge a reply to the caller; return its record, None if it is no member's, and the caller's remote multiaddr."""
         caller = PeerId(context.remote_id.to_bytes())  # raises BadMessage for keys other than Ed25519
         end = await self._end_of(caller)
@@ -168,7 +168,7 @@ class RecordProtocol:
         if held is None or held.peer != peer:
             return None
         if can_be_called(held.record, end):
-            self.neighbours.heard(held, network_of(end))
+            self.neighbours.note_contact(held, network_of(end))
         return held
 
     async def _call(self, peer: PeerId, addresses: Sequence[str], method: str, request: Any, reply: type[Any]) -> Any:

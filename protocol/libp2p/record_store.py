@@ -83,7 +83,7 @@ class RecordStore:
         if len(self._view) > RECORDS_IN_VIEW:
             self._drop_expired()
         if len(self._view) > RECORDS_IN_VIEW:
-            networks = {peer: _network(held.record) for peer, held in self._view.items()}
+            networks = {peer: _network_of_record(held.record) for peer, held in self._view.items()}
             crowded, _ = Counter(networks.values()).most_common(1)[0]
             del self._view[self.rng.choice([peer for peer, network in networks.items() if network == crowded])]
 
@@ -92,7 +92,7 @@ class RecordStore:
             del self._view[peer]
 
 
-def _network(record: MemberRecord) -> str:
+def _network_of_record(record: MemberRecord) -> str:
     return network_of(record.addresses[0]) if record.addresses else ""
 
 

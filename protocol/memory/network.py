@@ -13,7 +13,7 @@ from typing import Any
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
-from gossamer.protocol.streams.admission import Admission, StreamCaps, Visit, handle
+from gossamer.protocol.streams.admission import Admission, Connection, StreamCaps, handle
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -146,20 +146,20 @@ class MemoryNetwork:
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")
         stream = conversation.streams[1]
-        visit = host.admission.admit(caller.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
-        if visit is None or not host.admission.begin(visit, purpose):
-            if visit is not None:
-                host.admission.end(visit)
+        connection = host.admission.admit(caller.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
+        if connection is None or not host.admission.begin(connection, purpose):
+            if connection is not None:
+                host.admission.end(connection)
             raise Unreachable(f"{partner.short()} rejected the stream")
         conversation.begin()
-        spawn(_receive(host, visit, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
+        spawn(_receive(host, connection, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
         return conversation.streams[0]
 
 
-async def _receive(host: MemoryPeer, visit: Visit, purpose: Purpose, stream: Stream) -> None:
+async def _receive(host: MemoryPeer, connection: Connection, purpose: Purpose, stream: Stream) -> None:
     try:
-        if await stream.arrived() and host.admission.heard(visit):
+        if await stream.arrived() and host.admission.note_message(connection):
             await handle(host.handler, purpose, stream)
     finally:
-        host.admission.end(visit)
+        host.admission.end(connection)
         stream.hang_up()

@@ -36,7 +36,7 @@ def _label(text: str) -> str:
     return text
 
 
-def _like(pattern: str, meaning: str) -> AfterValidator:
+def _matching(pattern: str, meaning: str) -> AfterValidator:
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(f"should be {meaning}")
@@ -64,10 +64,10 @@ def _inner_steps(value: object) -> int | str:
 
 Access = Literal["invite", "allowlist", "open"]
 Label = Annotated[str, AfterValidator(_label)]
-Name = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
-Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty for a hub model
-CommitHash = Annotated[str, _like(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
-Digest = Annotated[str, _like(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits")]
+Name = Annotated[str, _matching(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
+Architecture = Annotated[str, _matching(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty for a hub model
+CommitHash = Annotated[str, _matching(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
+Digest = Annotated[str, _matching(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits")]
 InnerSteps = Annotated[int | str, PlainValidator(_inner_steps)]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON have lists, not tuples
 

@@ -1,8 +1,8 @@
 """Admission control: one table of a peer's inbound connections, over any transport.
 
-A connection is a visit: silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
-one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest visit
-without a call, then the oldest silent or ended one, then a stalled call of the network with the most visits; never an active call.
+A connection is silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
+one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest connection
+without a call, then the oldest silent or ended one, then a stalled call of the network with the most connections; never an active call.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class StreamCaps:
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
+class Connection:
     """One inbound connection. Its transport reports each change of state to the table."""
 
     partner: PeerId
@@ -47,7 +47,7 @@ class Visit:
     carried: Callable[[], int]  # returns the bytes so far, in both directions
     observed: str = ""  # remote multiaddr; empty if unknown
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
-    is_heard: bool = False  # the caller has sent a message in this call
+    has_sent: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not
     deadline: asyncio.TimerHandle | None = None  # drops the connection; None during an active call
     moved: tuple[int, float] = (0, 0.0)  # bytes carried at the last observed progress, and its loop time
@@ -64,102 +64,111 @@ class Visit:
 
 
 class Admission:
-    """The table of visits. It drops a visit by removing it and calling its `drop`."""
+    """The table of inbound connections. It drops one by removing it and calling its `drop`."""
 
     def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
         self._caps = caps or StreamCaps()
         self._is_banned = is_banned
-        self._visits: dict[Visit, None] = {}  # ordered by the time since which a visit has been silent or over, longest first
+        self._connections: dict[
+            Connection, None
+        ] = {}  # ordered by the time since which a connection has been silent or over, longest first
 
-    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
+    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Connection | None:
         """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
-        own = [visit for visit in self._visits if visit.partner == partner]
-        most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
-        visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
-        if self._is_banned(partner) or len(own) >= most or not self._has_room(visit.network):
+        own = [connection for connection in self._connections if connection.partner == partner]
+        most = self._caps.per_partner if any(connection.has_sent for connection in own) else self._caps.silent
+        connection = Connection(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
+        if self._is_banned(partner) or len(own) >= most or not self._has_room(connection.network):
             log.info("rejected a connection from %s", partner.short())
             return None
-        self._visits[visit] = None
-        self._allow(visit, FIRST_FRAME_S)
-        return visit
+        self._connections[connection] = None
+        self._allow(connection, FIRST_FRAME_S)
+        return connection
 
-    def begin(self, visit: Visit, purpose: Purpose) -> bool:
+    def begin(self, connection: Connection, purpose: Purpose) -> bool:
         """Start a call, whose first message must arrive within FIRST_FRAME_S. Return False if it is not admitted."""
-        own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
-        if visit not in self._visits or visit.is_in_call or len(own) >= self._caps.per_purpose or self._is_banned(visit.partner):
+        own = [
+            other for other in self._connections if (other.partner, other.purpose) == (connection.partner, purpose) and not other.is_over
+        ]
+        if (
+            connection not in self._connections
+            or connection.is_in_call
+            or len(own) >= self._caps.per_purpose
+            or self._is_banned(connection.partner)
+        ):
             return False
-        visit.purpose, visit.is_heard, visit.is_over = purpose, False, False
-        self._allow(visit, FIRST_FRAME_S)
+        connection.purpose, connection.has_sent, connection.is_over = purpose, False, False
+        self._allow(connection, FIRST_FRAME_S)
         return True
 
-    def heard(self, visit: Visit) -> bool:
+    def note_message(self, connection: Connection) -> bool:
         """Record the first message; from now on the call has no timeout. Return False if it was dropped or its partner is banned."""
-        self._allow(visit, None)
-        visit.is_heard = visit in self._visits and not self._is_banned(visit.partner)
-        return visit.is_heard
+        self._allow(connection, None)
+        connection.has_sent = connection in self._connections and not self._is_banned(connection.partner)
+        return connection.has_sent
 
-    def over(self, visit: Visit) -> None:
+    def over(self, connection: Connection) -> None:
         """Record that the call has ended. The connection is dropped when it is idle for LINGER_S, after LINGER_MOST_S at the latest."""
-        if visit in self._visits:
-            visit.is_over = True
-            self._visits[visit] = self._visits.pop(visit)
-            self._linger(visit, asyncio.get_running_loop().time() + LINGER_MOST_S)
+        if connection in self._connections:
+            connection.is_over = True
+            self._connections[connection] = self._connections.pop(connection)
+            self._linger(connection, asyncio.get_running_loop().time() + LINGER_MOST_S)
 
-    def end(self, visit: Visit) -> None:
-        """Remove a visit whose connection has ended. Idempotent."""
-        self._visits.pop(visit, None)
-        self._allow(visit, None)
+    def end(self, connection: Connection) -> None:
+        """Remove a connection that has ended. Idempotent."""
+        self._connections.pop(connection, None)
+        self._allow(connection, None)
 
     def is_calling(self, partner: PeerId) -> bool:
         """Return whether a partner has an inbound call open."""
-        return any(visit.partner == partner and visit.is_in_call for visit in self._visits)
+        return any(connection.partner == partner and connection.is_in_call for connection in self._connections)
 
-    def _allow(self, visit: Visit, seconds: float | None) -> None:
-        if visit.deadline is not None:
-            visit.deadline.cancel()
-        visit.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, visit)
+    def _allow(self, connection: Connection, seconds: float | None) -> None:
+        if connection.deadline is not None:
+            connection.deadline.cancel()
+        connection.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, connection)
 
-    def _linger(self, visit: Visit, until_s: float) -> None:
-        """Drop a visit when it has carried nothing for LINGER_S, and at loop time `until_s` at the latest."""
-        before, loop = visit.carried(), asyncio.get_running_loop()
+    def _linger(self, connection: Connection, until_s: float) -> None:
+        """Drop a connection when it has carried nothing for LINGER_S, and at loop time `until_s` at the latest."""
+        before, loop = connection.carried(), asyncio.get_running_loop()
 
         def look() -> None:
-            if visit.carried() == before or loop.time() >= until_s:
-                self._drop(visit)
+            if connection.carried() == before or loop.time() >= until_s:
+                self._drop(connection)
             else:
-                self._linger(visit, until_s)
+                self._linger(connection, until_s)
 
-        visit.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
+        connection.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
     def _has_room(self, network: str) -> bool:
-        """Return whether a newcomer from this network can be accepted, after dropping another visit if necessary."""
-        neighbours = [visit for visit in self._visits if visit.network == network] if network else []
+        """Return whether a newcomer from this network can be accepted, after dropping another connection if necessary."""
+        neighbours = [connection for connection in self._connections if connection.network == network] if network else []
         if len(neighbours) >= self._caps.per_network:
             return self._displace(neighbours)
-        return len(self._visits) < self._caps.total or self._displace(list(self._visits))
+        return len(self._connections) < self._caps.total or self._displace(list(self._connections))
 
-    def _displace(self, visits: list[Visit]) -> bool:
-        """Drop one of these visits, if any may be dropped; return whether one was. A connection without a call goes first."""
-        idle = [visit for visit in visits if visit.is_over or not visit.is_heard]
-        stalled = [visit for visit in visits if self._is_stalled(visit)]
+    def _displace(self, connections: list[Connection]) -> bool:
+        """Drop one of these connections, if any may be dropped; return whether one was. A connection without a call goes first."""
+        idle = [connection for connection in connections if connection.is_over or not connection.has_sent]
+        stalled = [connection for connection in connections if self._is_stalled(connection)]
         if idle:
-            self._drop(min(idle, key=lambda visit: visit.purpose is not None))
+            self._drop(min(idle, key=lambda connection: connection.purpose is not None))
         elif stalled:
-            counts = Counter(visit.network for visit in visits)
-            self._drop(max(stalled, key=lambda visit: counts[visit.network]))
+            counts = Counter(connection.network for connection in connections)
+            self._drop(max(stalled, key=lambda connection: counts[connection.network]))
         return bool(idle or stalled)
 
-    def _is_stalled(self, visit: Visit) -> bool:
-        now_s, carried = asyncio.get_running_loop().time(), visit.carried()
-        if carried - visit.moved[0] >= STALLED_BYTES:
-            visit.moved = carried, now_s
-        return now_s - visit.moved[1] >= STALLED_S
+    def _is_stalled(self, connection: Connection) -> bool:
+        now_s, carried = asyncio.get_running_loop().time(), connection.carried()
+        if carried - connection.moved[0] >= STALLED_BYTES:
+            connection.moved = carried, now_s
+        return now_s - connection.moved[1] >= STALLED_S
 
-    def _drop(self, visit: Visit) -> None:
-        state = "over" if visit.is_over else "stalled" if visit.is_heard else "silent"
-        log.info("dropped a connection from %s: it was %s", visit.partner.short(), state)
-        self.end(visit)
-        visit.drop()
+    def _drop(self, connection: Connection) -> None:
+        state = "over" if connection.is_over else "stalled" if connection.has_sent else "silent"
+        log.info("dropped a connection from %s: it was %s", connection.partner.short(), state)
+        self.end(connection)
+        connection.drop()
 
 
 async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> None:

@@ -145,7 +145,7 @@ class Stream:
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
-            self._write = _nowhere  # frees the transport's objects even if this stream is still referenced
+            self._write = _write_to_closed  # frees the transport's objects even if this stream is still referenced
             on_close(self)
 
 
@@ -153,7 +153,7 @@ async def _open_gate(num_bytes: int) -> None:
     return
 
 
-async def _nowhere(frame: bytes) -> None:
+async def _write_to_closed(frame: bytes) -> None:
     raise PeerGone("this side closed the stream")
 
 

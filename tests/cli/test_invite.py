@@ -85,9 +85,9 @@ def test_only_issuers_may_write_invites(shell: Shell) -> None:
     shell("id")
     host = Identity(b"h" * 32)
     Home(shell.home).manifest.write_bytes(SignedManifest.sign(Manifest().with_host(host.peer_id), host).to_bytes())
-    said = shell("invite")
-    assert said.code == 2
-    assert "run.issuers" in said.complaint[1]
+    result = shell("invite")
+    assert result.code == 2
+    assert "run.issuers" in result.complaint[1]
 
 
 def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
@@ -95,9 +95,9 @@ def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
 
 
 def test_an_invite_without_a_bootstrap_address_is_refused(shell: Shell, me: PeerId) -> None:
-    said = shell("invite")
-    assert said.code == 2
-    assert "no bootstrap address" in said.complaint[0]
+    result = shell("invite")
+    assert result.code == 2
+    assert "no bootstrap address" in result.complaint[0]
 
 
 def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:

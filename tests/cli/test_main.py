@@ -43,10 +43,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["fly"], ["id", "--wings"], ["host", "--port", "70000"], ["demo", "--peers", "1"], ["export"]])
 def test_an_unknown_verb_or_option_is_bad_input(arguments: list[str], shell: Shell) -> None:
-    said = shell(*arguments)
-    assert said.code == ExitCode.BAD_INPUT
-    assert said.out == ""
-    assert "--help" in said.complaint[1]
+    result = shell(*arguments)
+    assert result.code == ExitCode.BAD_INPUT
+    assert result.out == ""
+    assert "--help" in result.complaint[1]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +73,9 @@ def test_an_internal_error_prints_a_traceback(monkeypatch: pytest.MonkeyPatch, c
 
     monkeypatch.setattr(main, "command_line", fail)
     run(["id"])
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert "error: internal error: ZeroDivisionError('oops')" in said
+    result = capsys.readouterr().err
+    assert "Traceback" in result
+    assert "error: internal error: ZeroDivisionError('oops')" in result
 
 
 def test_error_then_hint(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,8 +14,8 @@ ROW = Partner("12D3KooWabcdef", "direct", 0.0234, completed=3, refused=1, failed
 def test_each_partner_has_one_row(shell: Shell) -> None:
     peer = Running(shell)
     peer.partners = [ROW]
-    said = peer.during(lambda: shell("peers", "--json"))
-    assert json.loads(said.out) == {"peers": [asdict(ROW)]}
+    result = peer.during(lambda: shell("peers", "--json"))
+    assert json.loads(result.out) == {"peers": [asdict(ROW)]}
     assert "abcdef" in peer.during(lambda: shell("peers")).out
 
 

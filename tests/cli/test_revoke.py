@@ -22,8 +22,8 @@ def run_id(shell: Shell) -> bytes:
 
 def test_an_invite_and_a_member_are_revoked_once_each(shell: Shell, host: Identity) -> None:
     invite = Invite.issue(host, run_id(shell), (ADDRESS,), None, int(time.time()) + 3600)
-    said = shell("revoke", invite.to_text())
-    assert said.code == 0 and "the invite is revoked" in said.out
+    result = shell("revoke", invite.to_text())
+    assert result.code == 0 and "the invite is revoked" in result.out
     assert "already revoked" in shell("revoke", invite.to_text()).out
     answer = json.loads(shell("revoke", str(GUEST.peer_id), "--json").out)
     assert answer == {"revoked": str(GUEST.peer_id), "is_new": True, "run_id": run_id(shell).hex()}
@@ -35,8 +35,8 @@ def test_an_invite_and_a_member_are_revoked_once_each(shell: Shell, host: Identi
 
 def test_only_the_issuer_may_revoke_an_invite(shell: Shell, host: Identity) -> None:
     for issuer, run in ((STRANGER, run_id(shell)), (host, b"r" * 32)):
-        said = shell("revoke", Invite.issue(issuer, run, (ADDRESS,), None, int(time.time()) + 3600).to_text())
-        assert said.code == 2 and said.complaint
+        result = shell("revoke", Invite.issue(issuer, run, (ADDRESS,), None, int(time.time()) + 3600).to_text())
+        assert result.code == 2 and result.complaint
     assert not Home(shell.home).revocations.exists()
 
 

@@ -57,7 +57,7 @@ def test_both_have_the_meeting_or_neither(tmp_path: Path, victim: int, codec: st
     outcomes: Counter[tuple[bool, bool]] = Counter()
 
     def cancelled_at(at_event: int) -> bool:
-        """Play it; tell whether there were so many events at all."""
+        """Play it; return whether there were so many events at all."""
         num_events = 0
 
         async def story(swarm: Swarm) -> None:

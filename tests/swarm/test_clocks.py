@@ -17,20 +17,20 @@ def completed(peer: Peer) -> int:
 
 def test_clocks_too_far_apart_are_refused_and_the_straggler_catches_up(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        elders = swarm.start(3)
-        straggler = elders[2]
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in elders))
+        residents = swarm.start(3)
+        straggler = residents[2]
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in residents))
         straggler.save()
         straggler.kill()
         await asyncio.sleep(45.0)
-        behind = elders[0].clock - straggler.checkpoint.state["clock_steps"]
+        behind = residents[0].clock - straggler.checkpoint.state["clock_steps"]
         assert behind > 60 + 30
         straggler.start()
-        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in elders[:2]]
-        await swarm.until(lambda: straggler.clock > elders[0].clock - 30, within_s=30.0)
+        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in residents[:2]]
+        await swarm.until(lambda: straggler.clock > residents[0].clock - 30, within_s=30.0)
         assert completed(straggler) == count, "it met somebody with old weights"
         await swarm.until(lambda: len(straggler.partners()) == 2 and completed(straggler) >= count + 4)
-        assert all(peer.trainer.applied.total() > before for peer, before in zip(elders, applied, strict=False))
+        assert all(peer.trainer.applied.total() > before for peer, before in zip(residents, applied, strict=False))
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

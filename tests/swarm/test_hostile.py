@@ -37,7 +37,7 @@ def now() -> float:
 # --------------------------------------------------------------------------- a partner that is called
 
 
-async def says_nothing(stream: Stream) -> None:
+async def stays_silent(stream: Stream) -> None:
     await stream.receive()
     await asyncio.sleep(100.0)
 
@@ -48,7 +48,7 @@ async def sends_garbage(stream: Stream) -> None:
     await asyncio.sleep(100.0)
 
 
-async def sends_bytes_nobody_asked_for(stream: Stream) -> None:
+async def sends_unrequested_bytes(stream: Stream) -> None:
     await stream.receive()
     await stream.send(Chunk(Part.PAYLOAD, 0, b"x" * 200_000))
     await asyncio.sleep(100.0)
@@ -75,9 +75,9 @@ async def refuses(stream: Stream) -> None:
 
 
 TRICKS: list[tuple[Trick, bool]] = [
-    (says_nothing, False),
+    (stays_silent, False),
     (sends_garbage, True),
-    (sends_bytes_nobody_asked_for, True),
+    (sends_unrequested_bytes, True),
     (repeats_our_hello, True),
     (decides_for_us, True),
     (hangs_up, False),
@@ -115,7 +115,7 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
 
 
 @pytest.mark.parametrize("is_bad", [True, False])
-def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
+def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None:
     async def story(swarm: Swarm) -> None:
         (victim,) = swarm.start(1)
         await asyncio.sleep(1.0)
@@ -225,7 +225,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
     [(True, True, 0, {"gated"}), (False, False, 0, {"misbehaved"}), (False, True, 4, {"failed", "misbehaved"})],
     ids=["not finite", "another hash", "too few bytes"],
 )
-def test_a_dishonest_trainer_harms_nobody(tmp_path: Path, nan: bool, rehash: bool, cut: int, outcomes: set[str]) -> None:
+def test_a_dishonest_trainer_harms_no_other_peer(tmp_path: Path, nan: bool, rehash: bool, cut: int, outcomes: set[str]) -> None:
     async def story(swarm: Swarm) -> None:
         bad, *good = swarm.start(3)
         spoil_payload(bad, nan=nan, rehash=rehash, cut=cut)

@@ -58,10 +58,10 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
 
 def test_a_joiner_that_pauses_on_its_way_has_its_weights_soon_after_it_goes_on(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        elders = swarm.start(2)
-        await swarm.until(lambda: all(completed(peer) >= 3 and peer.clock > 40 for peer in elders))
-        joiner = swarm.add(told_to_start=True, is_founder=False).start()
-        await swarm.until(lambda: any(said.state == "joining" for said in joiner.said))
+        residents = swarm.start(2)
+        await swarm.until(lambda: all(completed(peer) >= 3 and peer.clock > 40 for peer in residents))
+        joiner = swarm.add(waits_for_start=True, is_founder=False).start()
+        await swarm.until(lambda: any(reported.state == "joining" for reported in joiner.reported))
         joiner.lifecycle.pause()
         joiner.kill_trainer()
         await asyncio.sleep(30.0)
@@ -69,6 +69,6 @@ def test_a_joiner_that_pauses_on_its_way_has_its_weights_soon_after_it_goes_on(t
         joiner.lifecycle.resume()
         joiner.restart_trainer()
         await swarm.until(lambda: completed(joiner) >= 2)
-        assert joiner.clones, "it took over what the others give"
+        assert joiner.transfers, "it took over what the others give"
 
     play(Swarm(tmp_path, manifest=QUIET), story)

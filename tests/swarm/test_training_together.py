@@ -42,13 +42,11 @@ def test_a_swarm_stays_together_and_peers_apart_do_not(tmp_path: Path) -> None:
     assert all(not peer.partners() and peer.trainer.solo for peer in apart.peers)
 
 
-def test_after_each_measurement_of_the_loss_one_meeting_tells_how_far_it_moves_the_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_each_evaluation_one_meeting_reports_how_far_it_moves_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "EVAL_INTERVAL_STEPS", 20)
     for peer in train(Swarm(tmp_path), 70):
         assert 2 <= len(peer.trainer.moved_outputs) <= 4
-        assert all(0.0 < told.distance < 0.7 and told.fragment < 3 for told in peer.trainer.moved_outputs)
+        assert all(0.0 < moved.distance < 0.7 and moved.fragment < 3 for moved in peer.trainer.moved_outputs)
 
 
 def test_the_same_seed_is_the_same_swarm(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_nobody_answers_and_the_fragment_goes_solo_at_the_deadline(tmp_path: Path) -> None:
+def test_without_an_answer_the_fragment_takes_a_solo_step_at_the_deadline(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
         await swarm.until(lambda: completed(a) >= 3)
@@ -61,7 +61,7 @@ def test_nobody_answers_and_the_fragment_goes_solo_at_the_deadline(tmp_path: Pat
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_nobody_is_there_and_defer_waits(tmp_path: Path) -> None:
+def test_without_partners_defer_waits(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         before = peer.slow.clone()
@@ -129,7 +129,7 @@ def test_a_partition_heals(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000}, outer={"max_clock_gap_steps": 80})), story)
 
 
-def test_a_partner_that_never_says_a_word_leaves_time_for_another(tmp_path: Path) -> None:
+def test_a_silent_partner_leaves_time_for_another(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         for peer in swarm.peers:

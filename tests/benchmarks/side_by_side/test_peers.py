@@ -24,7 +24,7 @@ def test_a_log_is_followed_while_it_is_written(tmp_path: Path) -> None:
 def test_meetings_are_counted_by_outcome(tmp_path: Path) -> None:
     said = Follower(tmp_path / "events.jsonl")
     for outcome, reason in (("completed", ""), ("gated", "46.4 away"), ("gated", "9 away"), ("completed", ""), ("busy", "in another")):
-        said.hear(to_line(MeetingDone("12D3KooPeer", 0, outcome, reason, "direct", 1, 1, 0.5)))
-    said.hear(to_line(StateTransferred(("12D3KooPeer",), 5, 100, 100, 1.0)))
-    assert (said.meetings, said.clones) == ({"completed": 2, "gated": 2, "busy": 1}, 1)
+        said.apply(to_line(MeetingDone("12D3KooPeer", 0, outcome, reason, "direct", 1, 1, 0.5)))
+    said.apply(to_line(StateTransferred(("12D3KooPeer",), 5, 100, 100, 1.0)))
+    assert (said.meetings, said.transfers) == ({"completed": 2, "gated": 2, "busy": 1}, 1)
     assert said.reasons == {"gated: # away": 2}

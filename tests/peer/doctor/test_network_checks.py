@@ -95,7 +95,7 @@ def test_one_of_several_is_enough() -> None:
     assert finding.level is Level.WARN and "connection refused" in finding.found
 
 
-def test_nobody_was_reached() -> None:
+def test_no_peer_was_reached() -> None:
     finding = bootstraps(CallRound(calls=(GONE, replace(GONE, trouble="no route to host"))))
     assert (finding.level, finding.exit_code) == (Level.FAIL, ExitCode.SWARM_UNREACHABLE)
     assert "no route to host" in finding.found

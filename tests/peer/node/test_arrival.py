@@ -86,15 +86,15 @@ def now_s() -> float:
 def test_the_first_answer_names_members_beside_the_manifest() -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER, SEED])
-        said: list[str] = []
-        signed, named = await find_run(asker(network), [at(HOST)], SwarmTime(), said.append)
-        assert signed == SIGNED and said == [f"asking {at(HOST)} for the run's manifest"]
+        reported: list[str] = []
+        signed, named = await find_run(asker(network), [at(HOST)], SwarmTime(), reported.append)
+        assert signed == SIGNED and reported == [f"asking {at(HOST)} for the run's manifest"]
         assert {MemberRecord.from_bytes(raw).peer_id for raw in named} == {MEMBER.peer_id, SEED.peer_id}
 
     play(story)
 
 
-def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
+def test_a_bootstrap_that_dies_before_the_manifest_has_named_another() -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER])
         host = network.peers[HOST.peer_id].handler
@@ -122,7 +122,7 @@ def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
 
 
 @pytest.mark.parametrize("first", ["dead", "refuses", "lies", "silent"])
-def test_one_door_of_two_is_enough(first: str) -> None:
+def test_one_bootstrap_of_two_is_enough(first: str) -> None:
     async def silent(purpose: Purpose, stream: Stream) -> None:
         await asyncio.sleep(1000.0)
 
@@ -138,7 +138,7 @@ def test_one_door_of_two_is_enough(first: str) -> None:
     play(story)
 
 
-def test_a_door_that_opens_later_ends_the_wait_though_the_other_refuses() -> None:
+def test_a_bootstrap_that_starts_later_ends_the_wait_though_the_other_refuses() -> None:
     async def story(network: MemoryNetwork) -> None:
         network.transport(HOST.peer_id, refuses)
         asking = asyncio.create_task(find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None))
@@ -149,7 +149,7 @@ def test_a_door_that_opens_later_ends_the_wait_though_the_other_refuses() -> Non
     play(story)
 
 
-def test_who_is_refused_by_all_that_there_are_is_told_so_at_once() -> None:
+def test_a_peer_refused_by_all_reports_it_at_once() -> None:
     async def story(network: MemoryNetwork) -> None:
         for who in (HOST, SEED):
             serve(network, who)
@@ -160,7 +160,7 @@ def test_who_is_refused_by_all_that_there_are_is_told_so_at_once() -> None:
     play(story)
 
 
-def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refusal_after_a_minute() -> None:
+def test_one_refusal_and_silent_others_are_reported_after_a_minute() -> None:
     async def story(network: MemoryNetwork) -> None:
         network.transport(HOST.peer_id, refuses)
         with pytest.raises(RunRefusesUs):
@@ -170,7 +170,7 @@ def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refu
     play(story)
 
 
-def test_nobody_at_the_address_is_the_networks_fault() -> None:
+def test_an_address_without_a_peer_is_the_networks_fault() -> None:
     async def story(network: MemoryNetwork) -> None:
         with pytest.raises(SwarmUnreachable, match="none of the invite's addresses") as caught:
             await find_run(asker(network), [at(SEED)], SwarmTime(), lambda _: None)
@@ -179,7 +179,7 @@ def test_nobody_at_the_address_is_the_networks_fault() -> None:
     play(story)
 
 
-def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
+def test_addresses_from_a_malicious_peer_do_not_hide_others() -> None:
     """A door without the manifest names sixteen that are not there; the next door of the invite is asked before them."""
 
     async def story(network: MemoryNetwork) -> None:
@@ -192,7 +192,7 @@ def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(("ours", "gets_in"), [((2, 1), True), ((3, 2), False)])
-def test_a_newer_build_speaks_the_version_before_its_own_where_a_door_knows_no_other(ours: tuple[int, ...], gets_in: bool) -> None:
+def test_a_newer_build_uses_the_previous_protocol_with_an_older_bootstrap(ours: tuple[int, ...], gets_in: bool) -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER])
         client = replace(asker(network), versions=ours)
@@ -207,7 +207,7 @@ def test_a_newer_build_speaks_the_version_before_its_own_where_a_door_knows_no_o
     play(story)
 
 
-def test_a_revoked_guest_is_told_so_at_once_and_others_of_the_run_get_in() -> None:
+def test_a_revoked_peer_is_notified_at_once_and_other_members_are_admitted() -> None:
     async def story(network: MemoryNetwork) -> None:
         held = Revocations()
         held.add(Revocation(SIGNED.run_id, HOST.peer_id, NEWCOMER.peer_id, int(time.time())).signed(HOST))

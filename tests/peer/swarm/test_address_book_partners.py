@@ -63,7 +63,7 @@ def test_a_global_step_is_known_once_its_peer_has_signed_it() -> None:
     book.hint(B.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
     assert book.get(A.peer_id).global_step == 0 and not book.get(B.peer_id).has_global_step and not book.get(C.peer_id).has_global_step
     for peer in (B, C):
-        book.tells_clock(peer.peer_id, 70)
+        book.note_global_step(peer.peer_id, 70)
     assert book.get(B.peer_id).global_step == 70 and not book.get(C.peer_id).has_global_step
 
 

@@ -103,7 +103,7 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
         ((3.0, 9.0, 9.0, 9.0), ""),
     ],
 )
-def test_what_was_pulled_counts_together_or_donor_by_donor(tmp_path: Path, losses: tuple[float, ...], taken: str) -> None:
+def test_synced_fragments_count_together_or_source_by_source(tmp_path: Path, losses: tuple[float, ...], taken: str) -> None:
     replica, _ = own(tmp_path)
     measured = iter(losses)
     shifts = {

@@ -17,7 +17,7 @@ TOKENS = st.integers(0, 2**53)
 
 
 @given(TOKENS, TOKENS)
-def test_weights_of_a_pair_sum_to_one_and_nobody_takes_it_all(own: int, partner: int) -> None:
+def test_weights_of_a_pair_sum_to_one_and_neither_is_zero(own: int, partner: int) -> None:
     weight, other = bounded_weight(own, partner), bounded_weight(partner, own)
     assert abs(weight + other - 1.0) < 1e-12
     if own and partner and max(own, partner) >= MAX_TOKEN_RATIO**2:  # below, whole tokens round
@@ -34,7 +34,7 @@ def test_two_that_have_not_trained_count_alike() -> None:
 
 
 @given(st.integers(1, 2**53))
-def test_who_has_learnt_nothing_yet_does_not_count(tokens: int) -> None:
+def test_a_peer_without_tokens_has_no_weight(tokens: int) -> None:
     assert (bounded_weight(0, tokens), bounded_weight(tokens, 0)) == (0.0, 1.0)
 
 

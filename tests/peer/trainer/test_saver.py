@@ -172,7 +172,7 @@ def test_a_disk_that_refuses_costs_the_checkpoint_only(tmp_path: Path) -> None:
     assert kept.saver.trouble == ""
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     for _ in range(2):
         kept.step(2)

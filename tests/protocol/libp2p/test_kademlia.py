@@ -129,11 +129,11 @@ def test_records_that_the_caller_knows_are_sent_as_gists() -> None:
     async def test(one: RecordProtocol) -> None:
         known, moved, new = seeded(5), seeded(6), seeded(7)
         for author in (known, moved, new):
-            one.neighbours.heard(held_of(record(author, 2, addresses=HOME)), "")
+            one.neighbours.note_contact(held_of(record(author, 2, addresses=HOME)), "")
         has = [record(known, 1, addresses=HOME).gist, record(moved, 1, addresses=("/ip4/198.51.100.7/tcp/4001",)).gist, record(ME).gist]
         answer = await one.rpc_find(find(7, card(CALLER), *has), from_peer(CALLER))
-        told = set(split_reply(answer.results[0].value))
-        assert told == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
+        listed = set(split_reply(answer.results[0].value))
+        assert listed == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
         assert answer.peer.node_id == record(ME).gist
 
     play(test)
@@ -166,7 +166,7 @@ def test_a_flood_exhausts_only_the_callers_own_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 120):
             one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
-            one.neighbours.heard(held_of(record(seeded(number), addresses=HOME)), str(number))
+            one.neighbours.note_contact(held_of(record(seeded(number), addresses=HOME)), str(number))
         sent, refused = 0, 0
         for _ in range(1000):
             try:
@@ -265,7 +265,7 @@ def test_a_reply_to_another_request_is_ignored(response: object) -> None:
 
 def test_a_silent_neighbour_is_removed_and_a_refusing_one_is_kept() -> None:
     async def test(one: RecordProtocol) -> None:
-        one.neighbours.heard(whom(), "")
+        one.neighbours.note_contact(whom(), "")
         answered(one, P2PHandlerError("too much"))
         assert await one.call_find(whom(), 0) is None
         assert len(one.neighbours) == 1

@@ -103,12 +103,12 @@ def test_records_of_nonmembers_are_not_kept(clock: Clock) -> None:
 def test_many_records_of_one_network_leave_room_for_others(own: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 20)
     others = [record(seeded(number), addresses=(f"/ip4/8.{number}.0.1/tcp/1",)) for number in range(10)]
-    crowd = [record(seeded(number), addresses=("/ip4/6.6.0.1/tcp/1",)) for number in range(100, 150)]
-    for made in (*others, *crowd):
+    others_ = [record(seeded(number), addresses=("/ip4/6.6.0.1/tcp/1",)) for number in range(100, 150)]
+    for made in (*others, *others_):
         own.read(made.to_bytes())
     kept = own.records()
     assert set(others) <= set(kept) and len(kept) == 20
-    assert kept[-10:] != crowd[:10] and kept[-10:] != crowd[-10:], "any of the records of one network may stay"
+    assert kept[-10:] != others_[:10] and kept[-10:] != others_[-10:], "any of the records of one network may stay"
 
 
 def test_expired_records_make_room_first(own: RecordStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:

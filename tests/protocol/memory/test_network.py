@@ -33,11 +33,11 @@ def test_a_peer_crashes_at_the_kth_message_it_sends(is_delivered: bool) -> None:
         for number in range(3):
             await stream.send(chunk(number))
             await asyncio.sleep(0.15)  # the third reply is in flight when its sender crashes
-        heard = []
+        arrived = []
         with pytest.raises(PeerGone):
             while True:
-                heard.append(await number_of(stream))
-        assert heard == ([0, 1, 2] if is_delivered else [0, 1])
+                arrived.append(await number_of(stream))
+        assert arrived == ([0, 1, 2] if is_delivered else [0, 1])
         assert deaths == [B.peer_id]
         assert not network.is_up(B.peer_id)
         await network.close()
@@ -46,11 +46,11 @@ def test_a_peer_crashes_at_the_kth_message_it_sends(is_delivered: bool) -> None:
 
 
 def test_a_peer_crashes_when_its_kth_message_arrives() -> None:
-    heard: list[int] = []
+    arrived: list[int] = []
 
     async def listen(purpose: Purpose, stream: Stream) -> None:
         while True:
-            heard.append(await number_of(stream))
+            arrived.append(await number_of(stream))
 
     async def main() -> None:
         network = ScriptedNetwork(link=Link(latency_s=0.1))
@@ -61,7 +61,7 @@ def test_a_peer_crashes_when_its_kth_message_arrives() -> None:
         for number in range(3):
             await stream.send(chunk(number))
         await expect_over(stream)
-        assert heard == [0, 1]
+        assert arrived == [0, 1]
         with pytest.raises(Unreachable):
             await a.connect(B.peer_id, (), Purpose.MEET)
         network.transport(B.peer_id, echo)

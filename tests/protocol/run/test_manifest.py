@@ -76,7 +76,7 @@ def test_every_change_changes_the_run_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "reason"),
     [
         ("[outer]\ngama = 1", "outer.gama is not a key of a manifest; did you mean outer.gamma?"),
         ("[outr]\n", "outr is not a key of a manifest; did you mean outer?"),
@@ -90,10 +90,10 @@ def test_every_change_changes_the_run_id() -> None:
     ],
     ids=lambda value: value[:24],
 )
-def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, says: str) -> None:
+def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(BadManifest) as caught:
         Manifest.from_toml(text)
-    assert says in str(caught.value)
+    assert reason in str(caught.value)
     assert "peer init" in caught.value.hint
     assert "\n" not in str(caught.value)
 
@@ -164,7 +164,7 @@ def test_a_mixture_survives_round_trips_through_toml_and_canonical_bytes() -> No
 
 
 @pytest.mark.parametrize(
-    ("mixture", "says"),
+    ("mixture", "reason"),
     [
         ([], 'source = "mixture" requires a list'),
         ([{"source": "builtin", "weight": 0}], "data.mixture.0.weight is 0: should be greater than 0"),
@@ -181,8 +181,8 @@ def test_a_mixture_survives_round_trips_through_toml_and_canonical_bytes() -> No
         ([{"source": "mixture", "weight": 1}], "cannot contain a mixture"),
     ],
 )
-def test_an_invalid_mixture_is_rejected_with_its_entry(mixture: list[dict[str, object]], says: str) -> None:
-    with pytest.raises(BadManifest, match=says):
+def test_an_invalid_mixture_is_rejected_with_its_entry(mixture: list[dict[str, object]], reason: str) -> None:
+    with pytest.raises(BadManifest, match=reason):
         Manifest.checked({"data": {"source": "mixture", "mixture": mixture}})
 
 

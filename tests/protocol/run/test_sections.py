@@ -67,18 +67,18 @@ def fault(**tables: Any) -> str:
     ids=lambda value: str(value)[:24],
 )
 def test_an_invalid_value_is_reported_with_its_key_and_the_legal_values(section: str, key: str, value: object, legal: str) -> None:
-    says = fault(**{section: {key: value}})
-    assert says.startswith(f"{section}.{key} is ")
-    assert legal in says
+    reason = fault(**{section: {key: value}})
+    assert reason.startswith(f"{section}.{key} is ")
+    assert legal in reason
 
 
 @pytest.mark.parametrize(("alpha", "bound"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
 def test_gamma_is_limited_to_the_bound_of_stability(alpha: float, bound: float) -> None:
     OuterSection(alpha=alpha, gamma=bound - 1e-9)
     for gamma in (bound + 1e-9, 0.0, -0.7):
-        says = fault(outer={"alpha": alpha, "gamma": gamma})
-        assert "gamma must satisfy 0 < gamma < 2(1 - alpha^2)" in says
-        assert f"{bound:.4g}" in says
+        reason = fault(outer={"alpha": alpha, "gamma": gamma})
+        assert "gamma must satisfy 0 < gamma < 2(1 - alpha^2)" in reason
+        assert f"{bound:.4g}" in reason
 
 
 def test_the_bound_of_gamma_holds_only_for_noloco() -> None:
@@ -103,7 +103,7 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "reason"),
     [
         ({"hub": "org/name"}, "hub requires revision"),
         ({"hub": "org/name", "revision": "main"}, "branches and tags can move"),
@@ -121,12 +121,12 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
     ],
     ids=str,
 )
-def test_a_model_has_exactly_one_source(model: dict[str, Any], says: str) -> None:
-    assert says in fault(model=model)
+def test_a_model_has_exactly_one_source(model: dict[str, Any], reason: str) -> None:
+    assert reason in fault(model=model)
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "reason"),
     [
         ({"source": "huggingface"}, "requires name and revision"),
         ({"source": "huggingface", "name": "org/name"}, "requires name and revision"),
@@ -135,8 +135,8 @@ def test_a_model_has_exactly_one_source(model: dict[str, Any], says: str) -> Non
     ],
     ids=str,
 )
-def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
-    assert says in fault(data=data)
+def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], reason: str) -> None:
+    assert reason in fault(data=data)
 
 
 def test_an_allow_list_has_members() -> None:
