@@ -157,7 +157,7 @@ class Actions:
         self._partner.take_verdict(verdict, self.pairing.meeting_id)
         return []
 
-    def judge(self, checked: Checked) -> list[Command]:
+    def give_verdict(self, checked: Checked) -> list[Command]:
         """Keep the own verdict; a responder sends it."""
         self._own_failed = bytes.fromhex(checked.failed_blocks)
         return [] if self.initiates else [commands.Send(Verdict(self.pairing.meeting_id, self._own_failed))]

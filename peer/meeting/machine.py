@@ -158,7 +158,7 @@ TABLE = (
     Transition((_S.PREPARING, _S.ENCODING), (PayloadReady,), _A.commit_to_payload, _S.COMMITTING, _T.SKETCH),
     Transition((_S.COMMITTING,), (Automatic,), _A.send_payload, _S.EXCHANGING, _T.CHUNK, guard=_A.has_commitment),
     Transition((_S.EXCHANGING,), (Automatic,), _A.check, _S.CHECKING, _T.TRAINER, guard=_A.has_payload),
-    Transition((_S.CHECKING,), (Checked,), _A.judge, _S.AWAITING_DECISION, _T.PAYLOAD, guard=_A.is_accepted),
+    Transition((_S.CHECKING,), (Checked,), _A.give_verdict, _S.AWAITING_DECISION, _T.PAYLOAD, guard=_A.is_accepted),
     Transition((_S.CHECKING,), (Checked,), _A.reject, _S.OVER),
     Transition((_S.PREPARING, _S.ENCODING, _S.CHECKING), (Unavailable,), _A.abandon, _S.OVER),
     Transition((_S.SKETCHING, _S.COMMITTING, _S.EXCHANGING), (Chunk,), _A.store, timer=_T.CHUNK, guard=_A.is_whole),

@@ -55,7 +55,7 @@ class Floor(Protocol):
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
 
 
@@ -103,7 +103,7 @@ class OnDemand:
         elif self._defer:
             self.note_outer_step(peer, fragment)
         else:
-            floor.step_alone(peer, fragment)
+            floor.take_solo_step(peer, fragment)
 
     def note_outer_step(self, peer: int, fragment: int) -> None:
         """Start the fragment's next countdown."""
@@ -134,7 +134,7 @@ class Scheduled:
         while len(order) > 1:
             floor.begin(order.pop(), order.pop(), fragment)
         for peer in order:
-            floor.step_alone(peer, fragment)
+            floor.take_solo_step(peer, fragment)
 
     def note_outer_step(self, peer: int, fragment: int) -> None:
         """Do nothing: the schedule does not depend on outer steps."""
@@ -160,7 +160,7 @@ class PairPeer:
 
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
-        self.fragments[fragment].step_alone(rule)
+        self.fragments[fragment].take_solo_step(rule)
         self.fragments[fragment].move()
 
     def catch_up(self, partner_global_step: int) -> None:
@@ -248,7 +248,7 @@ class Gossip:
         meeting = Pair(fragment, (self.peers[one], self.peers[two]), self._seeds.getrandbits(63))
         self._meetings[one, fragment] = self._meetings[two, fragment] = meeting
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
         self._alone.add((peer, fragment))
 

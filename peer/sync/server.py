@@ -22,7 +22,7 @@ from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import ADDRESS_CHARS
-from gossamer.protocol.messages.frames import write_alone
+from gossamer.protocol.messages.frames import write_unframed
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.replies import Sighting
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
@@ -116,7 +116,7 @@ class FetchServer:
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "no valid invite from this issuer")
-        return write_alone(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
+        return write_unframed(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()

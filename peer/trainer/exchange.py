@@ -170,11 +170,11 @@ class TrainerExchange:
         self._syncs.forget()
         self._solo_later.clear()
 
-    def end_alone(self) -> None:
+    def take_last_solo_steps(self) -> None:
         """Drop every meeting and take the last averaging's step of every fragment alone: its slow weights become the fast ones."""
         self.drop_all()
         for fragment in range(len(self._replica.fragments)):
-            self._replica.step_alone(fragment, RunPhase.FINISH)
+            self._replica.take_solo_step(fragment, RunPhase.FINISH)
         self._replica.move()
 
     def wait(self, seconds: float) -> None:
@@ -291,7 +291,7 @@ class TrainerExchange:
             case messages.BringUp():
                 self._bring_up()
             case messages.WriteResult(name):
-                self.end_alone()
+                self.take_last_solo_steps()
                 write_result(replica)
                 return self._answer(messages.CopyState(name))
             case messages.Adopt():
@@ -401,7 +401,7 @@ class TrainerExchange:
         if self._replica.fragments[fragment].meeting is not None:
             self._solo_later.add(fragment)
             return
-        self._replica.step_alone(fragment, self._replica.phase)
+        self._replica.take_solo_step(fragment, self._replica.phase)
         self._solo_later.discard(fragment)
         self._emit(SoloStep(fragment, reason))
 

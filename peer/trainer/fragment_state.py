@@ -113,7 +113,7 @@ class MergeGate:
         unexplained = min(allowance, max(0.0, gap - self._explained(own)))
         self._bounds = Bounds(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
 
-    def step_alone(self, moved: float) -> None:
+    def take_solo_step(self, moved: float) -> None:
         """Update the bounds after an outer step without a partner."""
         self._bounds = Bounds(self._bounds.reach + moved, self._bounds.allowance)
 
@@ -189,10 +189,10 @@ class FragmentState:
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
 
-    def step_alone(self, rule: NoLoCo) -> None:
+    def take_solo_step(self, rule: NoLoCo) -> None:
         """Take the outer step without a partner. The model itself is moved by `move`."""
         fast = self.fast()
-        self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))
+        self.gate.take_solo_step(self.since.moved(length_of(fast - self.here(self.slow))))
         self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
 
     def merge(self, step: OuterStep, since: Since) -> None:

@@ -131,9 +131,9 @@ class Replica:
         for fragment in self.fragments:
             fragment.move()
 
-    def step_alone(self, fragment: int, phase: RunPhase) -> None:
+    def take_solo_step(self, fragment: int, phase: RunPhase) -> None:
         """Take the outer step of a fragment without a partner; the model follows at the next `move`."""
-        self.fragments[fragment].step_alone(FINISH if phase is RunPhase.FINISH else self.rule)
+        self.fragments[fragment].take_solo_step(FINISH if phase is RunPhase.FINISH else self.rule)
         self.count_outer_step(fragment, 0)
 
     def count_outer_step(self, fragment: int, partner_global_step: int) -> None:

@@ -205,7 +205,7 @@ class Trainer:
         """Save, and report how it ended: at a step boundary, once."""
         is_over = self.state is State.OVER
         if is_over:
-            self._exchange.end_alone()
+            self._exchange.take_last_solo_steps()
             self._evaluate()
         if self.state is not State.READY and (is_over or not self._bad_batches):
             self._saver.save(self._replica)

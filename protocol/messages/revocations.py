@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId, Signed
-from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone
+from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_unframed
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 
@@ -92,7 +92,7 @@ def read_revocations(data: bytes) -> list[Revocation]:
 
 def need_credential(data: bytes) -> Credential:
     """Parse a credential outside a frame. Raises BadMessage if it is malformed or lacks a signature."""
-    credential = read_alone(Credential, data, "a credential", limits.RECORD_BYTES)
+    credential = read_unframed(Credential, data, "a credential", limits.RECORD_BYTES)
     if not credential.is_complete:
         raise BadMessage("a credential without a signature")
     return credential

@@ -31,7 +31,7 @@ class Hall:
         self.met.append((one, two, fragment))
         self.busy |= {(one, fragment), (two, fragment)}
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         self.alone.append((peer, fragment))
 
 

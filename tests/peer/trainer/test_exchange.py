@@ -66,7 +66,7 @@ class Peer:
         self.side = Side(self.exchange.carry_out, self.payloads)
 
     def solo(self, phase: RunPhase = RunPhase.TRAIN) -> None:
-        self.replica.step_alone(0, phase)
+        self.replica.take_solo_step(0, phase)
         self.replica.move()
 
     def move(self, draws: torch.Generator, size: float = 0.01) -> None:

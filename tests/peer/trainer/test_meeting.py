@@ -84,7 +84,7 @@ def test_a_solo_step_takes_the_tokens_along() -> None:
     alone = state(1.1)
     alone.count(300)
     alone.miss(2)
-    alone.step_alone(RULE)
+    alone.take_solo_step(RULE)
     assert alone.since == Since()
     assert torch.allclose(alone.slow, torch.full((5007,), 1.07))
     assert torch.allclose(alone.fast(), alone.slow)
@@ -101,7 +101,7 @@ def test_beside_a_gpu_slow_weights_rest_on_the_host_and_meetings_come_to_the_sam
         for side, payload in zip(sides, reversed(payloads), strict=True):
             assert side.judge(payload) == ""
             side.merge(side.step(side.failed_blocks))
-        states[0].step_alone(RULE)
+        states[0].take_solo_step(RULE)
     for here, there in zip(places["cpu"], places["cuda"], strict=True):
         assert there.slow.is_pinned() and there.momentum.is_pinned()
         torch.testing.assert_close(there.slow, here.slow)

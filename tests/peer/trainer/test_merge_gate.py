@@ -57,7 +57,7 @@ def test_before_the_first_meeting_the_gate_is_measured_by_the_weights() -> None:
 def test_a_peer_alone_for_long_may_meet_as_far_away_as_it_has_moved() -> None:
     gate = steady()
     for _ in range(11):
-        gate.step_alone(5.0)
+        gate.take_solo_step(5.0)
     assert merged(gate, 55.0, moved(5.0, fast=60.0))
 
 
@@ -104,7 +104,7 @@ def test_what_shares_nothing_with_our_weights_is_refused_whatever_is_left_of_the
     assert "nothing in common" in gate.judge(WEIGHTS, moved(1.0)), "zeros"
     assert "nothing in common" in gate.judge(2 * WEIGHTS, moved(1.0)), "our weights with the sign turned"
     assert not gate.judge(UNRELATED * 55.0, moved(1.0, partner=55.0))
-    gate.step_alone(40.0)
+    gate.take_solo_step(40.0)
     assert not gate.judge(math.hypot(WEIGHTS, WEIGHTS), moved(1.0)), "so long a way explains even that"
 
 

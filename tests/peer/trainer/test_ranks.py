@@ -79,7 +79,7 @@ def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
             assert alone.inner_step() == both.inner_step()
         assert (both.plan, payload(both)) == (alone.plan, payload(alone))
         for one in (alone, both):
-            one.step_alone(0, RunPhase.TRAIN)  # writes to weights beside the steps
+            one.take_solo_step(0, RunPhase.TRAIN)  # writes to weights beside the steps
             one.move()
             one.inner_step()
         assert fingerprint(both) == fingerprint(alone)

@@ -241,11 +241,11 @@ def test_ending_alone_makes_slow_weights_the_fast_ones(tmp_path: Path) -> None:
     train(replica, 5)
     opened(replica_side(replica, tmp_path), Terms())
     fast = {name: parameter.detach().clone() for name, parameter in replica.parameters.items()}
-    replica.exchange.end_alone()
+    replica.exchange.take_last_solo_steps()
     for name, parameter in replica.parameters.items():
         assert torch.allclose(parameter, fast[name], atol=1e-7)
     assert float(replica.fragments[0].momentum.norm()) > 0
-    replica.exchange.end_alone()
+    replica.exchange.take_last_solo_steps()
     assert float(replica.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
 
 

@@ -78,7 +78,7 @@ def test_a_clock_is_set_back_and_never_forward(tmp_path: Path) -> None:
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
     (source, joiner), _ = pair(tmp_path)
     train(source, 20)
-    source.exchange.end_alone()  # its slow weights have learnt too
+    source.exchange.take_last_solo_steps()  # its slow weights have learnt too
     joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 20))
     assert not joiner.inner.devices.state()
     settings = inner_settings(MANIFEST)

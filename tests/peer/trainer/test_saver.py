@@ -92,7 +92,7 @@ def test_beside_the_inner_steps_is_saved_what_was_there_at_the_boundary(tmp_path
     assert kept.saver.is_due(kept.replica)
     before = fingerprint(kept.replica)
     kept.saver.begin(kept.replica)
-    kept.replica.exchange.end_alone()
+    kept.replica.exchange.take_last_solo_steps()
     kept.step(2)
     kept.saver.finish()
     fresh = small_replica(tmp_path / "fresh", MANIFEST)
