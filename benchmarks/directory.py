@@ -89,7 +89,7 @@ class Member(Seat):
             if not self.directory.num_neighbours and self.identity is not HOST:
                 await self.p2p.connect(HOST.peer_id, [HOST_ADDRESS])
                 await self.directory.join([HOST.peer_id])
-            await self.directory.tend()
+            await self.directory.maintain()
             await asyncio.sleep(PULSE_S)
 
 

@@ -77,7 +77,7 @@ def check(job: Manifest, folder: Path) -> dict[str, float]:
         sketch = side.prepare(NoLoCo(outer.alpha, outer.beta, outer.gamma), 0.5, 1)
         side.judge(side.encode(sketch))
         side.merge(side.step(side.failed_blocks))
-        side.state.move()
+        side.state.move_fast_weights()
         saver.begin(replica)
         saver.finish()
     need = run_need(job, "cpu", Computing())

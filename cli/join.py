@@ -54,16 +54,16 @@ def join(
     Until the run ends, `peer leave`, or Ctrl-C.
     """
     config = settings(home, given)
-    identity, read = invited(Home(config.home), invite, invite_file)
+    identity, read = load_invite(Home(config.home), invite, invite_file)
     hold_session(config, identity, None, read, metrics=metrics)
 
 
-def invited(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
+def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
     """Return this peer's identity and the checked invite, None to continue the run of the home; waits for the invite's file.
 
     Raises BadInvite, or BadSettings where the home holds another run.
     """
-    text = _given_text(text, file)
+    text = _wait_for_invite_text(text, file)
     invite = Invite.from_text(text) if text is not None else None
     held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
     if invite is None and held is None and not folder.invite.exists():
@@ -82,7 +82,7 @@ def invited(folder: Home, text: str | None, file: Path | None = None, verb: str 
     return identity, invite
 
 
-def _given_text(text: str | None, file: Path | None) -> str | None:
+def _wait_for_invite_text(text: str | None, file: Path | None) -> str | None:
     """Return the invite that the operator gave, if any; waits for its file. Raises BadInvite or BadSettings."""
     if text is not None and file is not None:
         raise BadSettings("both an invite and --invite-file were given", hint="leave out one of them")

@@ -50,15 +50,15 @@ def logs(
     if not folder.log.exists() and not folder.events.exists():
         raise BadSettings(f"no peer has run in {folder.path}", hint="pass its home folder with --home DIR")
     log = Log(folder)
-    for line in deque(wanted(log, level, grep), maxlen=lines):
+    for line in deque(filtered(log, level, grep), maxlen=lines):
         print(line)
     while follow:
         time.sleep(FOLLOW_EVERY_S)
-        for line in wanted(log, level, grep):
+        for line in filtered(log, level, grep):
             print(line, flush=True)
 
 
-def wanted(log: Log, level: str, grep: str) -> Iterator[LogLine]:
+def filtered(log: Log, level: str, grep: str) -> Iterator[LogLine]:
     """Yield the new lines that pass both filters. Raises BadSettings if the pattern is not a regular expression."""
     try:
         pattern = re.compile(grep)

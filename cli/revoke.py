@@ -35,8 +35,8 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -
         raise BadSettings(f"{folder.path} holds no run", hint="--home DIR names another folder")
     signed, identity = SignedManifest.from_bytes(folder.manifest.read_bytes()), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
-    revoked, words = named(what, signed.run_id, identity.peer_id)
-    held = kept(folder)
+    revoked, words = find_member(what, signed.run_id, identity.peer_id)
+    held = load_revocations(folder)
     is_new = held.add(Revocation(signed.run_id, identity.peer_id, revoked, int(time.time())).signed(identity))
     write_whole(folder.revocations, held.to_bytes(), private=True)
     if as_json:
@@ -58,7 +58,7 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
         )
 
 
-def named(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
+def find_member(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
     """Return the id to revoke and the sentence that says what that means. Raises BadInvite and BadSettings."""
     if not what.strip().lower().startswith(PREFIX):
         peer = PeerId.from_text(what)
@@ -78,7 +78,7 @@ def named(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
     return credential.bearer, "the invite is revoked, and so is every membership that came from it"
 
 
-def kept(folder: Home) -> Revocations:
+def load_revocations(folder: Home) -> Revocations:
     """Return the revocations that this home holds."""
     held = Revocations()
     with contextlib.suppress(OSError, PeerMisbehaved):

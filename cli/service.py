@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.figures import sentence
-from gossamer.cli.join import InviteText, invited
+from gossamer.cli.join import InviteText, load_invite
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -58,7 +58,7 @@ def install(folder: Home, invite: str | None) -> None:
         raise BadSettings(
             f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
-    _, read = invited(folder, invite, verb="service install")
+    _, read = load_invite(folder, invite, verb="service install")
     if read is not None:
         write_whole(folder.invite, read.to_text().encode() + b"\n", private=True)
     file = unit_file(folder.path)

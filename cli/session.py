@@ -60,7 +60,7 @@ def hold_session(
     `metrics`: the address and port for Prometheus, as `--metrics` takes them; None serves no metrics.
     """
     newest = Status()
-    with screen(sys.stderr) as drawn, showing_metrics(metrics, lambda: newest):
+    with screen(sys.stderr) as drawn, serving_metrics_if_asked(metrics, lambda: newest):
 
         def watch(status: Status) -> None:
             nonlocal newest
@@ -75,7 +75,7 @@ def hold_session(
 
 
 @contextlib.contextmanager
-def showing_metrics(text: str | None, status: Callable[[], Status]) -> Iterator[None]:
+def serving_metrics_if_asked(text: str | None, status: Callable[[], Status]) -> Iterator[None]:
     """Serve metrics inside the context unless `text` is None. Raises BadSettings."""
     if text is None:
         yield

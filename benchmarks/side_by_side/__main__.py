@@ -90,8 +90,8 @@ def settings(given: argparse.Namespace, fault: str) -> list[Setting]:
         Setting(name, rate, fault, steps, seed, given.peers, given.every, given.inner_steps if name == GOSSAMER else "")
         for seed, steps, rate, name in combined
     ]
-    once = rates[0] if fault == "none" else None  # the floor: no line touches it, and no fault
-    return [one for one in listed if one.system != FLOOR or one.mbit_per_s == once]
+    cached = rates[0] if fault == "none" else None  # the floor: no line touches it, and no fault
+    return [one for one in listed if one.system != FLOOR or one.mbit_per_s == cached]
 
 
 def tables(given: argparse.Namespace, *, faults: Sequence[str], run: bool) -> None:

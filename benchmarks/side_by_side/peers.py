@@ -120,7 +120,7 @@ class RunningPeer:
                 self.process.stdin.write(word)
                 self.process.stdin.flush()
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Close the peer's stdin, which tells it to leave; a peer without stdin gets SIGTERM."""
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -143,7 +143,7 @@ def running(system: System, job: Job, lines: Sequence[Line], folder: Path) -> It
         wait_until_ready(peers, ready)
         yield peers
         for peer in peers:
-            peer.hang_up()
+            peer.close_now()
         until_s = time.monotonic() + LEAVE_S
         while any(peer.process.poll() is None for peer in peers) and time.monotonic() < until_s:
             time.sleep(POLL_S)

@@ -107,7 +107,7 @@ def memory(need: Need, room: Room) -> Finding:
     from gossamer.peer.trainer.need import need_memory  # torch: slow to import
 
     need_memory(need, room)
-    return _compared(need.memory, room, "close other programs, or raise the limit")
+    return _compare_with_room(need.memory, room, "close other programs, or raise the limit")
 
 
 def device_memory(need: Need, room_of_device: Callable[[], Room]) -> Finding:
@@ -117,7 +117,7 @@ def device_memory(need: Need, room_of_device: Callable[[], Room]) -> Finding:
     if not need.device:
         return ok("the device has none of its own")
     need_device_memory(need, room := room_of_device())
-    return _compared(need.device, room, "end other programs that use it: `nvidia-smi` names them")
+    return _compare_with_room(need.device, room, "end other programs that use it: `nvidia-smi` names them")
 
 
 def disk(need: Need, room: Room, files: int | None) -> Finding:
@@ -130,7 +130,7 @@ def disk(need: Need, room: Room, files: int | None) -> Finding:
             f"the disk has room for {files} more files only ({room.limit})",
             "delete small files there, or choose --home DIR on another disk",
         )
-    return _compared(need.disk, room, "free some space soon: text that is tokenized needs some too")
+    return _compare_with_room(need.disk, room, "free some space soon: text that is tokenized needs some too")
 
 
 def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> Finding:
@@ -145,9 +145,9 @@ def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> F
             f"{MEMORY_FOLDER} has only {megabytes(room_of(MEMORY_FOLDER).num_bytes)}; payloads ({megabytes(total)}) lie in {place}",
             f"that works, slower where it is a disk; for more, start a container with --shm-size {wanted}",
         )
-    return _compared(need.payloads, room, "give it more, a container with --shm-size")
+    return _compare_with_room(need.payloads, room, "give it more, a container with --shm-size")
 
 
-def _compared(parts: Mapping[str, int], room: Room, way_out: str) -> Finding:
+def _compare_with_room(parts: Mapping[str, int], room: Room, way_out: str) -> Finding:
     sentence = f"{megabytes(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
     return ok(sentence) if sum(parts.values()) <= TIGHT_SHARE * room.num_bytes else warn(f"tight: {sentence}", way_out)

@@ -138,7 +138,7 @@ async def _call_all(
         write_whole(key, identity.to_bytes(), private=True)
         settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
         daemon = await stack.enter_async_context(Daemon(settings))
-        tunnel = tunnel_transport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
+        tunnel = tunnel_transport(daemon.control, folder / "net", _refuse_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, OwnCredential(credential), await stack.enter_async_context(tunnel))
         port = place.running or daemon.port
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
@@ -146,7 +146,7 @@ async def _call_all(
         return calls, await _measure(client, CallRound(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
 
 
-async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:
+async def _refuse_calls(purpose: Purpose, stream: Stream) -> None:
     raise Refused(RefusalCode.NOT_READY, "this is peer doctor, not a member")
 
 
@@ -175,10 +175,10 @@ async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
         _, data = await source.take()
         signed = SignedManifest.from_bytes(data, expect=client.run_id)
         asked_s, asked_unix_s = time.monotonic(), time.time()
-        sighting = await source.sighting()
+        observed_address = await source.observed_address()
         took_s = time.monotonic() - asked_s
-        ahead_s = sighting.unix_ms / 1000 - (asked_unix_s + took_s / 2)
-        return replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=sighting.observed)
+        ahead_s = observed_address.unix_ms / 1000 - (asked_unix_s + took_s / 2)
+        return replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=observed_address.observed)
 
 
 async def _is_open(control: Control, partner: PeerId, port: int) -> bool | None:

@@ -116,7 +116,7 @@ class Driver:
         """
         try:
             if self.stream is not None:
-                self._talk(self.stream)
+                self._start_streaming(self.stream)
             self._events.put_nowait(events.Started())
             finish = await self._until_finish()
             self._outgoing.put_nowait(None)
@@ -124,7 +124,7 @@ class Driver:
                 await asyncio.wait([self._writing], timeout=FLUSH_S)
             return finish
         finally:
-            self._let_go()
+            self._release()
             await self._clean_up()
 
     async def _until_finish(self) -> commands.Finish:
@@ -227,9 +227,9 @@ class Driver:
         else:
             self._received_s = loop_s()
             self._events.put_nowait(events.Connected())
-            self._talk(self.stream)
+            self._start_streaming(self.stream)
 
-    def _talk(self, stream: Stream) -> None:
+    def _start_streaming(self, stream: Stream) -> None:
         self._spawn(self._read(stream))
         self._writing = self._spawn(self._write(stream))
 
@@ -263,17 +263,17 @@ class Driver:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             self._events.put_nowait(bug)
 
     # ------------------------------------------------------------------ ending
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release what needs no waiting, so that it is done even if the rest of the cleanup fails."""
         if self._timer is not None:
             self._timer.cancel()

@@ -64,24 +64,24 @@ class AntiEntropy:
 
     async def _make_round(self) -> None:
         """Call all peers of a round concurrently."""
-        await asyncio.gather(*(self._call(peer, addresses) for peer, addresses in (await self._chosen()).items()))
+        await asyncio.gather(*(self._call(peer, addresses) for peer, addresses in (await self._choose_peers()).items()))
 
-    async def _chosen(self) -> dict[PeerId, tuple[str, ...]]:
+    async def _choose_peers(self) -> dict[PeerId, tuple[str, ...]]:
         """Choose the peers of a round; return them with their addresses."""
         seen: list[KnownPeer] = []
         lost: list[KnownPeer] = []
         for entry in self.peer_exchange.book.known(loop_s()):
             (seen if entry.record is not None and self.peer_exchange.is_in_force(entry.record) else lost).append(entry)
-        chosen = {entry.peer_id: entry.addresses for entry in (*self._some(lost, LOST), *self._some(seen, SEEN))}
+        chosen = {entry.peer_id: entry.addresses for entry in (*self._sample(lost, LOST), *self._sample(seen, SEEN))}
         if self.bootstraps and self.rng.random() * len(seen) < MANY_PEERS * self.peer_exchange.familiar:
             peer = self.rng.choice(list(self.bootstraps))
             chosen[peer] = (*self.peer_exchange.book.get(peer).addresses, *self.bootstraps[peer])
         with contextlib.suppress(TransportError):  # the network below is being restarted
             others = sorted(set(await self.connected()) - chosen.keys())
-            chosen |= {peer: self.peer_exchange.book.get(peer).addresses for peer in self._some(others, CONNECTED)}
+            chosen |= {peer: self.peer_exchange.book.get(peer).addresses for peer in self._sample(others, CONNECTED)}
         return {peer: addresses for peer, addresses in chosen.items() if not self.peer_exchange.book.is_banned(peer, loop_s())}
 
-    def _some(self, peers: list[T], most: int) -> list[T]:
+    def _sample(self, peers: list[T], most: int) -> list[T]:
         return self.rng.sample(peers, min(most, len(peers)))
 
     async def _call(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
@@ -91,11 +91,11 @@ class AntiEntropy:
                 records, time = self.peer_exchange.records_for(peer), self.peer_exchange.time
                 peer_list = await source.peer_list(records, time, is_bootstrap=peer in self.bootstraps)
         except (TransportError, TimeoutError):
-            self.peer_exchange.book.lost(peer, loop_s())
+            self.peer_exchange.book.note_no_answer(peer, loop_s())
         except PeerMisbehaved:
             self.peer_exchange.book.ban(peer, loop_s())
         except Refused:  # it is up, but cannot answer yet
-            self.peer_exchange.book.answered(peer, loop_s())
+            self.peer_exchange.book.note_answer(peer, loop_s())
         else:
-            self.peer_exchange.book.answered(peer, loop_s())
+            self.peer_exchange.book.note_answer(peer, loop_s())
             self.peer_exchange.list_peers(peer_list.members, peer)

@@ -82,7 +82,7 @@ class CredentialRenewal:
     def _pass_over_revoked(self) -> None:
         for entry in self.gossip.book.live(loop_s()):
             if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
-                self.gossip.book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
+                self.gossip.book.note_leaving(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
 
     async def _ask_for_revocations(self) -> None:
         others = self.gossip.book.reachable(loop_s())

@@ -38,16 +38,16 @@ class FinalAveraging:
     _rounds: Counter[int] = field(default_factory=Counter)  # completed meetings, by fragment
     _began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
 
-    def trains(self, global_step: int) -> None:
+    def note_global_step(self, global_step: int) -> None:
         """Note our own global step; the first one is the start from which our pace is measured."""
         if self._began is None:
             self._began = global_step, loop_s()
 
-    def paused(self) -> None:
+    def forget_pace(self) -> None:
         """Forget our pace: the peer has paused since."""
         self._began = None
 
-    def completed(self, fragment: int) -> None:
+    def note_meeting(self, fragment: int) -> None:
         """Note a completed meeting of the last averaging, whoever began it."""
         self._rounds[fragment] += 1
 

@@ -138,7 +138,7 @@ class Meetings:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
         membership, lifecycle = self.membership, self.lifecycle
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
-        self.peer_exchange.book.saw(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
+        self.peer_exchange.book.note_call(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
@@ -163,11 +163,11 @@ class Meetings:
             active.stop("both peers called at the same moment; the other call stands", RefusalCode.BUSY)
             await active.over.wait()
         elif not is_greeting:
-            await self._line_up(active)
+            await self._wait_for_fragment(active)
         else:
             raise Refused(RefusalCode.BUSY, "calling another on this fragment")
 
-    async def _line_up(self, active: Driver) -> None:
+    async def _wait_for_fragment(self, active: Driver) -> None:
         """Let one caller wait for the end of the meeting on its fragment, which takes less time than calling again later."""
         fragment = active.meeting.fragment
         if fragment in self._next:
@@ -223,7 +223,7 @@ class Meetings:
             del self.active[fragment]
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
-                self.peer_exchange.book.failed(partner, loop_s(), driver.silent_s)
+                self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)
             return finish
         self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
         learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
@@ -246,19 +246,19 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
+            book.note_meeting(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):
-            book.leaves(partner, now_s)
+            book.note_leaving(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
-            book.not_now(partner, now_s, finished=partner_has_ended(meeting, finish))
+            book.note_not_ready(partner, now_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.GATED):
-            book.refused(partner, now_s, BACK_OFF_FAILED_S)
+            book.note_refusal(partner, now_s, BACK_OFF_FAILED_S)
         case Finish(outcome=MeetingOutcome.REFUSED):
-            book.refused(partner, now_s)
+            book.note_refusal(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
-            book.broke_off(partner, now_s, silent_s)
+            book.note_broken_meeting(partner, now_s, silent_s)
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:

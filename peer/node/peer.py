@@ -131,17 +131,17 @@ class NodePeer:
         self.throttle = Throttle()
         self.shelf = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
         self._credential = OwnCredential(run.credential)
-        dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._answering)
-        self.answer = self.throttle.handler(dispatcher.answer)
+        dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._handler_of)
+        self.answer = self.throttle.limited_handler(dispatcher.answer)
         self._stopping = asyncio.Event()
         self.member: Member | None = None
         self.node: Node | None = None
         for peer, addresses in by_peer(run.bootstraps).items():
             for address in addresses:
-                self.book.hint(peer, address, loop_s())
+                self.book.add_address(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
 
-    def _answering(self, purpose: Purpose) -> Answer | None:
+    def _handler_of(self, purpose: Purpose) -> Answer | None:
         if purpose is Purpose.MEET:
             return self.node.meetings.answer if self.node else None
         return self.member.server.answer if self.member else None
@@ -187,7 +187,7 @@ class NodePeer:
 
         Raises, in exception groups, what cannot be repaired here: SwarmUnreachable, RunRefusesUs, WrongVersion, or a bug.
         """
-        limited = replace(network, transport=self.throttle.over(network.transport))
+        limited = replace(network, transport=self.throttle.limited_transport(network.transport))
         (failure,) = await asyncio.gather(work_until(self._live(limited), self._until_stopped()), return_exceptions=True)
         if self.member is not None and self.member.presence is not None:
             await self.member.presence.leave()

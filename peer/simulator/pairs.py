@@ -161,14 +161,14 @@ class PairPeer:
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
         self.fragments[fragment].take_solo_step(rule)
-        self.fragments[fragment].move()
+        self.fragments[fragment].move_fast_weights()
 
     def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
         before = self.replica.global_step
         self.replica.catch_up(partner_global_step)
         for fragment in self.fragments:
-            fragment.miss(self.replica.global_step - before)
+            fragment.count_missed_steps(self.replica.global_step - before)
 
 
 @dataclass(slots=True)
@@ -207,7 +207,7 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
-        side.state.move()
+        side.state.move_fast_weights()
         member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 

@@ -125,7 +125,7 @@ class Resident:
         self._peer = peer = NodePeer(self._home, held, self.identity, own, self._local_s, rng, self._on_event)
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
-        life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
+        life = network.start_peer(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
         p2p: Any = MemoryP2P(network, life)
         directory = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses)))
         self._run_task(self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p))
@@ -192,9 +192,9 @@ class Resident:
     def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work, name=f"{self.peer_id.short()} lives")
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             self.counts.bugs.append(repr(bug))
@@ -214,7 +214,7 @@ async def stay_in_directory(directory: DhtDirectory, p2p: MemoryP2P, shelf: Reco
             known = [*bootstraps, *(with_peer(address, record.peer_id) for record in records for address in record.addresses)]
             await asyncio.gather(*(dial(peer, addresses) for peer, addresses in by_peer(known).items()))
         with contextlib.suppress(GossamerError):
-            await directory.tend()
+            await directory.maintain()
         await asyncio.sleep(PULSE_S)
 
 

@@ -54,7 +54,7 @@ class Condition:
             self.words[name] = LastReport(event.state, event.reason)
             self.has_trained |= self.trains
 
-    def fell(self, name: str, reason: str, pause_s: float) -> None:
+    def note_exit(self, name: str, reason: str, pause_s: float) -> None:
         """Record that the trainer or the node has ended and will be restarted."""
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
         self.words[name] = LastReport(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")

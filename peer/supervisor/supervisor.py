@@ -148,7 +148,7 @@ class Supervisor:
         self._note(events.PeerStarted(self._peer_id, earlier(self._home)))
         self._note(events.LimitsSet(limits_in_force(self._config)))
         self._note(events.MonthCounted(self._pauses.month.num_bytes))
-        self._condition.pause = self._pauses.wanted(self._config)
+        self._condition.pause = self._pauses.current_pause(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
             with self._handling_signals():
@@ -169,7 +169,7 @@ class Supervisor:
                 for task in done:
                     task.result()  # raises what ended it
         except GossamerError as error:
-            self._ends_as("failed", str(error), error.hint)
+            self._set_final_state("failed", str(error), error.hint)
             raise
         finally:
             leaving.cancel()
@@ -178,7 +178,7 @@ class Supervisor:
         """Stop the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self._condition.ending is None
         if work[0].done() and self._condition.ending is None:
-            self._ends_as("done", "the run is over")
+            self._set_final_state("done", "the run is over")
         self._pauses.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
@@ -186,10 +186,10 @@ class Supervisor:
             if name not in self._children:
                 continue
             if is_leaving:
-                self._ends_as("leaving", f"{self._leave_reason}: {last_work}")
+                self._set_final_state("leaving", f"{self._leave_reason}: {last_work}")
             exits[name] = await self._children[name].stop(self._leave_s(name))
         if is_leaving:
-            self._ends_as("left", self._farewell(exits.get(TRAINER)))
+            self._set_final_state("left", self._final_reason(exits.get(TRAINER)))
 
     def _leave_s(self, name: str) -> float:
         """Return the grace period of a child, in seconds."""
@@ -198,7 +198,7 @@ class Supervisor:
         save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
         return LEAVE_S[name] + SAVES * save_s
 
-    def _farewell(self, trainer: ChildExit | None) -> str:
+    def _final_reason(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
             return self._leave_reason
         if not self.has_trained:
@@ -263,7 +263,7 @@ class Supervisor:
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
         pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
         self._note(RESTARTED[name](exit.reason, failures))
-        self._condition.fell(name, exit.reason, pause_s)
+        self._condition.note_exit(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
 
@@ -271,7 +271,7 @@ class Supervisor:
 
     def _update_pause(self) -> None:
         """Start or end a pause, as the operator or the settings require."""
-        before, rest = self._condition.pause, self._pauses.wanted(self._config)
+        before, rest = self._condition.pause, self._pauses.current_pause(self._config)
         if rest != before:
             self._condition.pause = rest
             if (rest is None) != (before is None):
@@ -352,7 +352,7 @@ class Supervisor:
                 self._note(event)
             self._describe()
 
-    def _ends_as(self, state: str, reason: str, way_out: str = "") -> None:
+    def _set_final_state(self, state: str, reason: str, way_out: str = "") -> None:
         self._condition.ending = changed(state, reason, way_out)
         self._describe()
 

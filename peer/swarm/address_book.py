@@ -133,7 +133,7 @@ class AddressBook:
         entry.seen_s = now_s
         entry.record = record
 
-    def hint(self, peer_id: PeerId, address: str, now_s: float) -> None:
+    def add_address(self, peer_id: PeerId, address: str, now_s: float) -> None:
         """Add an address from an invite, a command line or the last session."""
         if peer_id == self._me:
             return
@@ -142,7 +142,7 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
-    def saw(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
+    def note_call(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
         """Note that a member of the run has called us, and its global step. Its back-off stays: a call proves less than a meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
@@ -155,7 +155,7 @@ class AddressBook:
         if peer_id in self._entries:
             self._entries[peer_id].global_step = global_step
 
-    def met(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
+    def note_meeting(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
@@ -168,19 +168,19 @@ class AddressBook:
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
-    def failed(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+    def note_failure(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer after a failure that may be the network's: longer each time, and at least twice as long as we waited."""
         entry = self._entry(peer_id, now_s)
         self._back_off(entry, now_s, waited_s)
         self._learn_success(entry, met=False)
 
-    def broke_off(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+    def note_broken_meeting(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer that broke off a meeting or let it time out, and refuse its calls meanwhile."""
-        self.failed(peer_id, now_s, waited_s)
+        self.note_failure(peer_id, now_s, waited_s)
         entry = self._entry(peer_id, now_s)
         entry.unwelcome_until_s = entry.backs_off_until_s
 
-    def refused(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
+    def note_refusal(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
         """Back off from a peer that answers but does not meet us: longer each time, at most `most_s`."""
         entry = self._entry(peer_id, now_s)
         entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
@@ -188,7 +188,7 @@ class AddressBook:
         entry.refusals += 1
         self._learn_success(entry, met=False)
 
-    def not_now(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
+    def note_not_ready(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
         """Back off shortly from a peer that cannot meet yet, or no longer."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
@@ -200,12 +200,12 @@ class AddressBook:
             if entry.refusals:
                 entry.refusals, entry.backs_off_until_s = 0, now_s
 
-    def lost(self, peer_id: PeerId, now_s: float) -> None:
+    def note_no_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Back off from a peer that did not answer a request other than a meeting; adds no entry."""
         if peer_id in self._entries:
             self._back_off(self._entries[peer_id], now_s)
 
-    def answered(self, peer_id: PeerId, now_s: float) -> None:
+    def note_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a peer has just answered: it is reachable."""
         entry = self._entries.get(peer_id)
         if entry is not None:
@@ -213,7 +213,7 @@ class AddressBook:
             if entry.failures:
                 entry.is_back(now_s)
 
-    def leaves(self, peer_id: PeerId, now_s: float) -> None:
+    def note_leaving(self, peer_id: PeerId, now_s: float) -> None:
         """Take a peer that leaves for not live until a newer record of it arrives."""
         entry = self._entry(peer_id, now_s)
         entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
@@ -296,7 +296,7 @@ class AddressBook:
             content = json.loads(path.read_text())
             for line in content["known"]:
                 for address in line["addresses"]:
-                    self.hint(PeerId.from_text(line["peer"]), str(address), now_s)
+                    self.add_address(PeerId.from_text(line["peer"]), str(address), now_s)
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
         except (OSError, ValueError, KeyError, TypeError, GossamerError):

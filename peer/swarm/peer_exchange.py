@@ -46,7 +46,7 @@ class PeerExchange:
             is_back = not self.book.is_full if before is None else not self.is_in_force(before)
             self.book.learn(record, loop_s())
             if not self.is_in_force(record):
-                self.book.leaves(record.peer_id, loop_s())
+                self.book.note_leaving(record.peer_id, loop_s())
             elif is_back:
                 self.news.set()
 

@@ -52,13 +52,13 @@ class SybilGroups:
         agreeing = sum(shares) + bool(own)
         return any(shares) and 2 * agreeing >= len(shares) + (own is not None)
 
-    def half_name(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
+    def half_list(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
         """Return whether more than half of the groups have `many` members (or all reachable ones) among these peers."""
         groups = [[entry.peer_id in peers for entry in group if not entry.failures] for group in self._groups(now_s)]
         named = [sum(group) >= min(many, len(group)) for group in groups if group]
         return 2 * sum(named) > len(named)
 
-    def answerable(self, entry: KnownPeer) -> set[object]:
+    def accountable(self, entry: KnownPeer) -> set[object]:
         """Return what a peer's statement is attributed to: the peer itself once we have met it, else its invite and networks."""
         return {entry.peer_id} if entry.meetings else self._marks(entry)
 

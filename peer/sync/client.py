@@ -66,7 +66,7 @@ class FetchClient:
     @contextlib.asynccontextmanager
     async def source(self, peer: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
         """Open a stream to a source for the body. Raises TransportError."""
-        async with _within(CONNECT_S, f"no connection to {peer.short()}"):
+        async with _timeout(CONNECT_S, f"no connection to {peer.short()}"):
             stream = await self.transport.connect(peer, addresses, Purpose.FETCH)
         try:
             yield Source(self, stream)
@@ -102,7 +102,7 @@ class Source:
         await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
         await send_chunks(self.stream, Part.SKETCH, sketch, 0)
 
-    async def sighting(self) -> Sighting:
+    async def observed_address(self) -> Sighting:
         """Request the address from which the source sees us. Raises as `take`."""
         await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
         _, data = await self.take()
@@ -216,7 +216,7 @@ async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) 
 
 async def send(stream: Stream, message: Message) -> None:
     """Send a message. Raises PeerGone, and DeadlineExceeded when the peer takes nothing."""
-    async with _within(FRAME_S, f"{stream.partner.short()} takes nothing"):
+    async with _timeout(FRAME_S, f"{stream.partner.short()} takes nothing"):
         await stream.send(message)
 
 
@@ -239,7 +239,7 @@ def part_bytes(request: FetchRequest, total_bytes: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _within(seconds: float, late: str) -> AsyncIterator[None]:
+async def _timeout(seconds: float, late: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -259,7 +259,7 @@ def _is_small(header: Contents) -> None:
 
 async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
     """Return the next message. Raises Refused for a Refusal, DeadlineExceeded when the peer falls silent, PeerGone, BadMessage."""
-    async with _within(within_s, f"{stream.partner.short()} fell silent"):
+    async with _timeout(within_s, f"{stream.partner.short()} fell silent"):
         message = await stream.receive()
     if isinstance(message, Refusal):
         raise Refused(message.code, message.detail)

@@ -201,7 +201,7 @@ async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
     return hashes
 
 
-async def whole_coming(source: Source, num_bytes: int) -> bytes:
+async def complete_result_name(source: Source, num_bytes: int) -> bytes:
     """Return the name of the result of which a source has all pieces, empty if it lacks some. Raises as `Source.take`."""
     num_pieces = count(num_bytes)
     await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(num_pieces))

@@ -30,7 +30,7 @@ from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
-from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.pieces import Pieces, RunResult, complete_result_name, fetch_hashes
 from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
@@ -96,7 +96,7 @@ class ResultAgreement:
         asked, found = self.sources.rng.sample(known, min(ASKED, len(known))), Found()
         for entry, name in await self.sources.ask_all(asked, self._result_name, ANSWER_S):
             if isinstance(name, GossamerError):
-                self._useless.update(() if entry.meetings else self.sources.groups.answerable(entry))
+                self._useless.update(() if entry.meetings else self.sources.groups.accountable(entry))
             elif name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
         if found:
@@ -124,7 +124,7 @@ class ResultAgreement:
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._useless.update(self.sources.groups.answerable(entry))
+                self._useless.update(self.sources.groups.accountable(entry))
 
     @property
     def _met_transfer_s(self) -> float:
@@ -190,7 +190,7 @@ class ResultAgreement:
         near = self.sources.book.reachable(loop_s())
         cost, chosen = Counter(self._useless), list[KnownPeer]()
         for entry in self.sources.rng.sample(near, len(near)):
-            marks = self.sources.groups.answerable(entry)
+            marks = self.sources.groups.accountable(entry)
             if all(cost[mark] < TRIES for mark in marks):
                 chosen.append(entry)
                 if not entry.meetings:
@@ -260,7 +260,7 @@ class ResultAgreement:
         async def ask_name(source: Source) -> None:
             theirs[source.peer_id] = await self._result_name(source)
             if not theirs[source.peer_id]:
-                theirs[source.peer_id] = await whole_coming(source, self.terms.state_bytes)
+                theirs[source.peer_id] = await complete_result_name(source, self.terms.state_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
@@ -275,5 +275,5 @@ class ResultAgreement:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
         header = await source.header(ContentsKind.RESULT)
         if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
-            self.sources.book.saw(source.peer_id, loop_s(), header.global_step, finished=True)
+            self.sources.book.note_call(source.peer_id, loop_s(), header.global_step, finished=True)
         return header.name

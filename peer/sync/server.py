@@ -91,11 +91,11 @@ class FetchServer:
                 shown = self.terms.revocations.shown_to(request.sender, request.credential)
                 answer = ServedPart.part_of(shown.to_bytes(), request, name=shown.digest())
             case ContentsKind.CREDENTIAL:
-                answer = ServedPart.part_of(self._renewed(request), request)
+                answer = ServedPart.part_of(self._renew_credential(request), request)
             case ContentsKind.SIGHTING:
-                answer = ServedPart.whole(self._observed.sighting(stream.observed)[: request.num_bytes])
+                answer = ServedPart.whole(self._observed.observed_address(stream.observed)[: request.num_bytes])
             case _:
-                answer = ServedPart.whole(await self._echo(stream, request))
+                answer = ServedPart.whole(await self._receive_echo(stream, request))
         await self._send(stream, request, answer)
 
     def _peer_list(self, stream: Stream, request: FetchRequest) -> bytes:
@@ -105,13 +105,13 @@ class FetchServer:
         self.peer_exchange.take_all(request.records)
         return self.peer_exchange.peer_list(stream.partner, request.num_bytes)
 
-    async def _echo(self, stream: Stream, request: FetchRequest) -> bytes:
+    async def _receive_echo(self, stream: Stream, request: FetchRequest) -> bytes:
         self._observed.allow_echo(stream.partner, request.num_bytes)
         parts: list[bytes] = []
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, parts.append)
         return b"".join(parts)
 
-    def _renewed(self, request: FetchRequest) -> bytes:
+    def _renew_credential(self, request: FetchRequest) -> bytes:
         """Renew the sender's credential, where we issued it. Raises Refused."""
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
@@ -157,7 +157,7 @@ class ObservedAddresses:
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
     _peer_lists: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
 
-    def sighting(self, observed: str) -> bytes:
+    def observed_address(self, observed: str) -> bytes:
         """Return a peer's address as its connection shows it, and the time here, encoded."""
         return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * self.now_s())).to_bytes()
 

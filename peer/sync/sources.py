@@ -125,7 +125,7 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
     there = [(peer, values) for peer, values in answers if not isinstance(values, GossamerError)]
     if len(there) < 2:
         return None
-    camps = sorted(_camps([values for _, values in there]), key=len, reverse=True)
+    camps = sorted(_agreeing_groups([values for _, values in there]), key=len, reverse=True)
     if len(camps) == 1:
         sentence = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
         return SourcesCompared(peers, frozenset(), at_once, sentence)
@@ -138,11 +138,11 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
     return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, sentence)
 
 
-def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:
+def _agreeing_groups(samples: Sequence[np.ndarray]) -> list[list[int]]:
     camps: list[list[int]] = []
     for number, sample in enumerate(samples):
         for camp in camps:
-            if _are_alike(samples[camp[0]], sample):
+            if _agree(samples[camp[0]], sample):
                 camp.append(number)
                 break
         else:
@@ -150,7 +150,7 @@ def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:
     return camps
 
 
-def _are_alike(one: np.ndarray, other: np.ndarray) -> bool:
+def _agree(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape:
         return False
     with np.errstate(all="ignore"):

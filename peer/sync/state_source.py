@@ -101,7 +101,7 @@ class StateSource:
     def serving(self, stream: Stream) -> Iterator[None]:
         """Note that a peer fetches on this stream. An earlier stream of the same peer is broken, and is closed."""
         if (earlier := self._streams.pop(stream.partner, None)) is not None:
-            earlier.hang_up()
+            earlier.close_now()
         self._streams[stream.partner] = stream
         try:
             yield
@@ -114,7 +114,7 @@ class StateSource:
         if request.kind in OF_RESULT:
             return self._part_of_result(stream.partner, request)
         if request.kind is ContentsKind.SLOW:
-            return await self._coded(stream, request)
+            return await self._code_fragment(stream, request)
         answer = await self._piece(stream.partner, request)
         with contextlib.suppress(TimeoutError):  # meetings go first
             async with asyncio.timeout(min(YIELD_S, last_s)):
@@ -151,7 +151,7 @@ class StateSource:
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
         return ServedPart.part_of(data, request, global_step, result.name)
 
-    async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
+    async def _code_fragment(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
         if not self.lifecycle.has_begun or request.fragment in self.lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "the weights here are being synchronized")
@@ -192,7 +192,7 @@ class StateSource:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._free_copy)
         copy = self._copy
         age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.global_step - copy.global_step) if copy else (math.inf, 0)
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
@@ -225,7 +225,7 @@ class StateSource:
             raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
         return IdleCopy(data, made_s, loop_s() - made_s, global_step)
 
-    def _let_go(self) -> None:
+    def _free_copy(self) -> None:
         """Free the memory of the copy."""
         self._copy = None
 

@@ -23,7 +23,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fresh_fragment, wanted
+from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fragment_to_sync, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -84,15 +84,15 @@ class StateSync:
                     self.emit(ProcessReported("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
                     await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
-                await self._act()
+                await self._carry_out()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_S):
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
-                await self._act()
-            await self._rest()
+                await self._carry_out()
+            await self._wait()
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         """Wait for the next decision: a moment where there is something to do."""
         until_s = loop_s() + LOOK_S
         while loop_s() < until_s:
@@ -100,7 +100,7 @@ class StateSync:
             if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
                 return
 
-    async def _act(self) -> None:
+    async def _carry_out(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""
         is_waiting = self.lifecycle.state is LifecycleState.WAITING
         found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
@@ -114,15 +114,15 @@ class StateSync:
             case Act.TAKE_RESULT:
                 await self.agreement.take(found)
             case Act.SYNC_FRAGMENTS:
-                await self.fragments.run(lambda header: fresh_fragment(self.view()).check_global_step(header))
+                await self.fragments.run(lambda header: fragment_to_sync(self.view()).check_global_step(header))
             case Wanted() if is_waiting:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
-                    self._forgive()
+                    self._reset_refusals()
             case messages.StepBack():
                 self.link.notify(decision)
-                self._forgive()
+                self._reset_refusals()
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
@@ -158,7 +158,7 @@ class StateSync:
             return False
         voters = self._voters()
         by = [partner for partner in by if partner in voters]
-        return len(by) >= OUTCAST and self.groups.half_name(loop_s(), set(by), MANY)
+        return len(by) >= OUTCAST and self.groups.half_list(loop_s(), set(by), MANY)
 
     def _voters(self) -> set[PeerId]:
         """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
@@ -172,7 +172,7 @@ class StateSync:
         self._too_far.clear()
         self._gated.clear()
 
-    def _forgive(self) -> None:
+    def _reset_refusals(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
         self._forget_refusals()
         self.groups.book.forget_refusals(loop_s())

@@ -73,7 +73,7 @@ class StateTransfer:
 
         Raises BadSettings when the disk has no room for it.
         """
-        sources = await self._compared()
+        sources = await self._choose_sources()
         if not sources:
             return []
         try:
@@ -86,18 +86,18 @@ class StateTransfer:
                     errors.append(refusal)
         except OSError as full:
             errors = [NoUse(f"no room for the weights here: {full.strerror}")]
-        return self._explained("no weights yet", errors)
+        return self._report_errors("no weights yet", errors)
 
     async def ask_global_steps(self) -> list[GossamerError] | None:
         """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
-        answers = await self.sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
+        answers = await self.sources.ask_all(self._sources_in_order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
                 self.sources.book.note_global_step(peer.peer_id, answer.global_step)
         errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
         if len(errors) < len(answers):
             return None
-        return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
+        return self._report_errors("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
 
     async def _ask_until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
@@ -119,24 +119,24 @@ class StateTransfer:
             "peers that have banned this one do not answer it either",
         )
 
-    def _explained(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
+    def _report_errors(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
         """Report errors to the operator, and return those of peers that answered."""
         for error in errors:
             self.emit(ProcessReported("joining", f"{what}: {error}"))
         return [error for error in errors if not isinstance(error, TransportError)]
 
-    def _order(self) -> list[KnownPeer]:
+    def _sources_in_order(self) -> list[KnownPeer]:
         """Return the live peers in random order, group by group; those whose weights were refused come last."""
         return sorted(spread_over(self.sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
 
-    async def _compared(self) -> list[KnownPeer]:
+    async def _choose_sources(self) -> list[KnownPeer]:
         """Return whom to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
         if self.lifecycle.has_begun or self._num_sources == 1 or self._progress is not None:
-            order = self._order()
+            order = self._sources_in_order()
             return [peer for peer in order if peer.peer_id not in self._dissenting] or order
         found = await compare(self.sources, self.terms.state_bytes, SOURCES)
         if found is None:
-            return self._order()
+            return self._sources_in_order()
         self._dissenting, self._num_sources = found.dissenting, found.num_at_once
         self.emit(ProcessReported("joining", found.sentence))
         return found.sources

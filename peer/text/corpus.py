@@ -170,16 +170,18 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | Non
 
         return StreamedCorpus(open_stream(source, draw), tokenizer, draw)
     if source.source == "builtin":
-        return ResidentCorpus(balanced(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw)
+        return ResidentCorpus(
+            with_held_out_part(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw
+        )
     assert path is not None
     files = text_files(path)
     num_bytes = sum(file.stat().st_size for file in files)
     blocks = read_texts(files, source.column)
     tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column)
-    return ResidentCorpus(balanced(tokens, draw, str(path)), draw)
+    return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
 
 
-def balanced(tokens: Tokens, draw: Draw, name: str) -> Tokens:
+def with_held_out_part(tokens: Tokens, draw: Draw, name: str) -> Tokens:
     """Ensure a batch to train on and a window to hold out, if necessary by holding out the end of the text.
 
     Hashes may put all of a short text on one side. Raises BadSettings, with the numbers, for a text too short for both.

@@ -54,7 +54,7 @@ class Tokenizer:
 
     def encode_documents(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
         """Tokenize whole documents as `encode_all` does, each with the token that ends it."""
-        return [self._ended(tokens) for tokens in self.encode_all(documents)]
+        return [self._with_document_end(tokens) for tokens in self.encode_all(documents)]
 
     def num_text_bytes(self, document: Document) -> int:
         """Return the number of UTF-8 bytes of a document."""
@@ -76,7 +76,7 @@ class Tokenizer:
             )
         return tokens.astype(self.dtype)
 
-    def _ended(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _with_document_end(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
         is_ended = len(tokens) > 0 and tokens[-1] == self.document_end
         return tokens if is_ended else np.append(tokens, self.dtype.type(self.document_end))
 

@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from gossamer.optim.inner import num_state_values, shared_out
+from gossamer.optim.inner import divide_parameters, num_state_values
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
@@ -68,7 +68,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     num_params = sum(sizes)
     count, has_own_memory = computing.num_devices, device == "cuda"
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
-    shares = [{name: shapes[name] for name in names} for names in shared_out(manifest.inner.optimizer, shapes, count)]
+    shares = [{name: shapes[name] for name in names} for names in divide_parameters(manifest.inner.optimizer, shapes, count)]
     share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
@@ -76,7 +76,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         "for weights and their gradients": 2 * weights * (1 if has_own_memory else count),
         "for the optimizer": share if has_own_memory else optimizer,
         **({} if has_own_memory else {**slow, COPY: weights + optimizer}),
-        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
+        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
@@ -93,7 +93,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     )
 
 
-def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
+def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
     """Return how a peer should compute so that the run fits by the count: as wanted, else with fewer sequences at a time.
 
     Raises BadSettings, with the sum and what would fit, where not even one sequence at a time does.
@@ -113,7 +113,7 @@ def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) ->
     raise refusal
 
 
-def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
+def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
     """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
     inner = manifest.inner
     step = {

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.inner import shared_out
+from gossamer.optim.inner import divide_parameters
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
@@ -67,7 +67,7 @@ class Rank:
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        self._shares = shares = shared_out(manifest.inner.optimizer, shapes, count)
+        self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number])
         self._number = number
         self._num_parameters = len(shapes)

@@ -230,7 +230,7 @@ class Trainer:
         """Open the other window at a boundary: inside the weights are only read, afterwards the model moves by what was decided."""
         with self._exchange.while_weights_are_read():
             yield
-        self._replica.move()
+        self._replica.move_fast_weights()
 
     def _begin(self) -> None:
         """Begin, or go on, with a checkpoint: a restarted trainer that has one need not wait for the node's Start."""

@@ -48,12 +48,12 @@ class Dialer:
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer at its plausible addresses, unless already connected. Raises Unreachable."""
-        plausible = self.plausible(partner, addresses)
-        if not plausible:
+        dialable_addresses = self.dialable_addresses(partner, addresses)
+        if not dialable_addresses:
             raise Unreachable(f"{partner.short()} has no plausible address")
-        hosts = {host_of(address) for address in plausible if route(address) != "relayed" and not is_loopback(address)}
+        hosts = {host_of(address) for address in dialable_addresses if route(address) != "relayed" and not is_loopback(address)}
         try:
-            await self._control.connect(partner, plausible)
+            await self._control.connect(partner, dialable_addresses)
         except Unreachable:
             for host in hosts:
                 self._count_failure(host, partner)
@@ -61,7 +61,7 @@ class Dialer:
         for host in hosts:
             self._failures.pop(host, None)
 
-    def plausible(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
+    def dialable_addresses(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
         """Return the addresses of a peer that may be dialled, with sealed addresses decrypted if possible."""
         host, sealed = self._public_host(), [address for address in addresses if address.startswith(NEAR)]
         near = [local for address in sealed if host for local in unseal(address, partner, host)]
@@ -124,7 +124,7 @@ class DirectRoute:
 
     async def _answers(self, partner: PeerId, addresses: Sequence[str]) -> bool:
         """Return whether a libp2p peer answers at one of these addresses without a relay."""
-        direct = [address for address in self._dialer.plausible(partner, addresses) if route(address) != "relayed"]
+        direct = [address for address in self._dialer.dialable_addresses(partner, addresses) if route(address) != "relayed"]
         for address in direct:
             with suppress(ValueError):
                 if await try_to_reach(address) is Reached.YES:

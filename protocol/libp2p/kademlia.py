@@ -23,7 +23,7 @@ from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.hivemind_imports import P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
 from gossamer.protocol.libp2p.p2pd import AttachedP2P
-from gossamer.protocol.libp2p.record_store import RecordStore, join_records, shorten, split_reply
+from gossamer.protocol.libp2p.record_store import RecordStore, gist_if_known, join_records, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
@@ -63,7 +63,7 @@ class RecordProtocol:
         self._ends: dict[PeerId, str] = {}  # remote multiaddrs of the connected peers
         self._ends_at_s = -CONNECTIONS_S  # loop time of that list
 
-    def card(self) -> Held | None:
+    def own_record(self) -> Held | None:
         """Return the record that our calls present: the last announced one, or a bare one before the first announcement."""
         if self.own is None or self.own.expires_s < self.shelf.now() + CARD_LEFT_S:
             self.own = self._bare()
@@ -113,7 +113,7 @@ class RecordProtocol:
         caller = PeerId(context.remote_id.to_bytes())  # raises BadMessage for keys other than Ed25519
         end = await self._end_of(caller)
         self._charge(caller, end, num_bytes)
-        return self._shown(caller, self.shelf.read(info.node_id), end), end
+        return self._check_presented(caller, self.shelf.read(info.node_id), end), end
 
     def _charge(self, caller: PeerId, end: str, num_bytes: int) -> None:
         """Charge bytes to a caller at multiaddr `end`. A caller on the local network counts as its own network. Raises Overload."""
@@ -131,25 +131,25 @@ class RecordProtocol:
 
     def _node_info(self, known: Collection[bytes] = ()) -> Any:
         """Return our own record in hivemind's form, shortened to its gist if that is in `known`."""
-        card = self.card()
-        return dht_pb2.NodeInfo(node_id=shorten(card, known) if card is not None else b"")
+        own_record = self.own_record()
+        return dht_pb2.NodeInfo(node_id=gist_if_known(own_record, known) if own_record is not None else b"")
 
     # ---- client ----
 
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Ping a peer and return its record; None if it does not reply, or presents no member's record."""
         response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info()), dht_pb2.PingResponse)
-        return None if response is None else self._shown(peer, self.shelf.read(response.peer.node_id), await self._end_of(peer))
+        return None if response is None else self._check_presented(peer, self.shelf.read(response.peer.node_id), await self._end_of(peer))
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Return the records near a place that a member knows; None if it does not reply."""
-        known = {one.record.gist: one for one in (held, *self.shelf.lasting(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
+        known = {one.record.gist: one for one in (held, *self.shelf.known_to_last(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
         request = dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big"), *known], peer=self._node_info())
         response = await self._call(held.peer, held.record.addresses, "rpc_find", request, dht_pb2.FindResponse)
         if response is None or len(response.results) != 1:
             return None
         shown = response.peer.node_id
-        self._shown(held.peer, known.get(shown) or self.shelf.read(shown), await self._end_of(held.peer))
+        self._check_presented(held.peer, known.get(shown) or self.shelf.read(shown), await self._end_of(held.peer))
         named = []
         for data in islice(split_reply(response.results[0].value), NAMED + NAMED_TOO):
             if (one := known.get(data) or self.shelf.read(data)) is not None:
@@ -163,7 +163,7 @@ class RecordProtocol:
         response = await self._call(held.peer, held.record.addresses, "rpc_store", request, dht_pb2.StoreResponse)
         return response is not None and list(response.store_ok) == [True]
 
-    def _shown(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
+    def _check_presented(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
         """Return the record that a peer presents, None if it is not its own. A peer that can be called becomes a neighbour."""
         if held is None or held.peer != peer:
             return None

@@ -98,7 +98,7 @@ class Libp2pNode:
         local = [address for address in self._addresses if route(address) == "local" and not is_loopback(address)]
         sealed = (seal(local, self.peer_id, host),) if local and host else ()
         own = dict.fromkeys((*seen, *self._addresses, *sealed))
-        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reach))
+        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reachable))
 
     @property
     def through(self) -> tuple[str, ...]:
@@ -272,13 +272,13 @@ class Libp2pNode:
                 _, named = await unit.daemon.control.identify()
                 self._addresses = without_sightings(named, unit.daemon.addresses)
                 await self._stay_connected(unit)
-                await unit.directory.tend()
+                await unit.directory.maintain()
             except Unreachable as error:
                 unit.daemon.kill()
                 return f"it does not respond: {error}"
             if unit.p2p.is_broken:
                 return "the connection for directory calls broke"
-            unit.p2p.tidy()
+            unit.p2p.drop_finished_tasks()
             has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
 
@@ -292,11 +292,11 @@ class Libp2pNode:
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""
         if not unit.directory.num_neighbours:
-            await _dial(unit, [*self._bootstraps(), *self._acquaintances()])
+            await _dial(unit, [*self._bootstraps(), *self._known_addresses()])
         if not unit.directory.num_neighbours:
             await unit.directory.join(await unit.daemon.control.connected())
 
-    def _acquaintances(self) -> list[str]:
+    def _known_addresses(self) -> list[str]:
         records = self._shelf.records()
         some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
         return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
@@ -328,6 +328,6 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
     await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None})
 
 
-def _reach(address: str) -> int:
+def _reachable(address: str) -> int:
     """Rank a multiaddr by its reach: 0 public, 1 through a relay, 2 local network, 3 loopback."""
     return {"direct": 0, "relayed": 1}.get(route(address), 3 if is_loopback(address) else 2)

@@ -188,7 +188,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         """Whether the connection to p2pd has ended."""
         return bool(self._client.control._read_task.done())
 
-    def tidy(self) -> None:
+    def drop_finished_tasks(self) -> None:
         """Delete the finished tasks of inbound calls that their callers cancelled, which hivemind leaks. Call it periodically."""
         tasks = self._client.control._handler_tasks
         for call in [call for call, task in tasks.items() if task.done()]:

@@ -56,7 +56,7 @@ class RecordStore:
         held = self._view.get(peer)
         return held.record if held is not None else None
 
-    def lasting(self, place: int, most: int) -> list[Held]:
+    def known_to_last(self, place: int, most: int) -> list[Held]:
         """Return up to `most` records that need not be sent again, the nearest to a place first."""
         return nearest((held for held in self._view.values() if self.is_lasting(held)), place, most)
 
@@ -96,7 +96,7 @@ def _network_of_record(record: MemberRecord) -> str:
     return network_of(record.addresses[0]) if record.addresses else ""
 
 
-def shorten(held: Held, known: Collection[bytes]) -> bytes:
+def gist_if_known(held: Held, known: Collection[bytes]) -> bytes:
     """Return a record's gist if the receiver's `known` gists contain it, else the whole record."""
     if known and (gist := held.record.gist) in known:
         return gist
@@ -105,7 +105,7 @@ def shorten(held: Held, known: Collection[bytes]) -> bytes:
 
 def join_records(records: list[Held], known: Collection[bytes] = ()) -> bytes:
     """Encode a reply to a receiver with these `known` gists: each shortened record, preceded by its length (u16, little-endian)."""
-    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (shorten(held, known) for held in records))
+    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (gist_if_known(held, known) for held in records))
 
 
 def split_reply(reply: bytes) -> Iterator[bytes]:

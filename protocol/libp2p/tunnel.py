@@ -79,7 +79,7 @@ class Inbound:
             try:
                 await self._connect(connection, remote, carried)
             finally:
-                self._admission.end(connection)
+                self._admission.remove(connection)
         except (OSError, EOFError, BadMessage) as error:
             log.debug("inbound connection: %s", error)
 
@@ -104,12 +104,12 @@ class Inbound:
         connection = self._by_name.get(context.peer().removeprefix("unix:"))
         if connection is None:
             await refuse_untunneled(context)
-        if not self._admission.begin(connection, purpose):
+        if not self._admission.begin_call(connection, purpose):
             await refuse_excess(context)
         try:
             await self._converse(connection, purpose, context)
         finally:
-            self._admission.over(connection)
+            self._admission.end_call(connection)
 
     async def _converse(self, connection: Connection, purpose: Purpose, context: Context) -> None:
         """Run until the call ends: its context must not be used afterwards."""
@@ -121,7 +121,7 @@ class Inbound:
             return
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
-            if await stream.arrived() and self._admission.note_message(connection):
+            if await stream.wait_for_message() and self._admission.note_message(connection):
                 spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
                 await closed.wait()
         finally:

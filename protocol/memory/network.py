@@ -55,7 +55,7 @@ class MemoryNetwork:
         self._group: dict[PeerId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def transport(
+    def start_peer(
         self,
         peer_id: PeerId,
         handler: StreamHandler,
@@ -146,10 +146,10 @@ class MemoryNetwork:
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")
         stream = conversation.streams[1]
-        connection = host.admission.admit(caller.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
-        if connection is None or not host.admission.begin(connection, purpose):
+        connection = host.admission.admit(caller.peer_id, stream.close_now, lambda: stream.bytes_sent + stream.bytes_received)
+        if connection is None or not host.admission.begin_call(connection, purpose):
             if connection is not None:
-                host.admission.end(connection)
+                host.admission.remove(connection)
             raise Unreachable(f"{partner.short()} rejected the stream")
         conversation.begin()
         spawn(_receive(host, connection, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
@@ -158,8 +158,8 @@ class MemoryNetwork:
 
 async def _receive(host: MemoryPeer, connection: Connection, purpose: Purpose, stream: Stream) -> None:
     try:
-        if await stream.arrived() and host.admission.note_message(connection):
+        if await stream.wait_for_message() and host.admission.note_message(connection):
             await handle(host.handler, purpose, stream)
     finally:
-        host.admission.end(connection)
-        stream.hang_up()
+        host.admission.remove(connection)
+        stream.close_now()

@@ -85,7 +85,7 @@ class Admission:
         self._allow(connection, FIRST_FRAME_S)
         return connection
 
-    def begin(self, connection: Connection, purpose: Purpose) -> bool:
+    def begin_call(self, connection: Connection, purpose: Purpose) -> bool:
         """Start a call, whose first message must arrive within FIRST_FRAME_S. Return False if it is not admitted."""
         own = [
             other for other in self._connections if (other.partner, other.purpose) == (connection.partner, purpose) and not other.is_over
@@ -107,14 +107,14 @@ class Admission:
         connection.has_sent = connection in self._connections and not self._is_banned(connection.partner)
         return connection.has_sent
 
-    def over(self, connection: Connection) -> None:
+    def end_call(self, connection: Connection) -> None:
         """Record that the call has ended. The connection is dropped when it is idle for LINGER_S, after LINGER_MOST_S at the latest."""
         if connection in self._connections:
             connection.is_over = True
             self._connections[connection] = self._connections.pop(connection)
             self._linger(connection, asyncio.get_running_loop().time() + LINGER_MOST_S)
 
-    def end(self, connection: Connection) -> None:
+    def remove(self, connection: Connection) -> None:
         """Remove a connection that has ended. Idempotent."""
         self._connections.pop(connection, None)
         self._allow(connection, None)
@@ -167,7 +167,7 @@ class Admission:
     def _drop(self, connection: Connection) -> None:
         state = "over" if connection.is_over else "stalled" if connection.has_sent else "silent"
         log.info("dropped a connection from %s: it was %s", connection.partner.short(), state)
-        self.end(connection)
+        self.remove(connection)
         connection.drop()
 
 

@@ -55,7 +55,7 @@ def test_an_invite_holds_addresses_of_as_many_peers_as_fit(shell: Shell, me: Pee
     book = AddressBook(me)
     for peer in met:
         for address in ("/near/4Vq9", "/ip4/192.168.0.7/tcp/4001", "/ip4/203.0.113.7/tcp/4001", "/ip4/5.5.0.1/tcp/4001"):
-            book.hint(peer, address, 0.0)
+            book.add_address(peer, address, 0.0)
     Home(shell.home).peers.write_bytes(book.to_bytes(0.0))
     own = [f"/ip4/5.5.0.{number}/tcp/4001/p2p/{me}" for number in range(5)]
     peer = Running(shell)

@@ -152,14 +152,14 @@ def _one_kill(victims: list[Victim], draws: random.Random) -> float:
         one.give_way()
     what = victim.kill(draws)
     back, decided = victim.read_events(), victim.decided()
-    going_on = {other: other.read_events() for other in others}
+    continue_from_folder = {other: other.read_events() for other in others}
     wait_until(lambda: victim.read_events() > back, f"step after the death of a {what}", BACK_S)
     wait_until(lambda: victim.decided() - decided, f"meeting after the death of a {what}", BACK_S)
     took_s = time.monotonic() - began_s
     for step in victim.steps[at_death:]:
         assert step.step >= saved["own_steps"] and step.global_step >= saved["clock_steps"], f"behind its checkpoint: {what}"
     for other in others:
-        wait_until(lambda other=other: other.read_events() > going_on[other], "step of another", BACK_S)  # type: ignore[misc]
+        wait_until(lambda other=other: other.read_events() > continue_from_folder[other], "step of another", BACK_S)  # type: ignore[misc]
     for one in victims:
         one.look()
     return took_s

@@ -30,7 +30,7 @@ class Deaf:
         assert self.reply is not None
         return self.reply
 
-    def pass_gates(self, up: Gate, down: Gate) -> None:
+    def set_gates(self, up: Gate, down: Gate) -> None:
         pass
 
     async def close(self) -> None:

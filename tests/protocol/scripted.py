@@ -44,7 +44,7 @@ class ScriptedNetwork(KnowingNetwork):
         self._refusing: set[PeerId] = set()
         self._on_death: list[Callable[[PeerId], None]] = []
 
-    def transport(
+    def start_peer(
         self,
         peer_id: PeerId,
         handler: StreamHandler,
@@ -59,7 +59,7 @@ class ScriptedNetwork(KnowingNetwork):
             scripted: Any = ScriptedStream(self, peer_id, purpose, stream)
             await handler(purpose, scripted)
 
-        made = super().transport(peer_id, handle, link, caps, turns_away)
+        made = super().start_peer(peer_id, handle, link, caps, turns_away)
         self.counts[peer_id] = Counts()
         self._refusing.discard(peer_id)
         return ScriptedTransport(self, peer_id, made)

@@ -81,7 +81,7 @@ def test_a_joiner_begins_no_meeting_before_it_has_weights(tmp_path: Path) -> Non
         swarm.network.kill_at(resident.peer_id, sent=10_000)
         joiner = swarm.add(**JOINER).start()
         swarm.network.refuse(resident.peer_id)
-        resident.book.hint(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        resident.book.add_address(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
         await asyncio.sleep(20.0)
         assert not joiner.trainer.started and not joiner.meetings
         assert resident.outcomes()["refused"] >= 1
@@ -186,10 +186,10 @@ def test_a_joiner_gives_up_only_when_all_peers_refuse_it(tmp_path: Path, num_fri
         await asyncio.sleep(1.0)
         strangers = [Identity(bytes([99, number] * 16)) for number in range(2)]
         for stranger in strangers:
-            swarm.network.transport(stranger.peer_id, unfriendly)
+            swarm.network.start_peer(stranger.peer_id, unfriendly)
         joiner = swarm.add(**JOINER).start()
         for other in (*friends, *strangers):
-            joiner.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
         await asyncio.sleep(15.0)
         if friends:
             assert joiner.trainer.started

@@ -94,11 +94,11 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
         a, b = swarm.start(2)
         for peer in (a, b):
             peer.trainer.frozen = True
-        swarm.network.transport(MALLORY.peer_id, play_trick)
+        swarm.network.start_peer(MALLORY.peer_id, play_trick)
         await asyncio.sleep(1.0)
-        a.book.hint(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
-        a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
-        a.book.not_now(b.peer_id, now())
+        a.book.add_address(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
+        a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        a.book.note_not_ready(b.peer_id, now())
         assert await a.node.searches.search(0)
         await asyncio.sleep(5.0)
         assert [done.partner for done in a.meetings] == [str(MALLORY.peer_id), str(b.peer_id)]
@@ -139,7 +139,7 @@ def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None
             replace(good, fragment=9, signature=b"").signed(MALLORY),
             replace(good, global_step=10_000, signature=b"").signed(MALLORY),
         ]
-        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         for message in bad if is_bad else strange:
             victim.book._banned_until_s.clear()
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
@@ -170,7 +170,7 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (a,) = swarm.start(1)
         await asyncio.sleep(1.0)
-        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         answers = []
         for fragment in (0, 1):
             stream = await transport.connect(a.peer_id, (), Purpose.MEET)
@@ -189,7 +189,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
     callers = [Identity(bytes([150 + number]) * 32) for number in range(2)]
 
     async def pester(swarm: Swarm, victim: Peer, caller: Identity, fragment: int) -> None:
-        transport, terms = swarm.network.transport(caller.peer_id, nobody), swarm.terms.fragments[fragment]
+        transport, terms = swarm.network.start_peer(caller.peer_id, nobody), swarm.terms.fragments[fragment]
         while True:
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes)

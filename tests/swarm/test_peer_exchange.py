@@ -29,7 +29,7 @@ def known(peer: Peer, other: Identity) -> KnownPeer:
 
 async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
     """Have Mallory open a meeting in which it passes these records on, and hang up."""
-    stream = await swarm.network.transport(MALLORY.peer_id, nobody).connect(listener.peer_id, (), Purpose.MEET)
+    stream = await swarm.network.start_peer(MALLORY.peer_id, nobody).connect(listener.peer_id, (), Purpose.MEET)
     encoded = tuple(record.to_bytes() for record in records)
     await stream.send(
         replace(hello_to(swarm, listener.peer_id), global_step=listener.clock, records=encoded, signature=b"").signed(MALLORY)
@@ -67,7 +67,7 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2, step_s=1.0)
         await asyncio.sleep(1.0)
-        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         await swarm.network.peers[MALLORY.peer_id].announce(record(swarm, MALLORY, sequence=5))
         stream = await transport.connect(a.peer_id, (), Purpose.MEET)
         await stream.send(hello_to(swarm, a.peer_id))

@@ -73,7 +73,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         mean, spread = torch.stack([peer.slow for peer in peers]).double().mean(0), swarm.spread()
         for peer in peers:
             for other in peers:
-                peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+                peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
         await swarm.until(lambda: all(peer.lifecycle.may_meet for peer in peers))
         for _ in range(7):
             for peer in peers:
@@ -122,7 +122,7 @@ def test_two_peers_that_call_each_other_at_once_have_one_meeting(tmp_path: Path)
             for peer, other in ((a, b), (b, a)):
                 peer.trainer.frozen = True
                 peer.start()
-                peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+                peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
                 for stranger in swarm.peers[:-2]:
                     peer.book.ban(stranger.peer_id, 0.0)
             await swarm.until(lambda a=a, b=b: a.lifecycle.may_meet and b.lifecycle.may_meet)

@@ -18,7 +18,7 @@ QUIET = tiny_manifest(run={"total_steps": 100_000})
 def list_peers(*peers: Peer) -> None:
     for peer in peers:
         for other in peers:
-            peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+            peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
 
 
 def completed(peer: Peer) -> int:
@@ -36,7 +36,7 @@ def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) 
         for peer in peers[1:3]:
             swarm.network.kill_at(peer.peer_id, sent=2)
         for _ in range(3):  # the last one is to rest while these are chosen
-            peers[0].book.refused(peers[3].peer_id, asyncio.get_running_loop().time())
+            peers[0].book.note_refusal(peers[3].peer_id, asyncio.get_running_loop().time())
         assert await peers[0].node.searches.search(0)
         assert peers[0].outcomes() == {"failed": 2, "completed": 1}
         assert peers[0].partners() == {str(peers[3].peer_id): 1}
@@ -137,7 +137,7 @@ def test_a_silent_partner_leaves_time_for_another(tmp_path: Path) -> None:
         list_peers(a, b, c)
         await asyncio.sleep(2.0)
         for _ in range(2):  # is to rest while the other is chosen
-            a.book.refused(c.peer_id, asyncio.get_running_loop().time())
+            a.book.note_refusal(c.peer_id, asyncio.get_running_loop().time())
         meeting = asyncio.create_task(a.node.searches.search(0))
         await asyncio.sleep(0.1)
         swarm.network.partition([b.peer_id])

@@ -88,7 +88,7 @@ async def two_that_stand_still(swarm: Swarm) -> tuple[Peer, Peer]:
         peer.save()
         peer.start()
     for peer, other in (peers, peers[::-1]):
-        peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+        peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
     await asyncio.sleep(1.0)
     return peers
 

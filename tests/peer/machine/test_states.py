@@ -11,7 +11,7 @@ import pytest
 from gossamer.peer.machine.states import STATES, changed
 
 ROOT = Path(__file__).parents[3]
-REPORTED = {"ProcessReported", "changed", "_ends_as", "_say", "StateChanged"}  # calls that begin with a state and its reason
+REPORTED = {"ProcessReported", "changed", "_set_final_state", "_say", "StateChanged"}  # calls that begin with a state and its reason
 PROCESS_ONLY = {"ready"}  # the trainer's word to the supervisor, which waits for the node's
 
 

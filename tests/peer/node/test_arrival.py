@@ -57,7 +57,7 @@ def serve(
     peer_exchange = PeerExchange(terms, book, SwarmTime(), random.Random(0))
     peer_exchange.take_all(record_of(one).to_bytes() for one in knows)
     server = FetchServer(who, terms, manifest.to_bytes(), time.time, peer_exchange)
-    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server.answer}.get).answer)
+    network.start_peer(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server.answer}.get).answer)
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:
@@ -67,7 +67,7 @@ async def refuses(purpose: Purpose, stream: Stream) -> None:
 
 def asker(network: MemoryNetwork, who: Identity = NEWCOMER) -> FetchClient:
     credential = INVITE.credential_for(who.peer_id) if who is NEWCOMER else None
-    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.transport(who.peer_id, nobody))
+    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.start_peer(who.peer_id, nobody))
 
 
 def play(story: Callable[[MemoryNetwork], Awaitable[None]]) -> None:
@@ -130,7 +130,7 @@ def test_one_bootstrap_of_two_is_enough(first: str) -> None:
         if first == "lies":
             serve(network, HOST, manifest=OTHER)
         elif first != "dead":
-            network.transport(HOST.peer_id, refuses if first == "refuses" else silent)
+            network.start_peer(HOST.peer_id, refuses if first == "refuses" else silent)
         serve(network, SEED)
         signed, _ = await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert signed == SIGNED and now_s() < 3.0
@@ -140,7 +140,7 @@ def test_one_bootstrap_of_two_is_enough(first: str) -> None:
 
 def test_a_bootstrap_that_starts_later_ends_the_wait_though_the_other_refuses() -> None:
     async def story(network: MemoryNetwork) -> None:
-        network.transport(HOST.peer_id, refuses)
+        network.start_peer(HOST.peer_id, refuses)
         asking = asyncio.create_task(find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None))
         await asyncio.sleep(30.0)
         serve(network, SEED)
@@ -162,7 +162,7 @@ def test_a_peer_refused_by_all_reports_it_at_once() -> None:
 
 def test_one_refusal_and_silent_others_are_reported_after_a_minute() -> None:
     async def story(network: MemoryNetwork) -> None:
-        network.transport(HOST.peer_id, refuses)
+        network.start_peer(HOST.peer_id, refuses)
         with pytest.raises(RunRefusesUs):
             await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert now_s() >= TIMEOUT_S
@@ -216,7 +216,7 @@ def test_a_revoked_peer_is_notified_at_once_and_other_members_are_admitted() -> 
             await find_run(asker(network), [at(HOST)], SwarmTime(), lambda _: None)
         assert caught.value.hint and now_s() < 1.0
         other = FetchClient(
-            MEMBER, SIGNED.run_id, OwnCredential(INVITE.credential_for(MEMBER.peer_id)), network.transport(MEMBER.peer_id, nobody)
+            MEMBER, SIGNED.run_id, OwnCredential(INVITE.credential_for(MEMBER.peer_id)), network.start_peer(MEMBER.peer_id, nobody)
         )
         assert (await find_run(other, [at(HOST)], SwarmTime(), lambda _: None))[0] == SIGNED
 

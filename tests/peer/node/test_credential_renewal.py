@@ -142,8 +142,8 @@ def test_only_the_signer_renews_a_credential(tmp_path: Path, monkeypatch: pytest
         await renewal_of(member)
         now_s = swarm.network.now_s
         server = FetchServer(HOST, swarm.terms, swarm.signed.to_bytes(), now_s, member.member.gossip)
-        swarm.network.transport(HOST.peer_id, lambda purpose, stream: server.answer(stream))
-        member.book.hint(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
+        swarm.network.start_peer(HOST.peer_id, lambda purpose, stream: server.answer(stream))
+        member.book.add_address(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
         await swarm.until(member.home.credential.exists, within_s=30.0)
         home, renewed = member.home, member.member.client.credential.current
         assert renewed is not None and renewed.not_after_s > swarm.network.now_s() + MEMBER_S - 60.0

@@ -43,7 +43,7 @@ def invite(lifetime_s: int = HOUR_S) -> Invite:
 
 def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchClient:
     credential = word.credential_for(who.peer_id) if word else None
-    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.transport(who.peer_id, nobody))
+    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.start_peer(who.peer_id, nobody))
 
 
 def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
@@ -56,7 +56,7 @@ def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
 
 def served(*, knows: bool = True) -> MemoryNetwork:
     network, (made, book) = MemoryNetwork(), dispatcher(knows=knows)
-    network.transport(SEED.peer_id, made.answer, is_banned=lambda partner: book.is_banned(partner, loop_s()))
+    network.start_peer(SEED.peer_id, made.answer, is_banned=lambda partner: book.is_banned(partner, loop_s()))
     return network
 
 

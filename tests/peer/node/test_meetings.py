@@ -34,7 +34,7 @@ async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
     await asyncio.sleep(1.0)
     for peer in peers:
         for other in peers:
-            peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+            peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
     return peers
 
 

@@ -63,7 +63,7 @@ def test_the_supervisor_gets_every_meeting(tmp_path: Path) -> None:
 def test_a_banned_peer_gets_no_manifest(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.transport(MALLORY.peer_id, nobody))
+        asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(MALLORY.peer_id, nobody))
         assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         peer.book.ban(MALLORY.peer_id, now())
         with pytest.raises(Unreachable, match="rejected the stream"):

@@ -72,8 +72,8 @@ def test_without_a_partner_by_the_deadline_the_manifest_decides(
 
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        swarm.network.transport(MALLORY.peer_id, refuses)
-        peer.book.hint(MALLORY.peer_id, ADDRESS, now())
+        swarm.network.start_peer(MALLORY.peer_id, refuses)
+        peer.book.add_address(MALLORY.peer_id, ADDRESS, now())
         for _ in range(2):  # the second moves the goal of the search that is under way
             peer.node.on_report(DUE)
         await asyncio.sleep(1.0)
@@ -91,14 +91,14 @@ def test_without_a_partner_by_the_deadline_the_manifest_decides(
 def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from_its_solo_step(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        peer.book.hint(MALLORY.peer_id, ADDRESS, now())
-        swarm.network.transport(MALLORY.peer_id, refuses)
+        peer.book.add_address(MALLORY.peer_id, ADDRESS, now())
+        swarm.network.start_peer(MALLORY.peer_id, refuses)
 
         async def pester() -> None:
             for number in itertools.count(100):
                 caller = Identity(number.to_bytes(2, "little") * 16)
                 hello = replace(hello_to(swarm, peer.peer_id), sender=caller.peer_id, signature=b"").signed(caller)
-                stream = await swarm.network.transport(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
+                stream = await swarm.network.start_peer(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
                 await stream.send(hello)
                 with contextlib.suppress(GossamerError):
                     while not isinstance(await stream.receive(), Refusal):
@@ -119,8 +119,8 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
     async def story(swarm: Swarm) -> None:
         a, b = await still(swarm), await still(swarm)
         for peer, other in ((a, b), (b, a)):
-            peer.book.hint(other.peer_id, ADDRESS, now())
-        a.book.not_now(b.peer_id, now())
+            peer.book.add_address(other.peer_id, ADDRESS, now())
+        a.book.note_not_ready(b.peer_id, now())
         a.node.on_report(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)

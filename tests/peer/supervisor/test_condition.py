@@ -71,7 +71,7 @@ def test_tokenizing_is_reported_whatever_the_node_waits_for() -> None:
 
 def test_training_goes_on_without_the_node() -> None:
     condition = training()
-    condition.fell(NODE, "killed by SIGKILL", 0.5)
+    condition.note_exit(NODE, "killed by SIGKILL", 0.5)
     state, reason = read_of(condition, 3, 100.0)
     assert state == "training"
     assert "node ended (killed by SIGKILL)" in reason
@@ -94,7 +94,7 @@ def test_the_trainers_own_remark_is_shown() -> None:
 def test_a_failed_trainer_is_reported() -> None:
     condition = training()
     assert condition.trains
-    condition.fell(TRAINER, "killed by SIGKILL", 2.0)
+    condition.note_exit(TRAINER, "killed by SIGKILL", 2.0)
     assert not condition.trains
     state, reason = read_of(condition, 1, 100.0)
     assert state == "starting"
@@ -106,7 +106,7 @@ def test_a_failed_trainer_is_reported() -> None:
 
 def test_a_node_that_is_down_before_anything_is_trained() -> None:
     condition = Condition(BOTH)
-    condition.fell(NODE, "exit code 1", 0.5)
+    condition.note_exit(NODE, "exit code 1", 0.5)
     state, reason = read_of(condition, 0, 0.0)
     assert state == "joining"
     assert reason.startswith("the node ended (exit code 1); starting it again in 0.5 s")
@@ -131,7 +131,7 @@ def test_without_a_trainer_the_state_is_the_nodes() -> None:
     read = [read_of(condition, 0, 0.0)]
     report(condition, NODE, "serving", "3 connected")
     read.append(read_of(condition, 3, 1.0))
-    condition.fell(NODE, "exit code 1", 0.5)
+    condition.note_exit(NODE, "exit code 1", 0.5)
     read.append(read_of(condition, 3, 2.0))
     assert read == [
         ("starting", "opening the network"),
@@ -156,13 +156,13 @@ def test_health_of_a_peer_through_its_day() -> None:
     assert not condition.trouble(101.0)
     report(condition, NODE, "waiting", "")
     assert not condition.trouble(101.0)
-    condition.fell(NODE, "exit code 1", 4.0)
+    condition.note_exit(NODE, "exit code 1", 4.0)
     assert "the node ended" in condition.trouble(101.0)
     report(condition, TRAINER, "training", "")
     assert not condition.trouble(101.0)
     assert not condition.trouble(100.0 + 2 * SILENT_S)
     assert "silent for 300 s" in condition.trouble(100.0 + HUNG_S)
-    condition.fell(TRAINER, "killed by SIGKILL", 4.0)
+    condition.note_exit(TRAINER, "killed by SIGKILL", 4.0)
     assert "killed by SIGKILL" in condition.trouble(101.0)
     condition.ending = changed("failed", "not invited")
     assert condition.trouble(101.0) == "failed: not invited"

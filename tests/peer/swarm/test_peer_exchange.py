@@ -209,7 +209,7 @@ def test_expired_and_unreachable_peers_and_the_partner_itself_are_not_sent() -> 
     def prepare(peer_exchange: PeerExchange) -> None:
         peer_exchange.own = record_of(BOB, NOW_S)
         peer_exchange.book.learn(replace(record_of(gone, NOW_S + 4), sequence=RECORD.sequence + 1), loop_s())
-        peer_exchange.book.failed(failing.peer_id, loop_s())
+        peer_exchange.book.note_failure(failing.peer_id, loop_s())
         peer_exchange.book.learn(record_of(ALICE), loop_s())
 
     assert set.union(*passed_on(prepare, 16)) == fine

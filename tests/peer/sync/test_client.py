@@ -31,7 +31,7 @@ DATA = b"weights!" * 100
 
 def asker(swarm: Swarm, number: int = 0) -> FetchClient:
     identity = Identity(bytes([200 + number]) * 32)
-    return FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.transport(identity.peer_id, nobody))
+    return FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(identity.peer_id, nobody))
 
 
 def anything(header: Contents) -> None:
@@ -220,7 +220,7 @@ def test_bytes_that_differ_from_the_header_are_the_sources_fault(
     tmp_path: Path, forge: Callable[[Stream, FetchRequest, Contents], Awaitable[None]], fault: type[PeerMisbehaved]
 ) -> None:
     async def story(swarm: Swarm) -> None:
-        swarm.network.transport(MALLORY.peer_id, forger(forge))
+        swarm.network.start_peer(MALLORY.peer_id, forger(forge))
         with pytest.raises(fault):
             await ask_mallory(swarm)
 
@@ -232,7 +232,7 @@ def test_a_source_that_falls_silent_is_given_up(tmp_path: Path) -> None:
         await stream.send(header)
 
     async def story(swarm: Swarm) -> None:
-        swarm.network.transport(MALLORY.peer_id, forger(silent))
+        swarm.network.start_peer(MALLORY.peer_id, forger(silent))
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineExceeded):
             await ask_mallory(swarm)

@@ -15,7 +15,7 @@ from gossamer.peer.sync.decision import (
     SyncView,
     Wanted,
     decide,
-    fresh_fragment,
+    fragment_to_sync,
     wanted,
 )
 
@@ -83,4 +83,4 @@ def test_a_peer_far_ahead_wants_no_state() -> None:
 
 
 def test_a_fragment_comes_from_a_source_of_the_typical_time() -> None:
-    assert fresh_fragment(BEHIND) == Wanted(8, 340, 460, 1000)
+    assert fragment_to_sync(BEHIND) == Wanted(8, 340, 460, 1000)

@@ -21,8 +21,8 @@ HERE = "/ip4/127.0.0.1/tcp/50000"
 
 def test_a_reply_contains_the_observed_address_and_the_time() -> None:
     observed = ObservedAddresses(lambda: 1_800_000_000.5)
-    assert Sighting.from_bytes(observed.sighting(HERE)) == Sighting(HERE, 1_800_000_000_500)
-    assert Sighting.from_bytes(observed.sighting("x" * 1000)).observed == ""
+    assert Sighting.from_bytes(observed.observed_address(HERE)) == Sighting(HERE, 1_800_000_000_500)
+    assert Sighting.from_bytes(observed.observed_address("x" * 1000)).observed == ""
 
 
 def test_echoes_are_counted_per_partner_and_in_all() -> None:

@@ -66,7 +66,7 @@ def bring_up(swarm: Swarm, answer: Callable[[ContentsKind], tuple[memoryview, by
             if part:
                 await stream.send(Chunk(Part.CONTENTS, request.offset, part))
 
-    swarm.network.transport(MALLORY.peer_id, gives)
+    swarm.network.start_peer(MALLORY.peer_id, gives)
 
 
 def test_one_that_claims_to_be_done_ends_nobodys_training(tmp_path: Path) -> None:
@@ -75,7 +75,7 @@ def test_one_that_claims_to_be_done_ends_nobodys_training(tmp_path: Path) -> Non
         an_attacker(swarm)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 10, finished=True)
+            peer.book.note_call(MALLORY.peer_id, asyncio.get_running_loop().time(), 10, finished=True)
         await asyncio.sleep(20.0)
         assert all(peer.trainer.replica.phase is RunPhase.TRAIN and peer.node.source.result is None for peer in peers)
 
@@ -88,7 +88,7 @@ def test_a_result_that_predicts_worse_is_rejected_and_the_others_agree_on_their_
         an_attacker(swarm)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+            peer.book.note_call(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert torch.equal(peers[0].fast, peers[1].fast) and torch.equal(peers[0].fast, peers[2].fast)
         assert any("kept our own weights" in reported.reason for peer in peers for reported in peer.reported)
@@ -105,7 +105,7 @@ def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_p
         an_attacker(swarm, pause_s=15.0)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
         assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
@@ -168,7 +168,7 @@ def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool
         bring_up(swarm, judging)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
+            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
         await swarm.until(lambda: all(peer.node.source.result for peer in peers), within_s=90.0)
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)

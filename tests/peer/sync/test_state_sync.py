@@ -80,7 +80,7 @@ def know(peer: Peer, num_others: int, global_step: int) -> list[PeerId]:
     """Have a peer know so many others, all at this clock."""
     others = [somebody(number) for number in range(100, 100 + num_others)]
     for other in others:
-        peer.book.saw(other, asyncio.get_running_loop().time(), global_step)
+        peer.book.note_call(other, asyncio.get_running_loop().time(), global_step)
     return others
 
 
@@ -145,7 +145,7 @@ def test_two_malicious_peers_among_many_trigger_no_transfer(tmp_path: Path, fini
         await started()
         sync, others = peer.node.state_sync, know(peer, 5, 20)
         for attacker in others[:2]:
-            peer.book.saw(attacker, asyncio.get_running_loop().time(), 50_000)
+            peer.book.note_call(attacker, asyncio.get_running_loop().time(), 50_000)
         report(sync, others[:2], finish, 100)
         assert wanted(sync.view()) is None
 

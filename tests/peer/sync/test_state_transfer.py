@@ -45,7 +45,7 @@ async def newcomer(swarm: Swarm, *sources: object) -> tuple[Peer, StateTransfer]
     peer.start()
     await started()
     for source in sources:
-        peer.book.hint(source.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
+        peer.book.add_address(source.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
     sources = Sources(client, SybilGroups(peer.book, swarm.terms), InOrder())
     return peer, StateTransfer(sources, swarm.terms, peer.lifecycle, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
@@ -73,7 +73,7 @@ def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Pat
         (resident,) = swarm.start(1)
         await swarm.until(lambda: resident.clock >= 5)
         resident.trainer.frozen = True
-        swarm.network.transport(MALLORY.peer_id, announces_too_much)
+        swarm.network.start_peer(MALLORY.peer_id, announces_too_much)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         assert await joining.ask_everybody(wanted(swarm)) is None
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
@@ -111,7 +111,7 @@ def test_a_source_with_another_global_step_is_unused_and_not_banned(tmp_path: Pa
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_one_that_has_not_begun_keeps_a_refused_joiner_waiting(tmp_path: Path, others_wait: bool) -> None:
     async def story(swarm: Swarm) -> None:
-        swarm.network.transport(MALLORY.peer_id, does_not_want_us)
+        swarm.network.start_peer(MALLORY.peer_id, does_not_want_us)
         waiting = [swarm.add(waits_for_start=True, wait_for_peers=9).start()] if others_wait else []
         _, joining = await newcomer(swarm, MALLORY, *waiting)
         if not others_wait:
@@ -155,7 +155,7 @@ def test_a_source_of_nonsense_costs_one_more_download_and_is_banned(tmp_path: Pa
         (resident,) = swarm.start(1)
         await swarm.until(lambda: resident.clock >= 5)
         resident.trainer.frozen = True
-        swarm.network.transport(MALLORY.peer_id, gives_nonsense)
+        swarm.network.start_peer(MALLORY.peer_id, gives_nonsense)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         await joining.take_over(wanted(swarm))
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())

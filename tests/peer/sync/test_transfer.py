@@ -23,7 +23,7 @@ JOINER = {"waits_for_start": True, "is_founder": False}
 def test_about_a_second_of_a_sources_rate_is_in_flight(pieces_per_s: float, window: int) -> None:
     flow = Flow(0.0)
     for number in range(round(20 * pieces_per_s)):
-        flow.came((number + 1) / pieces_per_s)
+        flow.note_piece((number + 1) / pieces_per_s)
         assert UNDER_WAY_PIECES[0] <= flow.window <= UNDER_WAY_PIECES[1]
     assert abs(flow.window - window) <= 0.02 * window
 
@@ -59,7 +59,7 @@ class BreakingStream:
 
     async def receive(self) -> Message:
         if self._left == 0:
-            self._inner.hang_up()
+            self._inner.close_now()
         self._left -= 1
         return await self._inner.receive()
 

@@ -67,7 +67,7 @@ class Peer:
 
     def solo(self, phase: RunPhase = RunPhase.TRAIN) -> None:
         self.replica.take_solo_step(0, phase)
-        self.replica.move()
+        self.replica.move_fast_weights()
 
     def move(self, draws: torch.Generator, size: float = 0.01) -> None:
         """Take some inner steps."""

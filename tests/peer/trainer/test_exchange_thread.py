@@ -248,7 +248,7 @@ def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_t
         assert trainer.reply() == messages.Opened(9, replica.tokens, 1, RunPhase.TRAIN)
         assert trainer.reply() == messages.Applied(1)
         assert torch.equal(gather(fragment, replica.parameters), before)
-    replica.move()
+    replica.move_fast_weights()
     assert not torch.equal(gather(fragment, replica.parameters), before)
 
 

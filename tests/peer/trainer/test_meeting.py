@@ -83,7 +83,7 @@ def test_a_message_that_was_accepted_counts_no_more_once_another_one_is_refused(
 def test_a_solo_step_takes_the_tokens_along() -> None:
     alone = state(1.1)
     alone.count(300)
-    alone.miss(2)
+    alone.count_missed_steps(2)
     alone.take_solo_step(RULE)
     assert alone.since == Since()
     assert torch.allclose(alone.slow, torch.full((5007,), 1.07))

@@ -52,7 +52,7 @@ def train(manifest):
             sketch = side.prepare(replica.rule, 0.5, 1)
             side.judge(side.encode(sketch))
             side.merge(side.step(side.failed_blocks))
-            side.state.move()
+            side.state.move_fast_weights()
         saver.begin(replica)
         saver.finish()
     files, names = replica.payloads, [f"sync-{number}" for number in range(len(replica.fragments))]

@@ -80,7 +80,7 @@ def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
         assert (both.plan, payload(both)) == (alone.plan, payload(alone))
         for one in (alone, both):
             one.take_solo_step(0, RunPhase.TRAIN)  # writes to weights beside the steps
-            one.move()
+            one.move_fast_weights()
             one.inner_step()
         assert fingerprint(both) == fingerprint(alone)
         saved = {name: tensor.clone() for name, tensor in both.tensors().items()}, copy.deepcopy(both.state())

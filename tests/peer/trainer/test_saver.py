@@ -118,7 +118,7 @@ def test_a_meeting_that_counts_while_the_weights_are_copied_is_in_the_next_one(t
                 trainer.ask(messages.Apply(1, "ab" * 16, ""))
                 assert trainer.reply() == messages.Applied(1)
                 yield
-            replica.move()
+            replica.move_fast_weights()
 
         kept.saver.begin(replica, while_the_node_asks())
         kept.saver.finish()

@@ -48,7 +48,7 @@ class TableUnderTest:
 
     def in_call(self, partner: PeerId, purpose: Purpose = Purpose.MEET, observed: str = "") -> Connection:
         connection = self.admitted(partner, observed)
-        assert self.table.begin(connection, purpose)
+        assert self.table.begin_call(connection, purpose)
         assert self.table.note_message(connection)
         return connection
 
@@ -65,10 +65,10 @@ def test_the_calls_of_one_partner_for_one_purpose_are_limited() -> None:
         made = TableUnderTest(StreamCaps(per_purpose=2))
         first, _ = made.in_call(A), made.in_call(A)
         third = made.admitted(A)
-        assert not made.table.begin(third, Purpose.MEET)
-        assert made.table.begin(third, Purpose.FETCH)
+        assert not made.table.begin_call(third, Purpose.MEET)
+        assert made.table.begin_call(third, Purpose.FETCH)
         made.in_call(B)
-        made.table.over(first)
+        made.table.end_call(first)
         made.in_call(A)
 
     play(test)
@@ -78,10 +78,10 @@ def test_the_connections_of_one_partner_are_limited_including_those_that_are_ove
     def test() -> None:
         made = TableUnderTest(StreamCaps(per_partner=3))
         connections = [made.in_call(A), made.in_call(A), made.in_call(A, Purpose.FETCH)]
-        made.table.over(connections[0])
+        made.table.end_call(connections[0])
         assert made.admit(A) is None
         assert made.admit(B)
-        made.table.end(connections[0])
+        made.table.remove(connections[0])
         assert made.admit(A)
 
     play(test)
@@ -91,12 +91,12 @@ def test_a_silent_partner_has_fewer_connections() -> None:
     def test() -> None:
         made = TableUnderTest(StreamCaps(silent=2))
         connection, other = made.admitted(A), made.admitted(A)
-        assert made.table.begin(connection, Purpose.MEET)
+        assert made.table.begin_call(connection, Purpose.MEET)
         assert made.admit(A) is None
         assert made.table.note_message(connection)
         assert made.admit(A)
         for known in (connection, other):
-            made.table.end(known)
+            made.table.remove(known)
         assert made.admit(A)
         assert made.admit(A) is None, "what it said is forgotten with its connection"
 
@@ -109,7 +109,7 @@ def test_a_banned_peer_is_rejected_and_replaces_no_visit() -> None:
         made = TableUnderTest(StreamCaps(total=1), lambda partner: partner in banned)
         connection = made.admitted(B)
         assert made.admit(A) is None
-        assert made.table.begin(connection, Purpose.MEET), "it has given way to nobody"
+        assert made.table.begin_call(connection, Purpose.MEET), "it has given way to nobody"
         banned.clear()
         assert made.admit(A)
 
@@ -121,7 +121,7 @@ def test_a_message_of_a_peer_banned_after_admission_is_not_handled() -> None:
         banned: set[PeerId] = set()
         made = TableUnderTest(StreamCaps(), lambda partner: partner in banned)
         connection = made.admitted(A)
-        assert made.table.begin(connection, Purpose.FETCH)
+        assert made.table.begin_call(connection, Purpose.FETCH)
         banned.add(A)
         assert not made.table.note_message(connection)
 
@@ -132,8 +132,8 @@ def test_a_connection_without_a_call_is_replaced_before_one_with_a_call() -> Non
     def test() -> None:
         made = TableUnderTest(StreamCaps(total=3))
         called, over, bare = made.admitted(A), made.in_call(B), made.admitted(C)
-        assert made.table.begin(called, Purpose.FETCH)
-        made.table.over(over)
+        assert made.table.begin_call(called, Purpose.FETCH)
+        made.table.end_call(over)
         assert made.admit(D)
         assert list(made.dropped_s) == [bare]
 
@@ -144,13 +144,13 @@ def test_a_full_table_replaces_the_visit_that_was_silent_or_over_the_longest() -
     def test() -> None:
         made = TableUnderTest(StreamCaps(total=4))
         over_later, active, silent, over_late = made.in_call(A), made.in_call(B), made.admitted(C), made.in_call(A, Purpose.FETCH)
-        made.table.over(over_later)
+        made.table.end_call(over_later)
         called = made.admitted(D)
         assert list(made.dropped_s) == [silent], "it was silent before the other was over"
-        assert made.table.begin(called, Purpose.MEET)
+        assert made.table.begin_call(called, Purpose.MEET)
         made.in_call(D)
         assert list(made.dropped_s) == [silent, over_later]
-        made.table.over(over_late)
+        made.table.end_call(over_late)
         assert made.table.note_message(active)
 
     play(test)
@@ -161,8 +161,8 @@ def test_a_table_full_of_active_calls_rejects_newcomers() -> None:
         made = TableUnderTest(StreamCaps(total=2))
         first, _ = made.in_call(A), made.in_call(B)
         assert made.admit(C) is None
-        made.table.end(first)
-        made.table.end(first)
+        made.table.remove(first)
+        made.table.remove(first)
         made.in_call(C)
         assert made.admit(A) is None
         assert not made.dropped_s
@@ -175,14 +175,14 @@ def test_a_dropped_visit_cannot_start_a_call() -> None:
         made = TableUnderTest(StreamCaps(total=1))
         early, called = made.admitted(A), None
         called = made.admitted(B)
-        assert made.table.begin(called, Purpose.MEET)
+        assert made.table.begin_call(called, Purpose.MEET)
         made.admitted(C)
         assert list(made.dropped_s) == [early, called]
-        assert not made.table.begin(early, Purpose.MEET)
+        assert not made.table.begin_call(early, Purpose.MEET)
         assert not made.table.note_message(called)
         for connection in (early, called):
-            made.table.over(connection)
-            made.table.end(connection)
+            made.table.end_call(connection)
+            made.table.remove(connection)
         assert len(made.dropped_s) == 2
 
     play(test)
@@ -195,7 +195,7 @@ def test_a_silent_visit_is_dropped_after_the_timeout(calls: bool) -> None:
         connection = made.admitted(A)
         if calls:
             await asyncio.sleep(FIRST_FRAME_S - 1)
-            assert made.table.begin(connection, Purpose.MEET)
+            assert made.table.begin_call(connection, Purpose.MEET)
         began_s = asyncio.get_running_loop().time()
         await asyncio.sleep(FIRST_FRAME_S + 1)
         assert made.dropped_s == {connection: pytest.approx(began_s + FIRST_FRAME_S)}
@@ -208,9 +208,9 @@ def test_a_call_has_no_timeout_and_its_idle_connection_has_one() -> None:
         made = TableUnderTest()
         active, ended = made.in_call(A), made.in_call(B)
         await asyncio.sleep(1000)
-        made.table.over(active)
-        made.table.over(ended)
-        made.table.end(ended)
+        made.table.end_call(active)
+        made.table.end_call(ended)
+        made.table.remove(ended)
         await asyncio.sleep(LINGER_S + 1)
         assert made.dropped_s == {active: pytest.approx(1000 + LINGER_S)}
 
@@ -221,7 +221,7 @@ def test_a_connection_whose_call_is_over_stays_while_its_last_bytes_move() -> No
     async def main() -> None:
         made = TableUnderTest()
         over = made.in_call(A)
-        made.table.over(over)
+        made.table.end_call(over)
         for _ in range(4):
             await asyncio.sleep(LINGER_S - 1)
             made.carried_bytes += 1
@@ -236,7 +236,7 @@ def test_a_connection_whose_call_is_over_is_dropped_after_the_total_timeout() ->
     async def main() -> None:
         made = TableUnderTest()
         over = made.in_call(A)
-        made.table.over(over)
+        made.table.end_call(over)
         for _ in range(round(2 * LINGER_MOST_S)):
             await asyncio.sleep(1)
             made.carried_bytes += 1
@@ -249,14 +249,14 @@ def test_a_connection_whose_call_is_over_may_start_another() -> None:
     def test() -> None:
         made = TableUnderTest(StreamCaps(per_purpose=1, total=2))
         connection = made.in_call(A)
-        assert not made.table.begin(connection, Purpose.FETCH), "one conversation at a time"
-        made.table.over(connection)
+        assert not made.table.begin_call(connection, Purpose.FETCH), "one conversation at a time"
+        made.table.end_call(connection)
         other = made.in_call(A)
-        assert not made.table.begin(connection, Purpose.MEET), "too many for this"
-        assert made.table.begin(connection, Purpose.FETCH)
+        assert not made.table.begin_call(connection, Purpose.MEET), "too many for this"
+        assert made.table.begin_call(connection, Purpose.FETCH)
         made.admitted(B)
         assert list(made.dropped_s) == [connection], "it has said nothing in its new conversation"
-        made.table.over(other)
+        made.table.end_call(other)
 
     play(test)
 
@@ -265,9 +265,9 @@ def test_a_further_call_has_the_timeout_of_a_first_call() -> None:
     async def main() -> None:
         made = TableUnderTest()
         connection = made.in_call(A)
-        made.table.over(connection)
+        made.table.end_call(connection)
         await asyncio.sleep(10)
-        assert made.table.begin(connection, Purpose.MEET)
+        assert made.table.begin_call(connection, Purpose.MEET)
         await asyncio.sleep(FIRST_FRAME_S + 1)
         assert made.dropped_s == {connection: pytest.approx(10 + FIRST_FRAME_S)}
 
@@ -279,9 +279,9 @@ def test_a_banned_peer_cannot_start_a_call() -> None:
         banned: set[PeerId] = set()
         made = TableUnderTest(StreamCaps(), lambda partner: partner in banned)
         connection = made.in_call(A)
-        made.table.over(connection)
+        made.table.end_call(connection)
         banned.add(A)
-        assert not made.table.begin(connection, Purpose.MEET)
+        assert not made.table.begin_call(connection, Purpose.MEET)
 
     play(test)
 
@@ -293,7 +293,7 @@ def test_the_connections_of_one_network_are_limited() -> None:
         assert made.admit(A, "/ip4/6.6.99.1/tcp/9") is None
         assert made.admit(A, "/ip4/6.7.0.1/tcp/9")
         assert not made.dropped_s
-        made.table.over(same_network[2])
+        made.table.end_call(same_network[2])
         assert made.admit(B, "/ip4/6.6.99.1/tcp/9"), "of its own network, one whose conversation is over gives way"
         assert list(made.dropped_s) == [same_network[2]]
 
