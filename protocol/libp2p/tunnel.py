@@ -23,7 +23,7 @@ from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, Grpc
 from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, read_stream_header, receiving
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
-from gossamer.protocol.streams.admission import Admission, Connection, handle
+from gossamer.protocol.streams.admission import Admission, InboundConnection, handle
 from gossamer.protocol.streams.transport import Purpose, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -42,7 +42,7 @@ class Inbound:
         self._handler = handler
         self._admission = admission
         self._carried = carried
-        self._by_name: dict[str, Connection] = {}
+        self._by_name: dict[str, InboundConnection] = {}
         self._names = itertools.count()
         self._connections: set[asyncio.Task[None]] = set()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -83,7 +83,7 @@ class Inbound:
         except (OSError, EOFError, BadMessage) as error:
             log.debug("inbound connection: %s", error)
 
-    async def _connect(self, connection: Connection, remote: Pair, carried: CarriedBytes) -> None:
+    async def _connect(self, connection: InboundConnection, remote: Pair, carried: CarriedBytes) -> None:
         path = self._listener.with_name(f"in-{next(self._names):x}")
         name = str(path)
         with socket.socket(socket.AF_UNIX) as caller:
@@ -111,7 +111,7 @@ class Inbound:
         finally:
             self._admission.end_call(connection)
 
-    async def _converse(self, connection: Connection, purpose: Purpose, context: Context) -> None:
+    async def _converse(self, connection: InboundConnection, purpose: Purpose, context: Context) -> None:
         """Run until the call ends: its context must not be used afterwards."""
         closed = asyncio.Event()
         stream = GrpcStream(connection.partner, context.write, lambda _: closed.set(), connection.observed)

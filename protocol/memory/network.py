@@ -13,7 +13,7 @@ from typing import Any
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
-from gossamer.protocol.streams.admission import Admission, Connection, StreamCaps, handle
+from gossamer.protocol.streams.admission import Admission, InboundConnection, StreamCaps, handle
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -156,7 +156,7 @@ class MemoryNetwork:
         return conversation.streams[0]
 
 
-async def _receive(host: MemoryPeer, connection: Connection, purpose: Purpose, stream: Stream) -> None:
+async def _receive(host: MemoryPeer, connection: InboundConnection, purpose: Purpose, stream: Stream) -> None:
     try:
         if await stream.wait_for_message() and host.admission.note_message(connection):
             await handle(host.handler, purpose, stream)

@@ -39,7 +39,7 @@ class StreamCaps:
 
 
 @dataclass(eq=False, slots=True)
-class Connection:
+class InboundConnection:
     """One inbound connection. Its transport reports each change of state to the table."""
 
     partner: PeerId
@@ -69,15 +69,16 @@ class Admission:
     def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
         self._caps = caps or StreamCaps()
         self._is_banned = is_banned
-        self._connections: dict[
-            Connection, None
-        ] = {}  # ordered by the time since which a connection has been silent or over, longest first
+        # Ordered by the time since which a connection has been silent or over, longest first.
+        self._connections: dict[InboundConnection, None] = {}
 
-    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Connection | None:
+    def admit(
+        self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = ""
+    ) -> InboundConnection | None:
         """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
         own = [connection for connection in self._connections if connection.partner == partner]
         most = self._caps.per_partner if any(connection.has_sent for connection in own) else self._caps.silent
-        connection = Connection(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
+        connection = InboundConnection(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
         if self._is_banned(partner) or len(own) >= most or not self._has_room(connection.network):
             log.info("rejected a connection from %s", partner.short())
             return None
@@ -85,7 +86,7 @@ class Admission:
         self._allow(connection, FIRST_FRAME_S)
         return connection
 
-    def begin_call(self, connection: Connection, purpose: Purpose) -> bool:
+    def begin_call(self, connection: InboundConnection, purpose: Purpose) -> bool:
         """Start a call, whose first message must arrive within FIRST_FRAME_S. Return False if it is not admitted."""
         own = [
             other for other in self._connections if (other.partner, other.purpose) == (connection.partner, purpose) and not other.is_over
@@ -101,20 +102,20 @@ class Admission:
         self._allow(connection, FIRST_FRAME_S)
         return True
 
-    def note_message(self, connection: Connection) -> bool:
+    def note_message(self, connection: InboundConnection) -> bool:
         """Record the first message; from now on the call has no timeout. Return False if it was dropped or its partner is banned."""
         self._allow(connection, None)
         connection.has_sent = connection in self._connections and not self._is_banned(connection.partner)
         return connection.has_sent
 
-    def end_call(self, connection: Connection) -> None:
+    def end_call(self, connection: InboundConnection) -> None:
         """Record that the call has ended. The connection is dropped when it is idle for LINGER_S, after LINGER_MOST_S at the latest."""
         if connection in self._connections:
             connection.is_over = True
             self._connections[connection] = self._connections.pop(connection)
             self._linger(connection, asyncio.get_running_loop().time() + LINGER_MOST_S)
 
-    def remove(self, connection: Connection) -> None:
+    def remove(self, connection: InboundConnection) -> None:
         """Remove a connection that has ended. Idempotent."""
         self._connections.pop(connection, None)
         self._allow(connection, None)
@@ -123,12 +124,12 @@ class Admission:
         """Return whether a partner has an inbound call open."""
         return any(connection.partner == partner and connection.is_in_call for connection in self._connections)
 
-    def _allow(self, connection: Connection, seconds: float | None) -> None:
+    def _allow(self, connection: InboundConnection, seconds: float | None) -> None:
         if connection.deadline is not None:
             connection.deadline.cancel()
         connection.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, connection)
 
-    def _linger(self, connection: Connection, until_s: float) -> None:
+    def _linger(self, connection: InboundConnection, until_s: float) -> None:
         """Drop a connection when it has carried nothing for LINGER_S, and at loop time `until_s` at the latest."""
         before, loop = connection.carried(), asyncio.get_running_loop()
 
@@ -147,7 +148,7 @@ class Admission:
             return self._displace(neighbours)
         return len(self._connections) < self._caps.total or self._displace(list(self._connections))
 
-    def _displace(self, connections: list[Connection]) -> bool:
+    def _displace(self, connections: list[InboundConnection]) -> bool:
         """Drop one of these connections, if any may be dropped; return whether one was. A connection without a call goes first."""
         idle = [connection for connection in connections if connection.is_over or not connection.has_sent]
         stalled = [connection for connection in connections if self._is_stalled(connection)]
@@ -158,13 +159,13 @@ class Admission:
             self._drop(max(stalled, key=lambda connection: counts[connection.network]))
         return bool(idle or stalled)
 
-    def _is_stalled(self, connection: Connection) -> bool:
+    def _is_stalled(self, connection: InboundConnection) -> bool:
         now_s, carried = asyncio.get_running_loop().time(), connection.carried()
         if carried - connection.moved[0] >= STALLED_BYTES:
             connection.moved = carried, now_s
         return now_s - connection.moved[1] >= STALLED_S
 
-    def _drop(self, connection: Connection) -> None:
+    def _drop(self, connection: InboundConnection) -> None:
         state = "over" if connection.is_over else "stalled" if connection.has_sent else "silent"
         log.info("dropped a connection from %s: it was %s", connection.partner.short(), state)
         self.remove(connection)

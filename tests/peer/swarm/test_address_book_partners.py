@@ -105,7 +105,7 @@ def test_excluded_and_banned_peers_and_those_in_back_off_are_not_chosen() -> Non
 
 
 def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_meeting() -> None:
-    for fail, bound in ((AddressBook.failed, BACK_OFF_FAILED_S), (AddressBook.refused, BACK_OFF_REFUSED_S)):
+    for fail, bound in ((AddressBook.note_failure, BACK_OFF_FAILED_S), (AddressBook.note_refusal, BACK_OFF_REFUSED_S)):
         book = book_of(A)
         rests = []
         for _ in range(40):
@@ -120,7 +120,7 @@ def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_meeting() -> None:
 
 def test_the_back_off_is_at_least_twice_our_wait_up_to_the_bound() -> None:
     for waited_s, back_off_s in ((0.1, BACK_OFF_S), (10.0, 20.0), (1000.0, BACK_OFF_FAILED_S)):
-        for fail in (AddressBook.failed, AddressBook.broke_off):
+        for fail in (AddressBook.note_failure, AddressBook.note_broken_meeting):
             book = book_of(A)
             fail(book, A.peer_id, 5.0, waited_s)
             assert book.soonest_s(5.0) == 5.0 + back_off_s

@@ -16,7 +16,7 @@ from gossamer.protocol.streams.admission import (
     STALLED_BYTES,
     STALLED_S,
     Admission,
-    Connection,
+    InboundConnection,
     StreamCaps,
 )
 from gossamer.protocol.streams.transport import Purpose
@@ -30,10 +30,10 @@ class TableUnderTest:
 
     def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
         self.table = Admission(caps, is_banned)
-        self.dropped_s: dict[Connection, float] = {}
+        self.dropped_s: dict[InboundConnection, float] = {}
         self.carried_bytes = 0  # in total
 
-    def admit(self, partner: PeerId, observed: str = "") -> Connection | None:
+    def admit(self, partner: PeerId, observed: str = "") -> InboundConnection | None:
         def drop() -> None:
             assert connection is not None
             self.dropped_s[connection] = asyncio.get_running_loop().time()
@@ -41,12 +41,12 @@ class TableUnderTest:
         connection = self.table.admit(partner, drop, lambda: self.carried_bytes, observed)
         return connection
 
-    def admitted(self, partner: PeerId, observed: str = "") -> Connection:
+    def admitted(self, partner: PeerId, observed: str = "") -> InboundConnection:
         connection = self.admit(partner, observed)
         assert connection is not None
         return connection
 
-    def in_call(self, partner: PeerId, purpose: Purpose = Purpose.MEET, observed: str = "") -> Connection:
+    def in_call(self, partner: PeerId, purpose: Purpose = Purpose.MEET, observed: str = "") -> InboundConnection:
         connection = self.admitted(partner, observed)
         assert self.table.begin_call(connection, purpose)
         assert self.table.note_message(connection)
