@@ -88,7 +88,7 @@ def test_back_offs_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s
     (peer,) = others(1)
     book, rests = book_of([peer]), list[float]()
     for _ in range(40):
-        (book.failed if what == "failed" else book.note_refusal)(peer, 0.0)
+        (book.note_failure if what == "failed" else book.note_refusal)(peer, 0.0)
         rests.append(back_off_s(book, 0.0))
     assert rests == [min(most_s, BACK_OFF_S * 2.0**number) for number in range(40)]
     assert book.choose(most_s - 0.1, random.Random(0)) is None and book.choose(most_s, random.Random(0)) is not None
