@@ -68,7 +68,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def report_failure(failure: BaseException) -> ExitCode:
-    """Print the error and its hint on stderr, and return the exit code that says whose fault it was."""
+    """Print the error and its hint on stderr, and return the exit code of the error's owner."""
     match failure:
         case GossamerError():
             _report(str(failure), failure.hint)

@@ -59,7 +59,7 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
 
 
 def find_member(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
-    """Return the id to revoke and the sentence that says what that means. Raises BadInvite and BadSettings."""
+    """Return the id to revoke and a sentence about the effect. Raises BadInvite and BadSettings."""
     if not what.strip().lower().startswith(PREFIX):
         peer = PeerId.from_text(what)
         return (

@@ -98,7 +98,7 @@ class LiveTable:
 
 
 def _bar(name: str, progress: Mapping[str, Any]) -> Table:
-    """Return name, bar and percentage of a peer's long work. The reason of the state tells the time left."""
+    """Return name, bar and percentage of a peer's long work. The reason of the state contains the time left."""
     row = Table.grid(padding=(0, 1))
     bar = ProgressBar(total=1.0, completed=progress["share"], width=BAR_CELLS)
     row.add_row(Text(f"{name}: {progress['work']}"), bar, Text(share_text(progress["share"], 1)))

@@ -117,7 +117,7 @@ def own_addresses() -> set[str]:
 
 
 def ask_router() -> str | None:
-    """Return the outer address of a router that speaks UPnP, empty where it does not tell; None where none answers. Blocks for seconds."""
+    """Return the outer address of a router that speaks UPnP, empty where unknown; None where none answers. Blocks for seconds."""
     client = miniupnpc.UPnP()
     client.discoverdelay = ASK_MS
     try:

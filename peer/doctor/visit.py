@@ -116,7 +116,7 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
             calls, line = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses, place))
         return CallRound(calls=calls, under_own_name=is_own, line=line)
     except TimeoutError:
-        return CallRound(f"nothing was heard within {VISIT_S:.0f} s", "try again when the machine is less busy")
+        return CallRound(f"no peer answered within {VISIT_S:.0f} s", "try again when the machine is less busy")
     except GossamerError as error:
         return CallRound(str(error), error.hint)
     except OSError as error:

@@ -34,7 +34,7 @@ def kept_port(home: Home) -> int:
 
 
 def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
-    """Remember the port in a peer's own addresses. Announced ones and a relay's say nothing about it."""
+    """Remember the port in a peer's own addresses. Announced addresses and a relay's do not contain it."""
     own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]
     file = Home(config.home).port
     if own and not config.announce and (not file.exists() or file.read_text() != own[0]):

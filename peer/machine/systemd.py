@@ -1,4 +1,4 @@
-"""The peer as a service of systemd's user manager: the unit, where it lies, and what systemd says of it.
+"""The peer as a service of systemd's user manager: the unit, where it lies, and its state.
 
 The sandbox equals that of the container (docker/compose.yaml): only the home is writable, and no process gains privileges. It uses only
 options that the manager of an unprivileged user can set.

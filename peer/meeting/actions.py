@@ -1,4 +1,4 @@
-"""What one side of a meeting does at each transition; the table in machine.py says when.
+"""What one side of a meeting does at each transition; the table in machine.py defines when.
 
 Each action returns commands; one that ends the meeting returns Finish last. An action raises Refused or PeerMisbehaved if the partner is to
 blame, and has then changed nothing.

@@ -1,7 +1,7 @@
 """Anti-entropy: this peer periodically calls a bootstrap node, peers that it has lost contact with, and some that it knows well.
 
 Both sides of a call exchange member records, so the two halves of a partitioned swarm merge as soon as one pair connects. The calls never
-stop, for half of a swarm cannot tell that it is only half.
+stop, because half of a partitioned swarm cannot detect the partition.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ from gossamer.protocol.tasks import cancel
 TIMEOUT_S = 60.0  # for the first bootstrap node that answers
 PAUSE_S = 1.0
 NEXT_S = 2.0  # until the next one is tried beside one that has not answered
-MAX_BOOTSTRAPS = 32  # known at most: those of the invite, and those whom they named first
+MAX_BOOTSTRAPS = 32  # known at most: those of the invite, and the first ones that they named
 
 
 @dataclass(slots=True)
@@ -55,7 +55,7 @@ class Bootstraps:
 async def find_run(
     client: FetchClient, addresses: Sequence[str], time: SwarmTime, report: Callable[[str], None]
 ) -> tuple[SignedManifest, list[bytes]]:
-    """Ask the peers at `addresses` (multiaddrs that end in a peer id), and those whom they name, for the manifest of the client's run.
+    """Ask the peers at `addresses` (multiaddrs that end in a peer id), and the peers that they name, for the manifest of the client's run.
 
     Returns it and the records of the members that were named, which the caller checks by the manifest's terms. `time` learns their clocks;
     `report` gets a line about each peer that is asked. Raises RunRefusesUs or WrongVersion when all refuse us, SwarmUnreachable when nobody

@@ -48,11 +48,11 @@ class FinalAveraging:
         self._began = None
 
     def note_meeting(self, fragment: int) -> None:
-        """Note a completed meeting of the last averaging, whoever began it."""
+        """Note a completed meeting of the last averaging, begun by either side."""
         self._rounds[fragment] += 1
 
     async def run(self) -> None:
-        """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
+        """Average until every fragment has had its rounds, the time is up, or a peer has a result; then agree on one."""
         _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +80,7 @@ class FinalAveraging:
             await asyncio.sleep(LOOK_S)
 
     def _count_company(self) -> bool:
-        """Begin the rounds anew when somebody has come to the end; return whether anybody within reach still trains."""
+        """Begin the rounds anew when a peer has come to the end; return whether a reachable peer still trains."""
         now_s = loop_s()
         known = self.book.reachable(now_s)
         company = {entry.peer_id for entry in known if entry.finished}
@@ -91,7 +91,7 @@ class FinalAveraging:
         return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
 
     def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
-        """Return whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
+        """Return whether a peer that trains at our pace would finish soon; True where too little is known."""
         if self._began is None or self._began[0] >= self.total_steps:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began

@@ -79,7 +79,7 @@ class HeldRun:
 
 @dataclass(frozen=True, slots=True)
 class PeerNetwork:
-    """The network as one peer uses it. `addresses` are its own, as others may dial them; `connected`: to whom connections are open."""
+    """The network as one peer uses it. `addresses` are its own, as others may dial them; `connected`: peers with an open connection."""
 
     transport: Transport
     directory: Directory
@@ -154,7 +154,7 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def is_member(self, record: MemberRecord) -> bool:
-        """Return whether a record is a member's; before the manifest is known nobody's is."""
+        """Return whether a record is a member's; False before the manifest is known."""
         if self.member is None:
             return False
         with suppress(Refused):
@@ -171,7 +171,7 @@ class NodePeer:
         return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.entry_addresses(loop_s()))))
 
     def members_in_force(self) -> set[PeerId]:
-        """Return the peers of whom a record is known that is in force."""
+        """Return the peers with a record in force."""
         if self.member is None:
             return set()
         gossip = self.member.gossip
@@ -236,7 +236,7 @@ class NodePeer:
             link.cancel()
 
     async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
-        """Be part of the directory, and remember whoever announces itself: the next start needs a way in."""
+        """Be part of the directory, and remember members that announce themselves: the next start dials them."""
         num_connected = 0
         while True:
             with suppress(TransportError):  # the network below is restarting

@@ -105,7 +105,7 @@ class Resident:
         return self.counts.line_bytes + line.num_sent + line.num_received
 
     def members_in_force(self) -> set[PeerId]:
-        """Return of whom it holds a record that is in force."""
+        """Return the peers with a record in force."""
         return self._peer.members_in_force()
 
     # ---- life ----

@@ -1,6 +1,6 @@
 """A trainer without tensors: it counts steps by the time, lets fragments come due, and answers with random bytes of the right size.
 
-Its node cannot tell it from a real one, so node, meetings and joining are the real code though nothing is trained.
+Its node cannot distinguish it from a real one, so node, meetings and joining are the real code though nothing is trained.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class StandInTrainer(NodeEnd):
         return PLAN
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
-        """Train, as far as the node can tell, until cancelled."""
+        """Train, as far as the node can observe, until cancelled."""
         self._set_global_step(self._global_step)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_progress(on_report))
@@ -71,7 +71,7 @@ class StandInTrainer(NodeEnd):
     def _set_global_step(self, global_step: int) -> None:
         self._global_step, self._clock_s = global_step, asyncio.get_running_loop().time()
 
-    # ------------------------------------------------------------------ what the node asks and tells
+    # ------------------------------------------------------------------ requests and notifications of the node
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Answer at once."""

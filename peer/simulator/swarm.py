@@ -84,7 +84,7 @@ class SwarmResult:
     healed_s: Spread | None = None  # from the end of the cut until a peer knew 20 of the other half again, or all of it
     background_bytes_per_s: Spread | None = None  # of a peer, sent and received, all but meetings
     meetings: dict[str, int] = field(default_factory=dict)  # by outcome, as each side saw it
-    counted_by_one: int = 0  # meetings that only one side counts, as the other died or was cut off before it heard
+    counted_by_one: int = 0  # meetings that only one side counts, as the other died or was cut off before the decision arrived
     kills: int = 0
     violations: list[str] = field(default_factory=list)
 

@@ -49,7 +49,7 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self) -> None:
-        """Start the process; it imports its program and then waits for its settings (`tell`)."""
+        """Start the process; it imports its program and then waits for its settings (`notify`)."""
         path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(

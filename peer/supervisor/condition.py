@@ -35,7 +35,7 @@ class Condition:
     children: tuple[str, ...]  # of this peer
     has_trained: bool = False  # ever, in this start
     words: dict[str, LastReport] = field(default_factory=lambda: {TRAINER: LastReport(), NODE: LastReport()})
-    reported_s: float = 0.0  # when the trainer last spoke
+    reported_s: float = 0.0  # when the trainer last sent an event
     pause: Pause | None = None  # required now; the trainer may still be saving
     ending: StateChanged | None = None  # the final state, set by the supervisor
 

@@ -56,7 +56,7 @@ class SyncView:
     typical_steps: int  # lower median of all Sybil groups and ours
     others_steps: int  # lower median of all Sybil groups; 0: none is known
 
-    is_waiting: bool = False  # the trainer has not begun, and waits to be told how
+    is_waiting: bool = False  # the trainer has not begun, and waits for Start or a state
     has_start: bool = False  # it has the run's initial weights
     is_founder: bool = False
     others_have_begun: bool = False  # half of those that announce themselves

@@ -178,7 +178,7 @@ class ResultAgreement:
         return sorted(pieces.missing(), key=lambda piece: (piece - first) % pieces.num_pieces)
 
     def _holders(self, have_all: list[KnownPeer]) -> list[KnownPeer]:
-        """Return whom to ask for pieces: peers that have all; if we have met one of them, then those at the end, then all others."""
+        """Return the peers to ask for pieces: those that have all; if we have met one of them, then peers at the end, then all others."""
         if not any(entry.meetings for entry in have_all):
             return have_all  # no one else may want it
         near = [entry for entry in self._speakers() if entry not in have_all]

@@ -1,4 +1,4 @@
-"""The other peers as sources of weights: whom to ask, in which order, and which of them agree.
+"""The other peers as sources of weights: which to ask, in which order, and which of them agree.
 
 Partners stay near each other, so honest samples of their states are alike. Before a whole state is taken, up to three sources of as many
 Sybil groups as there are give the same few random places of theirs. The majority becomes the source; in a tie, one source at a time.
@@ -97,7 +97,7 @@ def spread_over(groups: Sequence[SybilGroup]) -> list[KnownPeer]:
 
 @dataclass(frozen=True, slots=True)
 class SourcesCompared:
-    """Whom to fetch from, how many at once, and a sentence for the operator."""
+    """Which peers to fetch from, how many at once, and a sentence for the operator."""
 
     sources: list[KnownPeer]
     dissenting: frozenset[PeerId]  # who gives other weights than most

@@ -40,7 +40,7 @@ OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESUL
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """The bytes that answer a request, and what their header says."""
+    """The bytes that answer a request, and the contents of their header."""
 
     total_bytes: int  # of the whole content
     data: memoryview
@@ -141,7 +141,7 @@ class StateSource:
 
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         global_step, result = self.lifecycle.global_step, self.result or self.coming
-        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
+        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the result that we have, if any
             return ServedPart(self.terms.state_bytes, memoryview(b""), global_step, self.result.name if self.result else b"")
         if result is None:
             return ServedPart(0, memoryview(b""), global_step)

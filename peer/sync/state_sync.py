@@ -1,6 +1,6 @@
 """Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-Refusals and gated meetings count only in a row, and only with most Sybil groups, so nobody can force weights on us. Whatever made us ask, a
+Refusals and gated meetings count only in a row, and only with most Sybil groups, so no peer can force weights on us. Whatever made us ask, a
 source must sign a global step near those of most others (`Wanted`).
 """
 
@@ -33,7 +33,7 @@ from gossamer.protocol.messages.messages import RunPhase
 
 LOOK_S = 10.0  # between two decisions
 FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already
-START_S = 60.0  # for the trainer to begin once it was told
+START_S = 60.0  # for the trainer to begin after Start
 COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin with
 OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
 REMEMBERED = 64  # of those meetings
@@ -63,7 +63,7 @@ class StateSync:
     _met_s: float = -math.inf  # when the last meeting completed
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
-        """Take in how a meeting ended. A peer that calls us only to refuse us says nothing about our weights."""
+        """Take in how a meeting ended. A peer that calls us only to refuse us proves nothing about our weights."""
         if finish.outcome is MeetingOutcome.COMPLETED:
             self._met_s = loop_s()
             self._forget_refusals()

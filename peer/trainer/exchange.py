@@ -415,7 +415,7 @@ class TrainerExchange:
     # ------------------------------------------------------------------ the node itself
 
     def _serve_new_node(self, session: int) -> None:
-        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
+        """Forget what the former node has begun; send the new one, if there is one, the plan, the counters and due fragments."""
         self.drop_all()
         self._session = session
         self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first

@@ -79,7 +79,7 @@ class MergeGate:
     trained here count as if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT`
     reaches, unless the gap leads back along our own movement by more than `BACK`.
 
-    A peer that was away, alone for long, or in the other half of a network split is farther off; to a new peer everybody is. For these
+    A peer that was away, alone for long, or in the other half of a network split is farther off; from a new peer all peers are. For these
     cases a peer has an `allowance`: the part of a gap that the reach does not explain is taken from it. It grows again by a tenth of
     the peer's own movement, up to `FULL_STEPS` of its steps at their present length. No claim of a partner increases it, except a clock
     that ours follows. So a partner that always sends as much as is allowed gets through once, and is then limited to the rate at which

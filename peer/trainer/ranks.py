@@ -1,7 +1,7 @@
 """Several devices in one trainer: it is the first rank, and starts and orders a process for each further device.
 
 Only the first rank has the link, the text, the outer state and the checkpoints; the others compute. When one rank dies, all die, and the
-supervisor starts the trainer again from its checkpoint. Partners cannot tell how many ranks a peer has.
+supervisor starts the trainer again from its checkpoint. Partners cannot detect how many ranks a peer has.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from gossamer.protocol.streams.admission import Admission, InboundConnection, St
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel, spawn
 
-DIAL_S = 5.0  # timeout of a dial that nobody answers
+DIAL_S = 5.0  # timeout of an unanswered dial
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0
 
 CallHandler = Callable[[Any, Any], Awaitable[Any]]
