@@ -1,6 +1,6 @@
 """Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-Refusals and gated meetings count only in a row, and only with most Sybil groups, so no peer can force weights on us. Whatever made us ask, a
+Refusals and gated meetings count only in a row and with most Sybil groups, so no peer can force weights on us. Whatever made us ask, a
 source must sign a global step near those of most others (`Wanted`).
 """
 

@@ -130,7 +130,7 @@ class StateTransfer:
         return sorted(spread_over(self.sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
 
     async def _choose_sources(self) -> list[KnownPeer]:
-        """Return the peers to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
+        """Return the peers to fetch from. A peer without weights of its own compares sources first; others compare with their own."""
         if self.lifecycle.has_begun or self._num_sources == 1 or self._progress is not None:
             order = self._sources_in_order()
             return [peer for peer in order if peer.peer_id not in self._dissenting] or order

@@ -85,8 +85,8 @@ def bootstraps_lost(number: int) -> float:
     async def story(network: MemoryNetwork) -> list[Resident]:
         nonlocal back_s
         bootstraps = [Resident(network, 1000 * number + n).start() for n in range(1, 3)]
-        load_invite = [bootstrap.bootstrap for bootstrap in bootstraps]
-        members = [Resident(network, 1000 * number + n, load_invite).start() for n in range(3, 9)]
+        invited = [bootstrap.bootstrap for bootstrap in bootstraps]
+        members = [Resident(network, 1000 * number + n, invited).start() for n in range(3, 9)]
         await until_all_see_all([*bootstraps, *members], 120.0)
         with tempfile.TemporaryDirectory(prefix="bootstraps-") as folder:
             saved = Path(folder) / "peers.json"
@@ -95,7 +95,7 @@ def bootstraps_lost(number: int) -> float:
             for bootstrap in bootstraps[: 1 if when == "die in between" else 2]:
                 bootstrap.stop()
             await asyncio.sleep(draws.choice((1.0, 600.0, 3600.0)))
-            again = Resident(network, 1000 * number + 3, load_invite, saved=saved).start()
+            again = Resident(network, 1000 * number + 3, invited, saved=saved).start()
             there = [again, *members[1:]]
             if when == "die in between":
                 await asyncio.sleep(draws.uniform(0.0, 10.0))

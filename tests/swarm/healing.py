@@ -126,7 +126,7 @@ class Resident:
             task.cancel()
 
     @property
-    def address(self) -> str:
+    def bootstrap(self) -> str:
         """An address for others' invites."""
         return f"{self._address}/p2p/{self.peer_id}"
 
@@ -162,7 +162,7 @@ def cut_and_heal(num_peers: int, cut_s: float, seed: int, *, directory: bool = F
         network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, silence_s=10.0))
         first = Resident(network, 1000 * seed + 1, directory=directory).start()
         numbers = range(1000 * seed + 2, 1000 * seed + 1 + num_peers)
-        residents = [first, *(Resident(network, number, [first.address], directory=directory).start() for number in numbers)]
+        residents = [first, *(Resident(network, number, [first.bootstrap], directory=directory).start() for number in numbers)]
         together_s = await until_all_see_all(residents, 600.0)
         await asyncio.sleep(60.0)
         half = [resident.peer_id for resident in residents[: num_peers // 2]]

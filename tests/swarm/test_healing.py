@@ -78,8 +78,8 @@ def test_a_peer_that_joins_during_a_cut_knows_all_once_it_heals() -> None:
 def test_a_peer_restarts_by_its_address_book_while_all_bootstraps_are_dead(tmp_path: Path) -> None:
     async def story(network: MemoryNetwork) -> list[Resident]:
         bootstraps = [Resident(network, number).start() for number in (1, 2)]
-        load_invite = [bootstrap.bootstrap for bootstrap in bootstraps]
-        members = [Resident(network, number, load_invite).start() for number in range(3, 8)]
+        invited = [bootstrap.bootstrap for bootstrap in bootstraps]
+        members = [Resident(network, number, invited).start() for number in range(3, 8)]
         await until_all_see_all([*bootstraps, *members], 60.0)
         for bootstrap in bootstraps:
             bootstrap.stop()
@@ -87,7 +87,7 @@ def test_a_peer_restarts_by_its_address_book_while_all_bootstraps_are_dead(tmp_p
         saved.write_bytes(members[0].book.to_bytes(now_s()))
         members[0].stop()
         await asyncio.sleep(NIGHT_S)
-        again = Resident(network, 3, load_invite, saved=saved).start()
+        again = Resident(network, 3, invited, saved=saved).start()
         await until_all_see_all([again, *members[1:]], 60.0)
         return [again, *members[1:]]
 
