@@ -81,12 +81,12 @@ def held_bytes(pid: int) -> int:
     """Return the memory of a process and its children, shared pages counted once; 0 if the process has ended."""
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        return sum(_share(process) for process in tree)
+        return sum(_proportional_bytes(process) for process in tree)
     except psutil.Error:
         return 0
 
 
-def _share(process: psutil.Process) -> int:
+def _proportional_bytes(process: psutil.Process) -> int:
     found = process.memory_full_info()
     return int(getattr(found, "pss", found.uss))  # only Linux divides what is shared
 

@@ -139,12 +139,12 @@ def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random
     most = min(num_peers, MAX_PAIR_PEERS)
     num_paired = min(most, max(MIN_PAIR_PEERS, TOTAL_DRAWS // (inner_steps * num_rounds)))
     return {
-        "group": group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
-        "pairs": pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
+        "group": group_slowdown(num_peers, inner_steps, _affordable_rounds(num_peers, inner_steps, num_rounds), random),
+        "pairs": pair_slowdown(num_paired, inner_steps, _affordable_rounds(num_paired, inner_steps, num_rounds), random),
     }
 
 
-def _affordable(num_peers: int, inner_steps: int, num_rounds: int) -> int:
+def _affordable_rounds(num_peers: int, inner_steps: int, num_rounds: int) -> int:
     return max(2, min(num_rounds, TOTAL_DRAWS // (num_peers * inner_steps)))
 
 

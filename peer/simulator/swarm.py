@@ -245,12 +245,12 @@ class SwarmStory:
             loss=scene.loss,
         )
         ahead_s = rng.choice((-scene.skew_s, scene.skew_s)) if number % WRONG_CLOCKS == WRONG_CLOCKS - 1 else 0.0
-        return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _place(number))
+        return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _address_of(number))
 
     def _bootstraps(self, host: Identity) -> Iterator[str]:
         for number in range(min(NUM_BOOTSTRAPS, self._scene.peers)):
             peer = host.peer_id if number == 0 else identity_of(number).peer_id
-            yield f"{_place(number)}/p2p/{peer}"
+            yield f"{_address_of(number)}/p2p/{peer}"
 
     def _start_aside(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
@@ -258,6 +258,6 @@ class SwarmStory:
         task.add_done_callback(self._aside.discard)
 
 
-def _place(number: int) -> str:
+def _address_of(number: int) -> str:
     """Return an address in a network of its own."""
     return f"/ip4/{101 + number // 250}.{number % 250}.1.9/tcp/4001"

@@ -61,9 +61,9 @@ class PeerExchange:
         for raw in members:
             with suppress(GossamerError, ValueError):
                 record = MemberRecord.from_bytes(raw)
-                was_known = self._is_there(record.peer_id)
+                was_known = self._has_record_in_force(record.peer_id)
                 self.take(record)
-                if record.peer_id != by and self._is_there(record.peer_id):
+                if record.peer_id != by and self._has_record_in_force(record.peer_id):
                     self.familiar += FAMILIARITY * (was_known - self.familiar)
 
     def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
@@ -78,7 +78,7 @@ class PeerExchange:
         members = self.records_for(asker, min(MAX_LISTED, most_bytes // (RECORD_BYTES + 3)))
         return PeerList(members, int(1000 * self.time.local_s())).to_bytes()
 
-    def _is_there(self, peer_id: PeerId) -> bool:
+    def _has_record_in_force(self, peer_id: PeerId) -> bool:
         record = self.book.get(peer_id).record
         return record is not None and self.is_in_force(record)
 

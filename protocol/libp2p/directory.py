@@ -154,7 +154,7 @@ class DhtDirectory:
 
         Raises TransportError if members are known and none of them stores it, BadMessage if it is invalid by our clock.
         """
-        if self._shelf.read(record.to_bytes()) is None:
+        if self._shelf.keep_latest(record.to_bytes()) is None:
             raise BadMessage("the record has expired, is not of a member, or is not signed", hint="check this machine's clock")
         self._rpc.own = record
         await self._need_company()

@@ -113,7 +113,7 @@ class RecordProtocol:
         caller = PeerId(context.remote_id.to_bytes())  # raises BadMessage for keys other than Ed25519
         end = await self._end_of(caller)
         self._charge(caller, end, num_bytes)
-        return self._check_presented(caller, self.shelf.read(info.node_id), end), end
+        return self._check_presented(caller, self.shelf.keep_latest(info.node_id), end), end
 
     def _charge(self, caller: PeerId, end: str, num_bytes: int) -> None:
         """Charge bytes to a caller at multiaddr `end`. A caller on the local network counts as its own network. Raises Overload."""
@@ -139,7 +139,11 @@ class RecordProtocol:
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Ping a peer and return its record; None if it does not reply, or presents no member's record."""
         response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info()), dht_pb2.PingResponse)
-        return None if response is None else self._check_presented(peer, self.shelf.read(response.peer.node_id), await self._end_of(peer))
+        return (
+            None
+            if response is None
+            else self._check_presented(peer, self.shelf.keep_latest(response.peer.node_id), await self._end_of(peer))
+        )
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Return the records near a place that a member knows; None if it does not reply."""
@@ -149,10 +153,10 @@ class RecordProtocol:
         if response is None or len(response.results) != 1:
             return None
         shown = response.peer.node_id
-        self._check_presented(held.peer, known.get(shown) or self.shelf.read(shown), await self._end_of(held.peer))
+        self._check_presented(held.peer, known.get(shown) or self.shelf.keep_latest(shown), await self._end_of(held.peer))
         named = []
         for data in islice(split_reply(response.results[0].value), NAMED + NAMED_TOO):
-            if (one := known.get(data) or self.shelf.read(data)) is not None:
+            if (one := known.get(data) or self.shelf.keep_latest(data)) is not None:
                 named.append(one)
             await asyncio.sleep(0)  # yields to other tasks: checking a signature takes 0.3 ms
         return [one for one in named if can_be_called(one.record)]

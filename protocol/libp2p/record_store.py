@@ -36,7 +36,7 @@ class RecordStore:
         self.rng = rng or random.Random()
         self._view: dict[PeerId, Held] = {}
 
-    def read(self, data: bytes) -> Held | None:
+    def keep_latest(self, data: bytes) -> Held | None:
         """Parse and verify a record, and keep it if it is its peer's latest. Return None for an invalid record; never raise."""
         held = self._checked(data)
         if held is not None:

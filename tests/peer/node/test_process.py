@@ -192,7 +192,7 @@ def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: 
         assert running.emitted(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
         assert running.emitted(PeersSeen) == [PeersSeen(0)] and running.emitted(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
         assert "does not train" in (await answer_to_a_caller(network)).detail
-        assert network.shelf.read(member().to_bytes())
+        assert network.shelf.keep_latest(member().to_bytes())
         await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
         await running.stop()
         assert not network.announced, "it is nobody's partner"
@@ -201,7 +201,7 @@ def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: 
         home.invite.unlink()
         running = start(trains=False)
         network = await running.until("serving")
-        assert network.shelf.read(member().to_bytes()), "its shelf is of the run that it holds"
+        assert network.shelf.keep_latest(member().to_bytes()), "its shelf is of the run that it holds"
         assert set(network.entry_addresses()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
         await running.stop()
 

@@ -142,7 +142,7 @@ def test_records_that_the_caller_knows_are_sent_as_gists() -> None:
 def test_a_reply_holds_a_bounded_number_of_the_nearest_records() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 400):
-            held = one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
+            held = one.shelf.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
             assert held is not None
             one.holdings.put(held, "", NOW_S)
         response = await one.rpc_find(find(7, own_record(CALLER)), from_peer(CALLER))
@@ -165,7 +165,7 @@ def test_other_types_of_key_are_not_served() -> None:
 def test_a_flood_exhausts_only_the_callers_own_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 120):
-            one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
+            one.shelf.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
             one.neighbours.note_contact(held_of(record(seeded(number), addresses=HOME)), str(number))
         sent, refused = 0, 0
         for _ in range(1000):
@@ -223,7 +223,7 @@ def test_only_longlived_records_are_declared_as_known() -> None:
     async def test(one: RecordProtocol) -> None:
         known_to_last, ending, other = (record(seeded(7), 1, 300, HOME), record(seeded(8), 1, 100, HOME), record(seeded(9), 1, 300, HOME))
         for made in (known_to_last, ending):
-            assert one.shelf.read(made.to_bytes())
+            assert one.shelf.keep_latest(made.to_bytes())
         value = b"".join(b"\x08\x00" + made.gist for made in (known_to_last, ending, other))
         asked = answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
         assert await one.call_find(whom(), 0) == [held_of(known_to_last)]
