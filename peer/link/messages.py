@@ -1,4 +1,4 @@
-"""The records of the link: requests of the node, and replies and notices of the trainer. How they travel: socket.py.
+"""The records of the link: requests of the node, and replies and reports of the trainer. How they travel: socket.py.
 
 A request gets exactly one reply, or none where its class says so. Requests for coding or a copy are answered at once, the others at the
 trainer's next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie
