@@ -171,7 +171,7 @@ class StateTransfer:
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
         await self.ask_global_steps()
-        oldest, now = min(pieces.clocks.values()), self.sources.groups.typical_global_step(loop_s(), total_steps)
+        oldest, now = min(pieces.global_steps.values()), self.sources.groups.typical_global_step(loop_s(), total_steps)
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:

@@ -260,7 +260,7 @@ def other_builds(number: int) -> None:
         await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in peers))
         transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         for called in peers:
-            good = replace(hello_to(swarm, called.peer_id), global_step=called.clock, signature=b"")
+            good = replace(hello_to(swarm, called.peer_id), global_step=called.global_step, signature=b"")
             strange = draws.choice(
                 (
                     replace(good, protocol_version=draws.randint(2, 9)).signed(MALLORY),

@@ -229,7 +229,7 @@ def test_work_is_divided_evenly_among_optimizers(name: str) -> None:
     shares = divide_parameters(name, shapes, 3)
     assert sorted(key for share in shares for key in share) == sorted(shapes)
     values = [sum(math.prod(shapes[key]) for key in share) for share in shares]
-    if name == "muon":  # six matrices each, whoever has the embedding
+    if name == "muon":  # six matrices each, whichever rank has the embedding
         assert [sum("layers" in key for key in share) for share in shares] == [6, 6, 6]
     else:
         assert max(values) <= 1.1 * sum(values) / 3

@@ -150,13 +150,13 @@ async def until_all_see_all(residents: Sequence[Resident], within_s: float) -> f
 class Healed:
     """How it went with one seed."""
 
-    together_s: float  # from the first start, all through one door, until each saw every other
+    together_s: float  # from the first start, all through one bootstrap node, until each saw every other
     healed_s: float  # from the end of the cut until each saw every other again
     bytes_per_s: float  # what a peer sent and received over all this time
 
 
 def cut_and_heal(num_peers: int, cut_s: float, seed: int, *, directory: bool = False) -> Healed:
-    """Let a swarm find together through one door, cut it in two halves, and mend the cut."""
+    """Let a swarm connect through one bootstrap node, cut it in two halves, and mend the cut."""
 
     async def story() -> Healed:
         network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, silence_s=10.0))

@@ -32,7 +32,7 @@ def now() -> float:
 
 
 def adopted(joiner: Peer, source: Peer) -> bool:
-    """Return whether the joiner has just taken over this donor's weights and momentum."""
+    """Return whether the joiner has just taken over this source's weights and momentum."""
     pairs = zip(joiner.trainer.replica.fragments, source.trainer.replica.fragments, strict=True)
     return all(as_sent(theirs.slow, own.slow) and as_sent(theirs.momentum, own.momentum) for own, theirs in pairs)
 
@@ -53,7 +53,7 @@ def group(error: BaseException | None) -> BaseException | None:
 def test_a_late_joiner_takes_weights_momentum_and_global_step_and_warms_up_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         residents = swarm.start(2)
-        await swarm.until(lambda: all(completed(peer) >= 4 and peer.clock > 40 for peer in residents))
+        await swarm.until(lambda: all(completed(peer) >= 4 and peer.global_step > 40 for peer in residents))
         for peer in residents:
             peer.trainer.frozen = True
         await asyncio.sleep(12.0)
@@ -63,7 +63,7 @@ def test_a_late_joiner_takes_weights_momentum_and_global_step_and_warms_up_again
         assert joiner.lifecycle.refusal is RefusalCode.NOT_READY
         await swarm.until(lambda: joiner.trainer.started)
         assert any(adopted(joiner, source) for source in residents)
-        assert 0 <= residents[0].clock - joiner.clock <= 10, "as the donor's node last heard, a second ago at most"
+        assert 0 <= residents[0].global_step - joiner.global_step <= 10, "as the source's node last received, a second ago at most"
         assert torch.equal(joiner.fast, torch.cat([p.detach().flatten() for p in joiner.trainer.replica.parameters.values()]))
         rates = [peer.trainer.replica.steps_since_join() for peer in (joiner, residents[0])]
         assert rates[0] == 0 < rates[1], "its learning rate starts low again"
@@ -126,7 +126,7 @@ def test_a_joiner_waits_for_sources_that_have_not_begun(tmp_path: Path) -> None:
         joiners.append(swarm.add(**JOINER).start())
         await swarm.until(lambda: all(peer.trainer.started for peer in swarm.peers), within_s=30.0)
         await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
-        assert max(peer.clock for peer in swarm.peers) - min(peer.clock for peer in swarm.peers) < 60
+        assert max(peer.global_step for peer in swarm.peers) - min(peer.global_step for peer in swarm.peers) < 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -141,7 +141,7 @@ def test_a_founder_that_lost_its_disk_takes_over_the_run_that_goes_on(tmp_path: 
         await asyncio.sleep(25.0)
         founder.start()  # without a checkpoint
         await swarm.until(lambda: founder.trainer.started)
-        assert founder.clock >= min(peer.clock for peer in rest) - 20
+        assert founder.global_step >= min(peer.global_step for peer in rest) - 20
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -214,7 +214,7 @@ def test_finishing_leaves_all_peers_with_the_same_weights(tmp_path: Path, speeds
         for peer in peers:
             assert torch.equal(peer.fast, peers[0].fast), "the result is not the same at all"
             assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.fragments]))
-            assert peer.clock == 60 and peer.trainer.replica.phase is RunPhase.FINISH
+            assert peer.global_step == 60 and peer.trainer.replica.phase is RunPhase.FINISH
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
@@ -231,7 +231,7 @@ def test_the_last_one_alone_finishes_too(tmp_path: Path) -> None:
 def test_a_peer_that_dies_at_the_end_does_not_hold_the_others(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
-        await swarm.until(lambda: peers[0].clock >= 25)
+        await swarm.until(lambda: peers[0].global_step >= 25)
         peers[2].kill()
         await swarm.until(lambda: all(peer.is_done for peer in peers[:2]), within_s=120.0)
 

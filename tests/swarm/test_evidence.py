@@ -93,7 +93,7 @@ def begin(attack: Attack | None, swarm: Swarm, peers: list[Peer]) -> tuple[Sybil
         return None, None
 
     def global_step() -> int:
-        return min(TOTAL_STEPS, max(peer.clock for peer in peers) + attack.ahead_steps)
+        return min(TOTAL_STEPS, max(peer.global_step for peer in peers) + attack.ahead_steps)
 
     sybils = Sybils(swarm, attack.num_keys, global_step, lambda: attack.gives(peers), invite=int(attack.own_invite))
     if attack.finished:

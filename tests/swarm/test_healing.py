@@ -1,4 +1,4 @@
-"""A swarm that heals: after cuts, deaths of every door, and nights in which everybody moved. Figures: `python -m tests.swarm.healing`."""
+"""A swarm that heals: after cuts, deaths of all bootstrap nodes, and new addresses. Figures: `python -m tests.swarm.healing`."""
 
 from __future__ import annotations
 

@@ -176,7 +176,7 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
             stream = await transport.connect(a.peer_id, (), Purpose.MEET)
             terms = swarm.terms.fragments[fragment]
             hello = replace(hello_to(swarm, a.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes, signature=b"")
-            await stream.send(replace(hello, global_step=a.clock).signed(MALLORY))
+            await stream.send(replace(hello, global_step=a.global_step).signed(MALLORY))
             answers.append(await stream.receive())
         assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
         swarm.start(1)
@@ -193,7 +193,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
         while True:
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes)
-            hello = replace(hello, sender=caller.peer_id, global_step=victim.clock, nonce=os.urandom(16), signature=b"")
+            hello = replace(hello, sender=caller.peer_id, global_step=victim.global_step, nonce=os.urandom(16), signature=b"")
             await stream.send(hello.signed(caller))
             with contextlib.suppress(PeerGone):
                 while True:

@@ -28,7 +28,7 @@ def test_a_newcomer_gets_the_weights_that_most_heads_give(tmp_path: Path, num_ke
         await swarm.until(lambda: min(resident.trainer.replica.own_steps for resident in residents) >= 60)
         noise = (torch.randn(residents[0].slow.shape, generator=torch.Generator().manual_seed(1)) * 0.3).bfloat16()
         weights = noise.view(torch.int16).numpy().tobytes()
-        work = asyncio.create_task(Sybils(swarm, num_keys, lambda: residents[0].clock, lambda: weights, invite=3).run())
+        work = asyncio.create_task(Sybils(swarm, num_keys, lambda: residents[0].global_step, lambda: weights, invite=3).run())
         joiner = swarm.add(**JOINER)
         joiner.join_with(credential_of(swarm, joiner.identity, 0), place=9).start()
         await swarm.until(lambda: joiner.transfers, within_s=30.0)

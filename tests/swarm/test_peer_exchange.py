@@ -32,7 +32,7 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
     stream = await swarm.network.start_peer(MALLORY.peer_id, nobody).connect(listener.peer_id, (), Purpose.MEET)
     encoded = tuple(record.to_bytes() for record in records)
     await stream.send(
-        replace(hello_to(swarm, listener.peer_id), global_step=listener.clock, records=encoded, signature=b"").signed(MALLORY)
+        replace(hello_to(swarm, listener.peer_id), global_step=listener.global_step, records=encoded, signature=b"").signed(MALLORY)
     )
     assert isinstance(await stream.receive(), Hello)
     await stream.close()

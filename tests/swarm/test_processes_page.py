@@ -87,7 +87,7 @@ async def call(swarm: Swarm, entered: Entered) -> None:
     victim.trainer.frozen = True
     await asyncio.sleep(1.0)
     transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
-    hello = replace(hello_to(swarm, victim.peer_id), global_step=victim.clock, signature=b"").signed(MALLORY)
+    hello = replace(hello_to(swarm, victim.peer_id), global_step=victim.global_step, signature=b"").signed(MALLORY)
     payload = (np.float32(1000.0).tobytes() * hello.payload_bytes)[: hello.payload_bytes]
     no_sketch = hashlib.sha256().digest()
     digest = exchange_digest(no_sketch, no_sketch, hashlib.sha256(payload).digest())

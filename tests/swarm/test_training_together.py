@@ -109,7 +109,7 @@ def test_peers_of_unequal_speed_meet_and_the_clock_carries_the_slow_along(tmp_pa
             assert len(peer.partners()) == 3
         for peer in slow:
             assert peer.trainer.replica.own_steps < 0.3 * fast[0].trainer.replica.own_steps
-            assert peer.clock > 0.75 * fast[0].clock  # as of its last meeting
+            assert peer.global_step > 0.75 * fast[0].global_step  # as of its last meeting
             assert not peer.trainer.solo[1:]  # one perhaps, before anybody was known
 
     play(Swarm(tmp_path), story)

@@ -69,7 +69,7 @@ def test_without_partners_defer_waits(tmp_path: Path) -> None:
         assert torch.equal(peer.slow, before) and not peer.trainer.solo
         assert peer.trainer.replica.fragments[0].since.tokens == peer.trainer.replica.tokens, "what was learnt still counts"
         (late,) = swarm.start(1)
-        late.trainer.replica.global_step = peer.clock
+        late.trainer.replica.global_step = peer.global_step
         await swarm.until(lambda: completed(peer) >= 3)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(outer={"no_partner": "defer"})), story)

@@ -153,7 +153,7 @@ class Peer:
         return torch.cat([fragment.slow for fragment in self.trainer.replica.fragments])
 
     @property
-    def clock(self) -> int:
+    def global_step(self) -> int:
         return self.trainer.replica.global_step
 
     @property

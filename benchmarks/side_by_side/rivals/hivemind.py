@@ -24,7 +24,7 @@ MEET_S = 120.0
 
 def join_dht(seat: Seat) -> hivemind.DHT:
     """Start a DHT node that joins at peer 1; returns when all peers have joined."""
-    address_file = seat.meeting_place / "door"
+    address_file = seat.meeting_place / "address"
     initial = None if seat.number == 1 else wait_for(address_file).split()
     dht = hivemind.DHT(initial_peers=initial, host_maddrs=[f"/ip4/{seat.address}/tcp/{PORT}"], start=True)
     if seat.number == 1:

@@ -29,7 +29,7 @@ PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
         ([10.0], Level.WARN, "10.0 s behind"),
         ([], Level.OK, "no peer could be asked"),
     ],
-    ids=["slow by an hour", "fast by an hour", "one liar", "a little", "nobody there"],
+    ids=["slow by an hour", "fast by an hour", "one malicious peer", "a little", "nobody there"],
 )
 def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -> None:
     finding = clock(ahead_s)

@@ -1,4 +1,4 @@
-"""Getting in: through whichever door is open, however many others are shut, dead or lying."""
+"""Getting in: through any bootstrap node, however many others are down or malicious."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_an_address_without_a_peer_is_the_networks_fault() -> None:
 
 
 def test_addresses_from_a_malicious_peer_do_not_hide_others() -> None:
-    """A door without the manifest names sixteen that are not there; the next door of the invite is asked before them."""
+    """A bootstrap node without the manifest lists sixteen absent ones; the invite's next one is asked before them."""
 
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[Identity(bytes([number]) * 32) for number in range(100, 116)], manifest=OTHER)

@@ -178,7 +178,7 @@ def test_a_damaged_credential_in_the_home_is_like_none(tmp_path: Path) -> None:
 def test_a_small_document_does_not_end_the_stream_on_which_weights_come(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         source_peer, asker = swarm.start(2)
-        await swarm.until(lambda: source_peer.clock >= 3)
+        await swarm.until(lambda: source_peer.global_step >= 3)
         client = asker.member.client
         async with client.source(source_peer.peer_id, ()) as source:
             for _ in range(2):

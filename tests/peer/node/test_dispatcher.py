@@ -1,4 +1,4 @@
-"""The dispatcher: it refuses while nothing serves a purpose, and bans whoever breaks the protocol."""
+"""The dispatcher: it refuses while nothing serves a purpose, and bans a peer that breaks the protocol."""
 
 from __future__ import annotations
 

@@ -107,7 +107,7 @@ def test_one_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> No
         dead.trainer.frozen = True
         for peer in (quick, dead):
             peer.start()
-        await swarm.until(lambda: quick.clock > 15)
+        await swarm.until(lambda: quick.global_step > 15)
         dead.kill()
         await swarm.until(lambda: quick.lifecycle.finished, within_s=60.0)
         began_s = now()

@@ -1,4 +1,4 @@
-"""What the supervisor writes down for whoever comes after it."""
+"""What the supervisor records for the next start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""State and manifest over `Fetch` streams, part by part: checked, or refused, or the donor's fault."""
+"""State and manifest over `Fetch` streams, part by part: checked, or refused, or the source's fault."""
 
 from __future__ import annotations
 
@@ -49,9 +49,9 @@ async def whole(client: FetchClient, source_peer: Peer, num_bytes: int, part_byt
 
 
 async def still(swarm: Swarm) -> Peer:
-    """A donor that has trained a little and makes no more steps."""
+    """A source that has trained a little and makes no more steps."""
     (source_peer,) = swarm.start(1)
-    await swarm.until(lambda: source_peer.clock >= 5)
+    await swarm.until(lambda: source_peer.global_step >= 5)
     source_peer.trainer.frozen = True
     await asyncio.sleep(2.0)
     return source_peer
@@ -65,7 +65,7 @@ def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> N
     async def story(swarm: Swarm) -> None:
         source_peer = await still(swarm)
         data, header = await whole(asker(swarm), source_peer, swarm.terms.state_bytes, 7000)
-        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.global_step == source_peer.clock
+        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.global_step == source_peer.global_step
         assert data.startswith(source_peer.slow.bfloat16().view(torch.int16).numpy().tobytes())
         assert not list(source_peer.payloads.path("x").parent.glob("copy-*"))
 
@@ -76,7 +76,7 @@ def test_a_request_for_the_global_step_costs_the_source_no_copy(tmp_path: Path) 
     async def story(swarm: Swarm) -> None:
         source_peer = await still(swarm)
         header = await header_of(asker(swarm), source_peer.peer_id, ContentsKind.STATE)
-        assert (header.global_step, header.total_bytes) == (source_peer.clock, swarm.terms.state_bytes)
+        assert (header.global_step, header.total_bytes) == (source_peer.global_step, swarm.terms.state_bytes)
         assert not num_copies(source_peer)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -123,7 +123,7 @@ def test_a_copy_is_renewed_while_it_is_asked_for_and_let_go_afterwards(tmp_path:
         assert num_copies(source_peer) == 3 and header.global_step > kept.global_step, "its memory is not free again"
         await asyncio.sleep(20.0)  # 80 steps: an old copy would be behind before it is there
         _, header = await whole(asker(swarm, 1), source_peer, 100, 100)
-        assert header.global_step > source_peer.clock - 10
+        assert header.global_step > source_peer.global_step - 10
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -37,7 +37,7 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
 
     async def story(swarm: Swarm) -> None:
         residents = swarm.start(2, step_s=STEP_S)
-        await swarm.until(lambda: residents[0].clock >= 30)
+        await swarm.until(lambda: residents[0].global_step >= 30)
         bytes_per_s = swarm.terms.state_bytes / (gaps * GAP_STEPS * STEP_S)
         line = Wire(latency_s=0.02, bytes_per_s=bytes_per_s + TALK_BYTES_PER_S)
         joiner = swarm.add(waits_for_start=True, is_founder=False, step_s=STEP_S, wire=line)
@@ -73,7 +73,7 @@ def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Pat
         (honest, attacker), syncing = swarm.start(2), swarm.add()
         syncing.on_event = lambda event: synced.append(event) if isinstance(event, FragmentSynced) else None  # type: ignore[method-assign]
         syncing.start()
-        await swarm.until(lambda: min(peer.clock for peer in swarm.peers) >= 12)
+        await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= 12)
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
@@ -96,7 +96,7 @@ def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Pat
 def test_a_fragment_sync_moves_one_side_and_keeps_its_progress(tmp_path: Path, codec: str) -> None:
     async def story(swarm: Swarm) -> None:
         honest, syncing = swarm.start(2)
-        await swarm.until(lambda: min(honest.clock, syncing.clock) >= 12)
+        await swarm.until(lambda: min(honest.global_step, syncing.global_step) >= 12)
         for peer in (honest, syncing):
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)

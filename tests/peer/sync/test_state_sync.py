@@ -38,7 +38,7 @@ def test_a_peer_without_initial_weights_fetches_them(tmp_path: Path) -> None:
 
     async def story(swarm: Swarm) -> None:
         [resident] = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 1)
+        await swarm.until(lambda: resident.global_step >= 1)
         newcomers = [swarm.add(waits_for_start=True, is_founder=is_founder, has_start=False).start() for is_founder in (False, True)]
         await swarm.until(lambda: all(peer.transfers for peer in newcomers), within_s=60.0)
         await swarm.until(lambda: all(peer.trainer.started for peer in newcomers), within_s=10.0)
@@ -55,7 +55,7 @@ def test_only_a_peer_behind_the_runs_gap_takes_over_weights(tmp_path: Path) -> N
         async def halt_at(steps: int) -> None:
             for resident in residents:
                 resident.trainer.frozen = False
-            await swarm.until(lambda: min(resident.clock for resident in residents) >= steps)
+            await swarm.until(lambda: min(resident.global_step for resident in residents) >= steps)
             for resident in residents:
                 resident.trainer.frozen = True
 
@@ -64,10 +64,10 @@ def test_only_a_peer_behind_the_runs_gap_takes_over_weights(tmp_path: Path) -> N
         straggler.trainer.frozen = True
         straggler.start()
         await asyncio.sleep(60.0)
-        assert straggler.clock == 0, "its own weights were good enough"
+        assert straggler.global_step == 0, "its own weights were good enough"
         await halt_at(far)
         await swarm.until(lambda: straggler.transfers, within_s=60.0)
-        assert straggler.clock > far - 20 and any(torch.allclose(straggler.slow, resident.slow, atol=0.05) for resident in residents)
+        assert straggler.global_step > far - 20 and any(torch.allclose(straggler.slow, resident.slow, atol=0.05) for resident in residents)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -101,7 +101,7 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
         assert wanted(sync.view()) is None
         report(sync, others, TOO_FAR, OUTCAST - 1)
         target = wanted(sync.view())
-        assert target is not None and peer.clock < target.earliest_step <= 1000, "only a donor that is further than we are"
+        assert target is not None and peer.global_step < target.earliest_step <= 1000, "only a source that is further than we are"
         assert target.latest_step == 1000 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -132,7 +132,7 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
             report(sync, others, TOO_FAR, num_reports)
             assert wanted(sync.view()) is None
             await asyncio.sleep(LOOK_S + 8.0)  # dead peers are asked for their clocks
-            assert (peer.clock == 20 + 45) == has_moved
+            assert (peer.global_step == 20 + 45) == has_moved
         assert torch.equal(peer.slow, before)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -156,7 +156,7 @@ def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        sync, others = peer.node.state_sync, know(peer, 4, peer.clock + 10)
+        sync, others = peer.node.state_sync, know(peer, 4, peer.global_step + 10)
         report(sync, others, TOO_FAR, 100)
         assert wanted(sync.view()) is None
 

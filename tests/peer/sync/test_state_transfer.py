@@ -1,4 +1,4 @@
-"""Getting a state to begin with: the next donor goes on where one fails, and only a unanimous no sends us away."""
+"""Getting a state to begin with: the next source goes on where one fails, and only a refusal by all ends the attempt."""
 
 from __future__ import annotations
 
@@ -71,17 +71,17 @@ def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Pat
 
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 5)
+        await swarm.until(lambda: resident.global_step >= 5)
         resident.trainer.frozen = True
         swarm.network.start_peer(MALLORY.peer_id, announces_too_much)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         assert await joining.ask_everybody(wanted(swarm)) is None
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
-        assert peer.trainer.started and peer.clock == resident.clock and torch.allclose(peer.slow, resident.slow, atol=0.01)
+        assert peer.trainer.started and peer.global_step == resident.global_step and torch.allclose(peer.slow, resident.slow, atol=0.01)
         (transferred,) = peer.transfers
         assert (transferred.sources, transferred.global_step, transferred.num_bytes) == (
             (str(resident.peer_id),),
-            resident.clock,
+            resident.global_step,
             swarm.terms.state_bytes,
         )
         assert transferred.seconds > 0.0 and transferred.fetched_bytes == transferred.num_bytes
@@ -94,13 +94,13 @@ def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Pat
 def test_a_source_with_another_global_step_is_unused_and_not_banned(tmp_path: Path, off_steps: int) -> None:
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 5)
+        await swarm.until(lambda: resident.global_step >= 5)
         resident.trainer.frozen = True
         peer, joining = await newcomer(swarm, resident)
         before = peer.hash
-        bounds = (resident.clock + 1,) if off_steps > 0 else (0, resident.clock - 1)
+        bounds = (resident.global_step + 1,) if off_steps > 0 else (0, resident.global_step - 1)
         answers = await joining.ask_everybody(wanted(swarm, *bounds))
-        assert peer.book.get(resident.peer_id).global_step == resident.clock, "its answer is later news than its record"
+        assert peer.book.get(resident.peer_id).global_step == resident.global_step, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
         assert not peer.transfers
         assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
@@ -153,7 +153,7 @@ def test_a_source_of_nonsense_costs_one_more_download_and_is_banned(tmp_path: Pa
 
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 5)
+        await swarm.until(lambda: resident.global_step >= 5)
         resident.trainer.frozen = True
         swarm.network.start_peer(MALLORY.peer_id, gives_nonsense)
         peer, joining = await newcomer(swarm, MALLORY, resident)
@@ -168,7 +168,7 @@ def test_a_source_of_nonsense_costs_one_more_download_and_is_banned(tmp_path: Pa
 def test_a_full_disk_is_reported_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 5)
+        await swarm.until(lambda: resident.global_step >= 5)
         _, joining = await newcomer(swarm, resident)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
         with pytest.raises(BadSettings, match=r"MB are free"):
@@ -182,7 +182,7 @@ def test_a_full_disk_is_reported_before_anything_is_fetched(tmp_path: Path, monk
 def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 5)
+        await swarm.until(lambda: resident.global_step >= 5)
         resident.trainer.frozen = True
         for fragment in resident.trainer.replica.fragments:
             fragment.slow = fragment.slow + torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(3))

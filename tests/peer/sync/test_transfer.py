@@ -77,7 +77,7 @@ def joining(tmp_path: Path, wire: Wire, breaks: list[int]) -> tuple[Asked, Peer,
 
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.clock >= 20)
+        await swarm.until(lambda: resident.global_step >= 20)
         resident.trainer.frozen = True
         joiner = swarm.add(**JOINER)
         joiner.trainer.frozen = True

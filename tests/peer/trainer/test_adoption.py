@@ -60,7 +60,7 @@ def test_weights_are_of_the_size_of_ours(tmp_path: Path, times: float, is_sane: 
 def test_one_huge_fragment_is_enough_to_be_refused_and_one_of_zeros_is_not(tmp_path: Path) -> None:
     replica, values = own(tmp_path)
     numel = replica.fragments[0].slow.numel()
-    replica.fragments[0].slow.zero_()  # ours begin with zeros, the donor's do no more
+    replica.fragments[0].slow.zero_()  # ours begin with zeros, the source's do no more
     assert reason(replica, values) == ""
     values[:numel] = 3e38
     assert replica.fragments[0].codec.fragment.name in reason(replica, values)

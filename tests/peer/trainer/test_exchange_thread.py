@@ -30,7 +30,7 @@ NO_MEETING = "no such meeting here: the trainer or the link was restarted"
 
 
 class Gate(FragmentCodec):
-    """A codec that waits at the door before it encodes."""
+    """A codec that waits for the release before it encodes."""
 
     def __init__(self, inner: FragmentCodec) -> None:
         super().__init__(inner.fragment, inner.codec)
@@ -98,7 +98,7 @@ class Trainer:
         return gate
 
     def prepare(self, gate: Gate) -> None:
-        """Open a meeting, and have its message encoded up to the door."""
+        """Open a meeting, and have its message encoded up to the release."""
         self.ask(messages.Open(1, 0))
         self.boundary()
         self.reply()

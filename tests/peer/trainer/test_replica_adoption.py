@@ -22,7 +22,7 @@ from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pa
 
 
 def copy_of(source: Replica, folder: Path) -> str:
-    """Have the donor write its state; return the file's path."""
+    """Have the source write its state; return the file's path."""
     assert source.handle(messages.CopyState("copy-1")) == messages.Written("copy-1", "")
     return str(folder / "copy-1")
 

@@ -127,7 +127,7 @@ def test_near_key_ids_push_out_only_their_own(monkeypatch: pytest.MonkeyPatch) -
     for one in reversed(near):
         holdings.put(one, "6.6.0.0/16", NOW_S)
     assert set(honest) <= set(holdings.all())
-    assert near[0] in holdings.all(), "of a crowd the nearest stay"
+    assert near[0] in holdings.all(), "of many the nearest stay"
 
 
 def test_expired_records_make_room_first(monkeypatch: pytest.MonkeyPatch) -> None:
