@@ -11,12 +11,18 @@ import pytest
 from gossamer.peer.machine.states import STATES, changed
 
 ROOT = Path(__file__).parents[3]
-REPORTED = {"ProcessReported", "changed", "_set_final_state", "_say", "StateChanged"}  # calls that begin with a state and its reason
-PROCESS_ONLY = {"ready"}  # the trainer's word to the supervisor, which waits for the node's
+REPORTED = {
+    "ProcessReported",
+    "changed",
+    "_set_final_state",
+    "_report_state",
+    "StateChanged",
+}  # calls that begin with a state and its reason
+PROCESS_ONLY = {"ready"}  # a report of the trainer to the supervisor, which waits for the node's
 
 
 def reported_states() -> Iterator[tuple[str, str]]:
-    """Yield each state that the code names where it tells of one, with the place."""
+    """Yield each state that the code names where it reports one, with the place."""
     for path in (ROOT / "peer").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call) or len(call.args) < 2:
