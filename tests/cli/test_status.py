@@ -67,7 +67,7 @@ def test_costs_show_whether_energy_is_measured_or_estimated() -> None:
         "watt_hours": 2.0,
     }
     energy = {"watt_hours": 1.5, "how": "estimated"}
-    shown = rows(earlier=earlier, energy=energy, tokens=900, own_steps=9, started=NOW_S - 1800, heard=NOW_S)
+    shown = rows(earlier=earlier, energy=energy, tokens=900, own_steps=9, started=NOW_S - 1800, updated=NOW_S)
     assert shown["costs"] == "1.5 hours, 1.0 GB in meetings, 3.5 Wh (estimated)"
     assert shown["traffic"] == "0 B up, 0 B down in meetings, in this start; 0 B in all this month"
     assert shown["my part"] == "900 tokens in 9 steps, 3 meetings since it joined 2 h 0 min ago; 0 tokens/s now"
