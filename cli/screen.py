@@ -131,11 +131,6 @@ def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10, unit
         yield _bars(progress)
 
 
-def show_reading(show: Meter, done_bytes: int, total_bytes: int) -> None:
-    """Draw how far the reading of a checkpoint is."""
-    show("reading the checkpoint, MB", done_bytes // 1_000_000, max(1, total_bytes // 1_000_000), None)
-
-
 def _lines(stream: TextIO, what: str, num_lines: int, unit: str) -> Meter:
     shown: dict[str, int] = {}
 
