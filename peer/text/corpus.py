@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
-from gossamer.peer.text.document import HELD_OUT_SHARE
-from gossamer.peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
+from gossamer.peer.text.documents import GIVE_TEXT, HELD_OUT_SHARE, read_texts, standard_library, text_files
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
 from gossamer.protocol.errors import BadSettings
 
@@ -132,12 +131,10 @@ class MixedCorpus(Corpus):
 
 def dealt(weights: Sequence[float]) -> list[int]:
     """Return the number of windows of a block for each weight: BLOCK in total, rounded by the largest remainders."""
-    shares = [BLOCK * weight / math.fsum(weights) for weight in weights]
-    counts = [math.floor(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda part: counts[part] - shares[part])
-    for part in by_remainder[: BLOCK - sum(counts)]:
-        counts[part] += 1
-    return counts
+    shares = BLOCK * np.asarray(weights) / math.fsum(weights)
+    counts = np.floor(shares).astype(int)
+    counts[np.argsort(counts - shares, kind="stable")[: BLOCK - counts.sum()]] += 1
+    return list(map(int, counts))
 
 
 Tell = Callable[[int, int], None]  # called with the bytes tokenized so far and the total

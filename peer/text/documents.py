@@ -6,6 +6,7 @@ content in an operator's text. So text that two peers share is held out at both.
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -13,9 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from gossamer.peer.text.document import Document, content, is_held_out
+import numpy as np
+import numpy.typing as npt
+
 from gossamer.protocol.errors import BadSettings
 
+HELD_OUT_SHARE = 0.05
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
@@ -23,6 +27,16 @@ TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".jsonl.zst": "json", ".parquet
 
 # Of little value for training, or not on every machine: generated tables and texts, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
+
+
+Document = str | npt.NDArray[np.int64]
+"""Text, or the tokens of a text that was tokenized before."""
+
+
+def is_held_out(document: Document) -> bool:
+    """Return whether a document belongs to the held-out share, by the hash of its content: the same at every peer."""
+    content = document.encode() if isinstance(document, str) else document.tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") < HELD_OUT_SHARE * 2**64
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +56,7 @@ def standard_library() -> Iterator[Block]:
             text = (root / name).read_bytes().decode()
         except (OSError, UnicodeDecodeError):  # a dangling link of the distribution, or a sample of another encoding
             continue
-        yield Block(text, is_held_out(name.encode()), ends_document=True)
+        yield Block(text, is_held_out(name), ends_document=True)
 
 
 def _source_names(root: Path) -> Iterator[str]:
@@ -95,7 +109,7 @@ def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
     from gossamer.peer.text.document_stream import table_documents  # `datasets` takes long to import
 
     for document in table_documents(file, kind, column):
-        yield Block(document, is_held_out(content(document)), ends_document=True)
+        yield Block(document, is_held_out(document), ends_document=True)
 
 
 def _blocks(file: Path) -> Iterator[Block]:
@@ -105,7 +119,7 @@ def _blocks(file: Path) -> Iterator[Block]:
             if "\0" in text:
                 raise BadSettings(f"{file} is binary, not text", hint=f"{GIVE_TEXT} only; take this file out")
             following = _next_text(source)
-            yield Block(text, is_held_out(text.encode()), ends_document=not following)
+            yield Block(text, is_held_out(text), ends_document=not following)
             text = following
 
 
