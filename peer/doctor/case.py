@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import kept_port, need_port, usual_port
+from gossamer.peer.machine.port import free_port, kept_port
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.protocol.errors import BadSettings, GossamerError
 from gossamer.protocol.identity import Identity
@@ -111,9 +111,7 @@ class Case:
 
     def free_port(self) -> int:
         """Return the port that a peer would listen on, 0 for any. Raises BadSettings if it cannot."""
-        port = usual_port(self.home, self.listen) if self.port is None else self.port
-        need_port(self.listen, port)
-        return port
+        return free_port(self.home, self.listen, self.port)
 
     def _visit(self) -> CallRound:
         try:
