@@ -78,7 +78,8 @@ def report_failure(failure: BaseException) -> ExitCode:
             _report(str(failure), failure.hint)
             return failure.exit_code
         case typer.TyperException():
-            _report(_sentence(failure.format_message()), "`peer --help` lists the verbs, `peer VERB --help` the options of one")
+            message = failure.format_message().strip().removesuffix(".")
+            _report(message[:1].lower() + message[1:], "`peer --help` lists the verbs, `peer VERB --help` the options of one")
             return ExitCode.BAD_INPUT
         case KeyboardInterrupt() | typer.Abort():
             _report("interrupted")
@@ -93,11 +94,6 @@ def _report(message: str, hint: str = "") -> None:
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
-
-
-def _sentence(message: str) -> str:
-    first = message.strip().removesuffix(".")
-    return first[:1].lower() + first[1:]
 
 
 def main() -> int:
