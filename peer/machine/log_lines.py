@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from operator import attrgetter
@@ -48,7 +48,6 @@ class LogLine:
 
 
 def _level_of(event: events.Event) -> str:
-    """Return the log level of an event."""
     if isinstance(event, _QUIET):
         return "debug"
     if isinstance(event, events.StateChanged) and event.state == "failed":
@@ -122,8 +121,3 @@ def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     if log.exists() and log.stat().st_size > max_bytes:
         shutil.copyfile(log, events.older(log))
         os.truncate(log, 0)
-
-
-def at_least(lines: Iterable[LogLine], level: str) -> Iterator[LogLine]:
-    """Yield the lines of this level or above."""
-    return (line for line in lines if LEVELS.index(line.level) >= LEVELS.index(level))
