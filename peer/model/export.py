@@ -20,7 +20,7 @@ from gossamer.peer.machine.status import VERSION
 from gossamer.peer.model.evaluation import measured_loss, open_corpus, reported_batches
 from gossamer.peer.model.model import build_model, quiet_transformers
 from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, set_weights, show_nothing, slow_weights
-from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
+from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 
@@ -122,21 +122,16 @@ def _write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> No
     """Write the files of AutoModelForCausalLM and AutoTokenizer. Raises OSError when the disk refuses."""
     tokenizer = load_tokenizer(manifest.tokenizer)
     model.eval()
-    if tokenizer.name == BYTES:
-        _end_with(model, tokenizer)
+    if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
+        for config in (model.config, model.generation_config):
+            config.bos_token_id = None
+            config.eos_token_id = config.pad_token_id = tokenizer.document_end
     with quiet_transformers():
         try:
             model.save_pretrained(folder)
             tokenizer.save(folder)
         except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
             raise OSError(str(error)) from error
-
-
-def _end_with(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-    """Stop generation at the end of a document: an architecture's default token ids do not apply to bytes."""
-    for config in (model.config, model.generation_config):
-        config.bos_token_id = None
-        config.eos_token_id = config.pad_token_id = tokenizer.document_end
 
 
 def _refuse_foreign(folder: Path) -> None:
