@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -118,12 +119,7 @@ class Case:
             invite, held, own = self.invite(), self.held(), self.identity()
         except (GossamerError, OSError) as error:
             return CallRound(f"nobody can be asked: {error}")
-        return visit(self.home, invite, held, own, self._place())
-
-    def _place(self) -> Place:
-        if self.home.holder():
-            return Place(self.listen, 0, kept_port(self.home))
-        try:
-            return Place(self.listen, self.free_port())
-        except BadSettings:  # reported by another check
-            return Place(DEFAULT_HOST, 0)
+        place = Place(DEFAULT_HOST, 0)
+        with suppress(BadSettings):  # reported by another check
+            place = Place(self.listen, 0, kept_port(self.home)) if self.home.holder() else Place(self.listen, self.free_port())
+        return visit(self.home, invite, held, own, place)

@@ -23,7 +23,12 @@ HELD_OUT_SHARE = 0.05
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
-TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".jsonl.zst": "json", ".parquet": "parquet"}
+TABLES = {
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".jsonl.zst": "json",
+    ".parquet": "parquet",
+}  # endings of names, and the words of the datasets library
 
 # Of little value for training, or not on every machine: generated tables and texts, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
@@ -93,16 +98,12 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
     """
     for file in files:
         try:
-            yield from _rows(file, kind, column) if (kind := _table_kind(file)) else _blocks(file)
+            kind = next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
+            yield from _rows(file, kind, column) if kind else _blocks(file)
         except UnicodeDecodeError as error:
             raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
         except OSError as error:
             raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
-
-
-def _table_kind(file: Path) -> str | None:
-    """Return the kind of table by the file's name, in the words of the datasets library; None for text."""
-    return next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
 
 
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
