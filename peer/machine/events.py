@@ -13,8 +13,10 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Final, Literal, dataclass_transform
+from typing import Annotated, Any, Final, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -25,7 +27,7 @@ Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
-class Stamped:
+class Event:
     """Fields of every event; makes a frozen dataclass of each subclass. Comparisons ignore the time."""
 
     ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
@@ -37,21 +39,21 @@ class Stamped:
         dataclass(frozen=True)(cls)
 
 
-class PeerStarted(Stamped):
+class PeerStarted(Event):
     """The peer was started; the events up to the next PeerStarted are one session."""
 
     peer_id: str  # base58
     earlier: dict[str, float] = field(default_factory=dict)  # totals of all earlier starts: `lifetime` in Status
 
 
-class RunKnown(Stamped):
+class RunKnown(Event):
     """The manifest is on disk, so the trainer may begin."""
 
     run_id: str  # hexadecimal
     total_steps: int  # length of the run
 
 
-class ModelBuilt(Stamped):
+class ModelBuilt(Event):
     """The trainer has built the model."""
 
     params: int
@@ -60,7 +62,7 @@ class ModelBuilt(Stamped):
     peak_flops: float = 0.0  # of the device a second, in the number format of the matrix products; 0 where it is not known
 
 
-class ComputingSet(Stamped):
+class ComputingSet(Event):
     """How this peer computes its inner steps has changed."""
 
     precision: str  # of matrix products: bf16 or fp32
@@ -71,7 +73,7 @@ class ComputingSet(Stamped):
     reason: str  # why
 
 
-class StateChanged(Stamped):
+class StateChanged(Event):
     """The state of the peer has changed."""
 
     state: str  # as in Status
@@ -79,25 +81,25 @@ class StateChanged(Stamped):
     way_out: str = ""  # what ends it
 
 
-class PeersSeen(Stamped):
+class PeersSeen(Event):
     """The number of peers in sight has changed."""
 
     num_peers: int  # other peers, known to be online
 
 
-class AddressesChanged(Stamped):
+class AddressesChanged(Event):
     """The addresses of this peer have changed."""
 
     addresses: tuple[str, ...]
 
 
-class ConnectionsChanged(Stamped):
+class ConnectionsChanged(Event):
     """Connections to other peers were opened or closed."""
 
     routes: dict[str, str]  # of open connections: PeerId (base58) to local, direct, punched or relayed
 
 
-class StepDone(Stamped):
+class StepDone(Event):
     """Progress of the trainer, about once a second; no loss and no rate without an inner step since the previous StepDone."""
 
     step: int  # own inner steps so far
@@ -114,13 +116,13 @@ class StepDone(Stamped):
     evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
 
 
-class NodeSpent(Stamped):
+class NodeSpent(Event):
     """Processor time of the node so far; written every few seconds while it may meet."""
 
     cpu_s: Figure  # processor time of the node process and its daemon, without their start
 
 
-class MeetingDone(Stamped):
+class MeetingDone(Event):
     """A meeting ended, with any outcome."""
 
     partner: str  # PeerId, base58
@@ -134,21 +136,21 @@ class MeetingDone(Stamped):
     round_trip_s: Figure = math.nan  # from our decision to the partner's, its disk included; null where it decided first
 
 
-class IntervalSet(Stamped):
+class IntervalSet(Event):
     """How often this peer meets has changed."""
 
     inner_steps: int  # mean countdown of a fragment
     reason: str  # what sets it
 
 
-class SoloStep(Stamped):
+class SoloStep(Event):
     """A fragment took its outer step without a partner."""
 
     fragment: int
     reason: str
 
 
-class CheckpointSaved(Stamped):
+class CheckpointSaved(Event):
     """A checkpoint is on disk."""
 
     step: int
@@ -158,21 +160,21 @@ class CheckpointSaved(Stamped):
     stopped_s: Figure = 0.0  # that the trainer stood still, for the copy
 
 
-class CheckpointFailed(Stamped):
+class CheckpointFailed(Event):
     """A checkpoint could not be written; the earlier ones are untouched."""
 
     step: int
     reason: str
 
 
-class CheckpointRejected(Stamped):
+class CheckpointRejected(Event):
     """A checkpoint on disk is damaged; an earlier one is used."""
 
     path: str
     reason: str
 
 
-class EvalDone(Stamped):
+class EvalDone(Event):
     """The held-out loss was measured."""
 
     step: int
@@ -180,14 +182,14 @@ class EvalDone(Stamped):
     num_batches: int
 
 
-class OutputsMoved(Stamped):
+class OutputsMoved(Event):
     """The effect of a meeting on this peer's outputs was measured."""
 
     fragment: int
     distance: Figure  # Jensen-Shannon, nats per token, between the outputs before and after, on a fixed held-out text
 
 
-class StateTransferred(Stamped):
+class StateTransferred(Event):
     """Slow weights and global step were adopted from other peers."""
 
     sources: tuple[str, ...]  # PeerIds, base58; who gave most comes first
@@ -197,7 +199,7 @@ class StateTransferred(Stamped):
     seconds: Figure
 
 
-class FragmentSynced(Stamped):
+class FragmentSynced(Event):
     """A fragment sync ended: slow weights were fetched from another peer, which did not change its own."""
 
     source: str  # PeerId, base58
@@ -208,7 +210,7 @@ class FragmentSynced(Stamped):
     reason: str  # why they were not taken over; empty when they were
 
 
-class ResultTaken(Stamped):
+class ResultTaken(Event):
     """The peer has adopted the run's result: from now on its weights equal it bit for bit."""
 
     name: str  # SHA-256 of the hashes of its pieces, hexadecimal
@@ -217,41 +219,41 @@ class ResultTaken(Stamped):
     seconds: Figure
 
 
-class NodeRestarted(Stamped):
+class NodeRestarted(Event):
     """The node process ended unexpectedly and was started again."""
 
     reason: str
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
-class TrainerRestarted(Stamped):
+class TrainerRestarted(Event):
     """The trainer process ended unexpectedly and was started again."""
 
     reason: str
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
-class LimitsSet(Stamped):
+class LimitsSet(Event):
     """These limits hold from now on."""
 
     limits: dict[str, str]  # settings by name, as the operator wrote them; those that limit nothing are left out
 
 
-class EnergyUsed(Stamped):
+class EnergyUsed(Event):
     """Energy that this start of the peer has used so far; written every 30 s."""
 
     watt_hours: Figure
     how: str  # measured, or estimated
 
 
-class Warned(Stamped):
+class Warned(Event):
     """A condition that does harm if it persists."""
 
     topic: str  # at most one warning for each topic is in force
     words: str  # empty: the condition has ended
 
 
-class EventsLost(Stamped):
+class EventsLost(Event):
     """Events before this one could not be written."""
 
     num_events: int
@@ -261,40 +263,44 @@ class EventsLost(Stamped):
 QUIET = "quiet"  # state of a node that pauses and whose meetings have ended
 
 
-class ProcessReported(Stamped):
+class Report(Event):
+    """The base of the events for the supervisor only: they are not written to the file."""
+
+
+class ProcessReported(Report):
     """The state of the node or the trainer; the peer's state is composed of both."""
 
     state: str  # the trainer: ready training finishing; the node: joining waiting quiet, without a trainer serving
     reason: str
 
 
-class ProgressMade(Stamped):
+class ProgressMade(Report):
     """Progress of a long operation, reported about once a second."""
 
     work: str  # the operation: downloading weights, tokenizing the text
     share: Figure  # completed part; 1 ends it
 
 
-class OthersTrained(Stamped):
+class OthersTrained(Report):
     """The number of tokens that the other peers in sight report, in total."""
 
     tokens: int
 
 
-class MonthCounted(Stamped):
+class MonthCounted(Report):
     """Network traffic of this peer in the current month (local time), over all its starts."""
 
     num_bytes: int
 
 
-class TrafficCounted(Stamped):
+class TrafficCounted(Report):
     """Network traffic of this node process so far."""
 
     sent_bytes: int
     received_bytes: int
 
 
-class ProcessFailed(Stamped):
+class ProcessFailed(Report):
     """The error that ends a process."""
 
     error: str
@@ -303,15 +309,8 @@ class ProcessFailed(Stamped):
     final: bool  # a restart would fail in the same way
 
 
-Written = (
-    PeerStarted | RunKnown | ModelBuilt | ComputingSet | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone
-    | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
-    | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
-)  # fmt: skip
-Told = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
-Event = Written | Told
-
-_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+_KINDS: Any = reduce(or_, {*Event.__subclasses__(), *Report.__subclasses__()} - {Report})
+_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[_KINDS, Field(discriminator="event")])
 
 
 class EventLog:

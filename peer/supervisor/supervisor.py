@@ -341,7 +341,7 @@ class Supervisor:
 
     def _note(self, event: Event) -> None:
         self.status = apply(self.status, event)
-        if isinstance(event, events.Written):
+        if not isinstance(event, events.Report):
             self._log.append(event)
 
     async def _look(self) -> None:
