@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -13,9 +13,6 @@ from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.config import LocalSettings, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
-
-if TYPE_CHECKING:
-    from gossamer.peer.doctor.finding import Finding
 
 InviteText = Annotated[
     str | None,
@@ -48,7 +45,9 @@ def doctor(
     for name, finding in examine(Case(folder, invite, local.devices, local.listen, port)):
         found.append((name, finding))
         if not as_json:
-            show(name, finding)
+            print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
+            if finding.way_out:
+                print(f"{'':<21}-> {finding.way_out}", flush=True)
     code = exit_code([finding for _, finding in found])
     if as_json:
         checks = [
@@ -56,10 +55,3 @@ def doctor(
         ]
         print(json.dumps({"exit_code": int(code), "checks": checks}))
     return int(code)
-
-
-def show(name: str, finding: Finding) -> None:
-    """Print a finding as a line, and the way out below it."""
-    print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
-    if finding.way_out:
-        print(f"{'':<21}-> {finding.way_out}", flush=True)

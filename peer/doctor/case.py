@@ -110,10 +110,6 @@ class Case:
         signed = self.held() or self.visit().manifest
         return signed.manifest() if signed else Manifest()
 
-    def free_port(self) -> int:
-        """Return the port that a peer would listen on, 0 for any. Raises BadSettings if it cannot."""
-        return free_port(self.home, self.listen, self.port)
-
     def _visit(self) -> CallRound:
         try:
             invite, held, own = self.invite(), self.held(), self.identity()
@@ -121,5 +117,8 @@ class Case:
             return CallRound(f"nobody can be asked: {error}")
         place = Place(DEFAULT_HOST, 0)
         with suppress(BadSettings):  # reported by another check
-            place = Place(self.listen, 0, kept_port(self.home)) if self.home.holder() else Place(self.listen, self.free_port())
+            if self.home.holder():
+                place = Place(self.listen, 0, kept_port(self.home))
+            else:
+                place = Place(self.listen, free_port(self.home, self.listen, self.port))
         return visit(self.home, invite, held, own, place)
