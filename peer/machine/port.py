@@ -28,7 +28,9 @@ def free_port(home: Home, listen: str, wanted: int | None) -> int:
         ) from error
     port = kept_port(home) if wanted is None else wanted
     try:
-        _try(listen, port)
+        with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((listen, port))
     except (OSError, OverflowError) as error:
         if wanted is None and port:
             return free_port(home, listen, 0)
@@ -55,10 +57,3 @@ def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
     if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
         with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
             file.write_text(own[0])
-
-
-def _try(listen: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((listen, port))
