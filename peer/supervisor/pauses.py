@@ -127,12 +127,8 @@ class MonthlyTraffic:
         local = datetime.fromtimestamp(now_s)
         year, month = divmod(local.year * 12 + local.month, 12)
         until_s = datetime(year, month + 1, 1).timestamp()  # of the next month
-        return Pause(
-            f"this month's traffic of {limit} is used up, until {clock_text(until_s, now_s)}",
-            "ends by itself then; `peer config monthly_traffic SIZE` allows more",
-            until_s=until_s,
-            is_offline=True,
-        )
+        reason = f"this month's traffic of {limit} is used up, until {clock_text(until_s, now_s)}"
+        return Pause(reason, "ends by itself then; `peer config monthly_traffic SIZE` allows more", until_s, is_offline=True)
 
 
 class Pauses:

@@ -136,12 +136,9 @@ def _need_column(name: str, column: str, row: dict[str, Any]) -> None:
     if _is_document(row.get(column)):
         return
     columns = ", ".join(name for name, value in row.items() if _is_document(value))
-    raise BadManifest(
-        f"{name} has no text in a column {column!r}",
-        hint=f"set [data] column; its columns of text: {columns}"
-        if columns
-        else "it has no column of text: name another data set in [data]",
-    )
+    has_none = "it has no column of text: name another data set in [data]"
+    hint = f"set [data] column; its columns of text: {columns}" if columns else has_none
+    raise BadManifest(f"{name} has no text in a column {column!r}", hint=hint)
 
 
 def _is_document(value: object) -> bool:
