@@ -26,10 +26,7 @@ MAX_LOG_BYTES = 16 << 20  # of stderr; as much again is kept beside it
 TAIL_BYTES = 4 << 20  # how far back each file is read
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-_QUIET = (
-    events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved,
-    events.ConnectionsChanged,
-)  # fmt: skip
+_QUIET = (events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved, events.ConnectionsChanged)
 _TROUBLE = (
     events.CheckpointFailed, events.CheckpointRejected, events.NodeRestarted, events.TrainerRestarted, events.Warned, events.EventsLost,
 )  # fmt: skip

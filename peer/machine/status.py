@@ -102,10 +102,8 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the public keys as a JSON-able object; a number that is not finite is null."""
-        shown: dict[str, Any] = {name: getattr(self, name) for name in SHOWN}
-        for name in ("loss", "eval_loss", "output_distance"):
-            if shown[name] is not None and not math.isfinite(shown[name]):
-                shown[name] = None
+        values = ((name, getattr(self, name)) for name in SHOWN)
+        shown = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values}
         return shown | {
             "mfu": self.mfu,
             "token_share": self.token_share,
