@@ -62,10 +62,7 @@ def install(folder: Home, invite: str | None) -> None:
     systemctl("enable", "--now", file.name)
     print("the peer runs: `peer status` shows its state, `peer logs` its log", file=sys.stderr)
     if not lingers():
-        print(
-            "hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot",
-            file=sys.stderr,
-        )
+        print("hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot", file=sys.stderr)
 
 
 def remove(folder: Home) -> None:
