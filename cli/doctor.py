@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import suppress
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,6 +13,9 @@ from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.config import LocalSettings, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
+
+if TYPE_CHECKING:
+    from gossamer.peer.doctor.finding import Finding
 
 InviteText = Annotated[
     str | None,
@@ -39,9 +42,7 @@ def doctor(invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, *, given:
     for name, finding in examine(Case(folder, invite, local.devices, local.listen, port)):
         found.append((name, finding))
         if not as_json:
-            print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
-            if finding.way_out:
-                print(f"{'':<21}-> {finding.way_out}", flush=True)
+            show(name, finding)
     code = exit_code([finding for _, finding in found])
     if as_json:
         checks = [
@@ -49,3 +50,10 @@ def doctor(invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, *, given:
         ]
         print(json.dumps({"exit_code": int(code), "checks": checks}))
     return int(code)
+
+
+def show(name: str, finding: Finding) -> None:
+    """Print a finding as a line, and the way out below it."""
+    print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
+    if finding.way_out:
+        print(f"{'':<21}-> {finding.way_out}", flush=True)
