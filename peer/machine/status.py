@@ -116,7 +116,7 @@ class Status:
 
 
 NAMES = [field.name for field in fields(Status)]
-SHOWN = NAMES[: NAMES.index("version") + 1]
+SHOWN = NAMES[: NAMES.index("version") + 1]  # by `to_json`
 
 
 def apply(status: Status, event: events.Event) -> Status:
