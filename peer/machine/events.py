@@ -27,7 +27,7 @@ Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is Non
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 @dataclass(frozen=True)
-class Event:
+class Stamped:
     """Fields of every event; makes a frozen dataclass of each subclass. Comparisons ignore the time."""
 
     ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
@@ -39,21 +39,21 @@ class Event:
         dataclass(frozen=True)(cls)
 
 
-class PeerStarted(Event):
+class PeerStarted(Stamped):
     """The peer was started; the events up to the next PeerStarted are one session."""
 
     peer_id: str  # base58
     earlier: dict[str, float] = field(default_factory=dict)  # totals of all earlier starts: `lifetime` in Status
 
 
-class RunKnown(Event):
+class RunKnown(Stamped):
     """The manifest is on disk, so the trainer may begin."""
 
     run_id: str  # hexadecimal
     total_steps: int  # length of the run
 
 
-class ModelBuilt(Event):
+class ModelBuilt(Stamped):
     """The trainer has built the model."""
 
     params: int
@@ -62,7 +62,7 @@ class ModelBuilt(Event):
     peak_flops: float = 0.0  # of the device a second, in the number format of the matrix products; 0 where it is not known
 
 
-class ComputingSet(Event):
+class ComputingSet(Stamped):
     """How this peer computes its inner steps has changed."""
 
     precision: str  # of matrix products: bf16 or fp32
@@ -73,7 +73,7 @@ class ComputingSet(Event):
     reason: str  # why
 
 
-class StateChanged(Event):
+class StateChanged(Stamped):
     """The state of the peer has changed."""
 
     state: str  # as in Status
@@ -81,25 +81,25 @@ class StateChanged(Event):
     way_out: str = ""  # what ends it
 
 
-class PeersSeen(Event):
+class PeersSeen(Stamped):
     """The number of peers in sight has changed."""
 
     num_peers: int  # other peers, known to be online
 
 
-class AddressesChanged(Event):
+class AddressesChanged(Stamped):
     """The addresses of this peer have changed."""
 
     addresses: tuple[str, ...]
 
 
-class ConnectionsChanged(Event):
+class ConnectionsChanged(Stamped):
     """Connections to other peers were opened or closed."""
 
     routes: dict[str, str]  # of open connections: PeerId (base58) to local, direct, punched or relayed
 
 
-class StepDone(Event):
+class StepDone(Stamped):
     """Progress of the trainer, about once a second; no loss and no rate without an inner step since the previous StepDone."""
 
     step: int  # own inner steps so far
@@ -116,13 +116,13 @@ class StepDone(Event):
     evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
 
 
-class NodeSpent(Event):
+class NodeSpent(Stamped):
     """Processor time of the node so far; written every few seconds while it may meet."""
 
     cpu_s: Figure  # processor time of the node process and its daemon, without their start
 
 
-class MeetingDone(Event):
+class MeetingDone(Stamped):
     """A meeting ended, with any outcome."""
 
     partner: str  # PeerId, base58
@@ -136,21 +136,21 @@ class MeetingDone(Event):
     round_trip_s: Figure = math.nan  # from our decision to the partner's, its disk included; null where it decided first
 
 
-class IntervalSet(Event):
+class IntervalSet(Stamped):
     """How often this peer meets has changed."""
 
     inner_steps: int  # mean countdown of a fragment
     reason: str  # what sets it
 
 
-class SoloStep(Event):
+class SoloStep(Stamped):
     """A fragment took its outer step without a partner."""
 
     fragment: int
     reason: str
 
 
-class CheckpointSaved(Event):
+class CheckpointSaved(Stamped):
     """A checkpoint is on disk."""
 
     step: int
@@ -160,21 +160,21 @@ class CheckpointSaved(Event):
     stopped_s: Figure = 0.0  # that the trainer stood still, for the copy
 
 
-class CheckpointFailed(Event):
+class CheckpointFailed(Stamped):
     """A checkpoint could not be written; the earlier ones are untouched."""
 
     step: int
     reason: str
 
 
-class CheckpointRejected(Event):
+class CheckpointRejected(Stamped):
     """A checkpoint on disk is damaged; an earlier one is used."""
 
     path: str
     reason: str
 
 
-class EvalDone(Event):
+class EvalDone(Stamped):
     """The held-out loss was measured."""
 
     step: int
@@ -182,14 +182,14 @@ class EvalDone(Event):
     num_batches: int
 
 
-class OutputsMoved(Event):
+class OutputsMoved(Stamped):
     """The effect of a meeting on this peer's outputs was measured."""
 
     fragment: int
     distance: Figure  # Jensen-Shannon, nats per token, between the outputs before and after, on a fixed held-out text
 
 
-class StateTransferred(Event):
+class StateTransferred(Stamped):
     """Slow weights and global step were adopted from other peers."""
 
     sources: tuple[str, ...]  # PeerIds, base58; who gave most comes first
@@ -199,7 +199,7 @@ class StateTransferred(Event):
     seconds: Figure
 
 
-class FragmentSynced(Event):
+class FragmentSynced(Stamped):
     """A fragment sync ended: slow weights were fetched from another peer, which did not change its own."""
 
     source: str  # PeerId, base58
@@ -210,7 +210,7 @@ class FragmentSynced(Event):
     reason: str  # why they were not taken over; empty when they were
 
 
-class ResultTaken(Event):
+class ResultTaken(Stamped):
     """The peer has adopted the run's result: from now on its weights equal it bit for bit."""
 
     name: str  # SHA-256 of the hashes of its pieces, hexadecimal
@@ -219,41 +219,41 @@ class ResultTaken(Event):
     seconds: Figure
 
 
-class NodeRestarted(Event):
+class NodeRestarted(Stamped):
     """The node process ended unexpectedly and was started again."""
 
     reason: str
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
-class TrainerRestarted(Event):
+class TrainerRestarted(Stamped):
     """The trainer process ended unexpectedly and was started again."""
 
     reason: str
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
-class LimitsSet(Event):
+class LimitsSet(Stamped):
     """These limits hold from now on."""
 
     limits: dict[str, str]  # settings by name, as the operator wrote them; those that limit nothing are left out
 
 
-class EnergyUsed(Event):
+class EnergyUsed(Stamped):
     """Energy that this start of the peer has used so far; written every 30 s."""
 
     watt_hours: Figure
     how: str  # measured, or estimated
 
 
-class Warned(Event):
+class Warned(Stamped):
     """A condition that does harm if it persists."""
 
     topic: str  # at most one warning for each topic is in force
     words: str  # empty: the condition has ended
 
 
-class EventsLost(Event):
+class EventsLost(Stamped):
     """Events before this one could not be written."""
 
     num_events: int
@@ -263,7 +263,7 @@ class EventsLost(Event):
 QUIET = "quiet"  # state of a node that pauses and whose meetings have ended
 
 
-class Report(Event):
+class Report(Stamped):
     """The base of the events for the supervisor only: they are not written to the file."""
 
 
@@ -309,7 +309,10 @@ class ProcessFailed(Report):
     final: bool  # a restart would fail in the same way
 
 
-_KINDS: Any = reduce(or_, {*Event.__subclasses__(), *Report.__subclasses__()} - {Report})
+Event = Stamped
+"""Any event."""
+
+_KINDS: Any = reduce(or_, {*Stamped.__subclasses__(), *Report.__subclasses__()} - {Report})
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[_KINDS, Field(discriminator="event")])
 
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
-from gossamer.peer.text.documents import GIVE_TEXT, HELD_OUT_SHARE, read_texts, standard_library, text_files
+from gossamer.peer.text.document import HELD_OUT_SHARE
+from gossamer.peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
 from gossamer.protocol.errors import BadSettings
 

@@ -18,7 +18,7 @@ import datasets
 import numpy as np
 
 from gossamer.peer.text.batches import Draw, permutation, random_stream
-from gossamer.peer.text.documents import Document
+from gossamer.peer.text.document import Document
 from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ content in an operator's text. So text that two peers share is held out at both.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import sysconfig
 from collections.abc import Iterator
@@ -14,12 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-import numpy as np
-import numpy.typing as npt
-
+from gossamer.peer.text.document import Document, is_held_out
 from gossamer.protocol.errors import BadSettings
 
-HELD_OUT_SHARE = 0.05
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
@@ -32,16 +28,6 @@ TABLES = {
 
 # Of little value for training, or not on every machine: generated tables and texts, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
-
-
-Document = str | npt.NDArray[np.int64]
-"""Text, or the tokens of a text that was tokenized before."""
-
-
-def is_held_out(document: Document) -> bool:
-    """Return whether a document belongs to the held-out share, by the hash of its content: the same at every peer."""
-    content = document.encode() if isinstance(document, str) else document.tobytes()
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") < HELD_OUT_SHARE * 2**64
 
 
 @dataclass(frozen=True, slots=True)

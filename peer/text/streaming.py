@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches
+from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream
-from gossamer.peer.text.documents import is_held_out
 from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:

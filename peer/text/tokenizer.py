@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
-from gossamer.peer.text.documents import Document
+from gossamer.peer.text.document import Document
 from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ import pyarrow.parquet
 import pytest
 
 from gossamer.peer.text.batches import Draw
+from gossamer.peer.text.document import Document
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from gossamer.peer.text.documents import Document
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.sections import DataSection
 

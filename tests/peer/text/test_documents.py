@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.text.documents import BLOCK_CHARACTERS, Block, is_held_out, read_texts, standard_library, text_files
+from gossamer.peer.text.document import is_held_out
+from gossamer.peer.text.documents import BLOCK_CHARACTERS, Block, read_texts, standard_library, text_files
 from gossamer.protocol.errors import BadSettings
 
 

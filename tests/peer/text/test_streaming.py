@@ -14,8 +14,8 @@ import torch
 from gossamer.peer.text import streaming
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.document import Document, is_held_out
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from gossamer.peer.text.documents import Document, is_held_out
 from gossamer.peer.text.streaming import StreamedCorpus
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadSettings
