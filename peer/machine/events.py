@@ -312,8 +312,8 @@ class ProcessFailed(Report):
 Event = Stamped
 """Any event."""
 
-_KINDS: Any = reduce(or_, {*Stamped.__subclasses__(), *Report.__subclasses__()} - {Report})
-_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[_KINDS, Field(discriminator="event")])
+KINDS: Any = reduce(or_, (kind for kind in (*Stamped.__subclasses__(), *Report.__subclasses__()) if kind is not Report))  # a union
+_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[KINDS, Field(discriminator="event")])
 
 
 class EventLog:
