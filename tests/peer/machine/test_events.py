@@ -12,6 +12,7 @@ from gossamer.peer.machine.events import (
     KINDS,
     CheckpointSaved,
     EvalDone,
+    Event,
     EventLog,
     EventsLost,
     FragmentSynced,
