@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import checks, planes, sketches
 from gossamer.optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, leading, need_exact_products, sign_pool, transform, window
-from gossamer.optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
+from gossamer.optim.codecs.interface import Codec, Encoded, Gap, aligned, require_bounded, require_payload, require_vector
 from gossamer.optim.codecs.packings import blocks, num_blocks
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
@@ -37,7 +37,7 @@ class ModuloEncoded(Encoded):
     signs: Tensor
 
 
-class Modulo:
+class Modulo(Codec):
     """`bits` per value, in a window of plus and minus `kappa` gap scales."""
 
     block_values = BLOCK_VALUES
