@@ -50,7 +50,8 @@ def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> T
         wrapped = unpack(minuend, bits).sub_(unpack(subtrahend, bits)).add_(half).bitwise_and_(2 * half - 1)
         torch.sub(out.copy_(wrapped), half, out=out)
         return wrapped.amin(1) == 0
-    words = _packed_difference(minuend.view(torch.int32), subtrahend.view(torch.int32), _signed(half * _ones(bits)))
+    tops = half * (0xFFFFFFFF // (2 * half - 1)) - 2**32  # the highest bit of every field, as int32
+    words = _packed_difference(minuend.view(torch.int32), subtrahend.view(torch.int32), tops)
     tied = torch.zeros(len(out), dtype=torch.bool, device=out.device)
     width = 4 * words.shape[1]
     for group, field in enumerate(_fields(words, bits)):
@@ -85,12 +86,3 @@ def _fold(words: Tensor, plane_bits: int) -> Tensor:
 
 def _mask(plane_bits: int) -> int:
     return EVERY_BYTE * ((1 << plane_bits) - 1)
-
-
-def _ones(bits: int) -> int:
-    """Return a word with the lowest bit of every field set."""
-    return 0xFFFFFFFF // ((1 << bits) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - 2**32 if word >= 2**31 else word
