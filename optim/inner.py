@@ -117,15 +117,16 @@ class Muon(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
-            momentum = state["momentum"].lerp_(_gradient(parameter), 1.0 - MOMENTUM)
-            directions.append(_wide(_gradient(parameter).lerp(momentum, MOMENTUM)))
+            momentum = state["momentum"].lerp_(gradient_of(parameter), 1.0 - MOMENTUM)
+            directions.append(_wide(gradient_of(parameter).lerp(momentum, MOMENTUM)))
         orthogonal = orthogonalized(torch.stack(directions) if len(directions) > 1 else directions[0][None])
         for parameter, direction in zip(parameters, orthogonal.unbind(), strict=True):
             length = rate * UPDATE_SIZE * math.sqrt(max(parameter.shape))
             parameter.mul_(1.0 - rate * weight_decay).add_(direction if _is_wide(parameter) else direction.mT, alpha=-length)
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad
 

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.inner import shared_out
+from gossamer.optim.inner import gradient_of, shared_out
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
@@ -105,7 +105,7 @@ class Rank:
     def clip(self, most: float) -> Tensor:
         """As OneDevice.clip."""
         lengths = torch.zeros(self._num_parameters)
-        own = [torch.linalg.vector_norm(_gradient(parameter)) for parameter in self.own.moved.values()]
+        own = [torch.linalg.vector_norm(gradient_of(parameter)) for parameter in self.own.moved.values()]
         lengths[self._places] = torch.stack(own).cpu()
         dist.all_reduce(lengths)
         length: Tensor = torch.linalg.vector_norm(lengths)
@@ -140,10 +140,6 @@ class Rank:
             else:
                 _send(part, receiver)
 
-    def forget(self) -> None:
-        """As OneDevice.forget."""
-        self.own.forget()
-
 
 def follow(hear: Callable[[], bytes]) -> NoReturn:
     """Be a rank beside the first. `hear` returns its next line: the settings, then orders. Raises RuntimeError where a rank is gone."""
@@ -161,7 +157,7 @@ def follow(hear: Callable[[], bytes]) -> NoReturn:
     def backward(changed: Sequence[int], shape: Sequence[int], seed: int, *cut: Any) -> None:
         rank.backward(changed, torch.empty(shape, dtype=torch.int64), seed, Computing(dtype, *cut))
 
-    own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.forget)
+    own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.own.forget)
     orders: dict[str, Callable[..., object]] = {"backward": backward} | {method.__name__: method for method in own}
     while True:
         name, arguments = json.loads(hear())
@@ -175,11 +171,6 @@ def _flat(tensors: Sequence[Tensor]) -> Tensor:
 def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.split(flat, [tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def _wait(works: Sequence[dist.Work | None]) -> None:

@@ -171,7 +171,7 @@ class Ranks:
     def forget(self) -> None:
         """As OneDevice.forget."""
         with self._processes.all("forget"):
-            self._rank.forget()
+            self._rank.own.forget()
 
     def cpu_s(self) -> float:
         """As OneDevice.cpu_s."""
