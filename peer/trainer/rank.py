@@ -94,7 +94,7 @@ class Rank:
         _wait([dist.broadcast(tensor, FIRST, async_op=True) for tensor in (batch, *(self._tensors[number] for number in changed))])
         self._versions = [tensor._version for tensor in self._tensors]
         rows = torch.tensor_split(batch, len(self._shares))[self._number]
-        loss = self.own.part(self.own.send(rows), len(batch), seed + self._number, computing)
+        loss = self.own.backward(self.own.send(rows), seed + self._number, computing, len(batch))
         news = torch.tensor([loss is None, 0.0 if loss is None else float(loss)])
         dist.all_reduce(news)
         if float(news[0]):
