@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import spawn
 
 PULSE_S = 5.0  # as protocol/libp2p/node.py
 NUM_RELAYS = 2
@@ -128,7 +129,8 @@ class Resident:
         life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
         p2p: Any = MemoryP2P(network, life)
         directory = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses)))
-        self._run_task(self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p))
+        living = self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p)
+        spawn(living, self._tasks, f"{self.peer_id.short()} lives").add_done_callback(self._ended)
 
     def stop(self) -> None:
         """Kill it. Its address book stays on its disk."""
@@ -189,13 +191,7 @@ class Resident:
         finally:
             self._tasks.discard(task)
 
-    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"{self.peer_id.short()} lives")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
     def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             self.counts.bugs.append(repr(bug))
 
