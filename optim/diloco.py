@@ -48,8 +48,8 @@ def learning_rate_for(group_size: int) -> float:
 def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean of the decoded pseudo-gradients, accumulated in f32 in the given order.
 
-    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Raises ValueError for no
-    tensors, another number of weights, a negative weight, or weights that are all zero.
+    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Raises ValueError for
+    weights that do not fit.
     """
     total = sum(weights)
     if not decoded or len(decoded) != len(weights) or min(weights) < 0 or not total > 0:
@@ -76,10 +76,7 @@ def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoC
 
 
 def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:
-    """Return the new fast weights: `keep` parts of the local ones, 1 - keep parts of the new slow weights.
-
-    keep = 0 restarts from the slow weights, keep = 1 ignores them. Raises ValueError outside [0, 1].
-    """
+    """Return the new fast weights: `keep` parts of the local ones, the rest of the new slow ones. Raises ValueError outside [0, 1]."""
     if not 0.0 <= keep <= 1.0:
         raise ValueError(f"The share of the local weights to keep must lie in [0, 1], and is {keep}.")
     return torch.lerp(new_slow, fast_now, keep)

@@ -134,11 +134,7 @@ def _fragment(index: int, name: str, pieces: list[Piece]) -> Fragment:
 
 
 def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Copy the fragment's tensors into one new flat vector.
-
-    Returns f32[fragment.numel] on the tensors' device, without gradient; the caller owns it. Raises KeyError for a missing tensor and
-    ValueError for one of another size.
-    """
+    """Copy the fragment's tensors into a new flat f32[fragment.numel] on their device, without gradient. Raises as `scatter`."""
     device = tensors[fragment.pieces[0].name].device
     flat = torch.empty(fragment.numel, dtype=torch.float32, device=device)
     with torch.no_grad():
@@ -150,7 +146,7 @@ def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:
 def scatter(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
     """Copy a flat f32[fragment.numel] vector into the fragment's tensors, in place and without gradient.
 
-    Raises KeyError for a missing tensor and ValueError when `flat` or a tensor has another size; nothing is written then.
+    Raises KeyError for a missing tensor, ValueError when `flat` or a tensor has another size; nothing is written then.
     """
     with torch.no_grad():
         for tensor, place in _places(fragment, flat, tensors):
@@ -158,10 +154,7 @@ def scatter(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
 
 
 def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    """Add a flat f32[fragment.numel] vector to the fragment's tensors, in place and without gradient; allocates nothing on the device.
-
-    Raises as `scatter`; nothing is written then.
-    """
+    """Add a flat vector to the fragment's tensors, as `scatter` copies it; allocates nothing on the device."""
     with torch.no_grad():
         for tensor, place in _places(fragment, flat, tensors):
             tensor.add_(place)
@@ -185,10 +178,9 @@ def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
 class Countdown:
     """Counts inner steps per fragment down to its next meeting.
 
-    Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly that); the first ones are
-    spread evenly, fragment i of F at inner_steps * (i + 1) / F, with the same relative jitter. Draws depend only on (seed, fragment,
-    count), so a restored countdown continues exactly. Give each peer its own seed: with equal seeds all peers become due at
-    once. Not thread safe.
+    Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly that); the first ones are spread evenly,
+    fragment i of F at inner_steps * (i + 1) / F, with the same relative jitter. Draws depend only on (seed, fragment, count), so a restored
+    countdown continues exactly. Give each peer its own seed: with equal seeds all peers become due at once.
     """
 
     def __init__(self, num_fragments: int, inner_steps: int, seed: int) -> None:
@@ -200,10 +192,7 @@ class Countdown:
         self._remaining = [self._first(fragment, num_fragments) for fragment in range(num_fragments)]
 
     def tick(self) -> list[int]:
-        """Count one inner step and return the ids of the fragments that became due with it.
-
-        A due fragment is returned once and rests at zero until `reset`.
-        """
+        """Count one inner step and return the ids of the fragments that became due with it; each rests at zero until `reset`."""
         counting = [fragment for fragment, steps in enumerate(self._remaining) if steps > 0]
         for fragment in counting:
             self._remaining[fragment] -= 1

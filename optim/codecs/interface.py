@@ -69,10 +69,7 @@ class Codec(ABC):
 
     @abstractmethod
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return the partner's decoded message minus the own one, on the own message's device.
-
-        `room` uninitialized values follow, for the caller to fill.
-        """
+        """Return partner minus own, on the own message's device. `room` uninitialized values follow, for the caller to fill."""
 
 
 class Packing(Codec):

@@ -74,10 +74,7 @@ class Modulo(Codec):
         return sketches.to_bytes(values)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> ModuloEncoded:
-        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message.
-
-        Raises ValueError for a sketch that is not finite or has another size.
-        """
+        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message; see Codec."""
         require_vector(message)
         count, device = self.num_blocks(message.numel()), message.device
         steps = sketches.gap_steps(own_sketch, partner_sketch, count, 2.0 * self.kappa / 2**self.bits).to(device)
