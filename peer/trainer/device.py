@@ -16,10 +16,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 
 class OneDevice:
-    """A model on one device, with the optimizer of the parameters `moved`, by default all. Ranks (ranks.py) has the same methods.
-
-    The parameters are written to. Belongs to one thread.
-    """
+    """A model on one device, and the optimizer of the parameters `moved`, by default all; belongs to one thread. Ranks does the same."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
         self.model = model

@@ -59,7 +59,7 @@ class InnerLoop:
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
         """Compute the clipped gradient of a step's batch; return mean loss (nats per token), the length before clipping, and the tokens.
 
-        Seeds torch's generators, from which dropout draws. Raises OperatorError when not even one sequence fits into the memory.
+        Raises OperatorError when not even one sequence fits into the memory.
         """
         batch = self._batch(step)
         while (loss := self.devices.backward(batch, seed, self.computing)) is None:

@@ -60,10 +60,7 @@ def leave() -> None:
 
 
 class Rank:
-    """One rank's model, whose tensors are laid out anew where they are. All ranks call every method at once, and wait for each other.
-
-    Raises RuntimeError where another rank is gone.
-    """
+    """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
@@ -87,10 +84,7 @@ class Rank:
         return [number for number, version in enumerate(versions) if version != self._versions[number]]
 
     def backward(self, changed: Sequence[int], batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """Take over the first rank's `changed` tensors and its batch, int64[B, L+1] on the CPU; then as OneDevice.backward.
-
-        No rank has the whole gradient: each has the sums of its own parameters.
-        """
+        """Take over the first rank's `changed` tensors and its batch on the CPU; then as OneDevice.backward, for this rank's parameters."""
         _wait([dist.broadcast(tensor, FIRST, async_op=True) for tensor in (batch, *(self._tensors[number] for number in changed))])
         self._versions = [tensor._version for tensor in self._tensors]
         rows = torch.tensor_split(batch, len(self._shares))[self._number]
