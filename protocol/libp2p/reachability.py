@@ -35,9 +35,7 @@ class Reachability:
     def __init__(self, through: Collection[str] = ()) -> None:
         self.is_open: bool | None = False if through else None  # whether other peers can reach us directly; None while unknown
         self.open_at = ""  # the address of the last successful dial-back, without our id; empty if there is none
-        self.through = tuple(
-            through
-        )  # the relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
+        self.through = tuple(through)  # relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
         self._timeout_s = FIRST_S
         self._relays: dict[PeerId, str] = {}
         self._answers: dict[PeerId, bool] = {}
