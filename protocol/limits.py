@@ -41,7 +41,6 @@ STEPS: Final = 1 << 48  # largest credible global step, which a float still repr
 TOKENS: Final = 1 << 53  # largest token count that a float represents exactly: weights by tokens are computed in floats
 TRANSFER_BYTES: Final = 1 << 40  # largest transfer, above any model's state; the sizes that the manifest implies are checked separately
 UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9999, the last that Python's datetime represents
-UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS  # the same in milliseconds
 
 # ---- records ----
 RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
@@ -90,7 +89,7 @@ _COUNTS: Final = {
     "expires_s": UNIX_SECONDS,
     "not_after_s": UNIX_SECONDS,
     "revoked_s": UNIX_SECONDS,
-    "unix_ms": UNIX_MILLISECONDS,
+    "unix_ms": 1000 * UNIX_SECONDS,
 }
 _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,

@@ -50,10 +50,7 @@ class PayloadFolder:
             os.close(descriptor)
 
     def read(self, name: str) -> memoryview:
-        """Map a file. The view stays valid after the file is removed; an empty or missing file gives an empty view.
-
-        The mapping is private: writing to the view is allowed (torch needs a writable buffer) and changes no file.
-        """
+        """Map a file, as `mapped`."""
         return mapped(self.path(name))
 
     def free_bytes(self) -> int:
@@ -77,7 +74,7 @@ class PayloadFolder:
 
 
 def mapped(path: Path) -> memoryview:
-    """Map a file, as `PayloadFolder.read` does."""
+    """Map a file. The view outlives the file, is writable (for torch) without changing it, and is empty for an empty or missing file."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))

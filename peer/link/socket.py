@@ -56,10 +56,7 @@ class TrainerEnd:
 
     @property
     def session(self) -> int:
-        """Return the number of the connected node, 0 for none.
-
-        When the number changes, everything that the former node has begun is void.
-        """
+        """Return the number of the connected node, 0 for none. Its change voids everything that the former node has begun."""
         return self._num_sessions if self._node is not None else 0
 
     def poll(self) -> list[messages.Request]:
@@ -150,10 +147,7 @@ class TrainerEnd:
 
 
 class NodeEnd:
-    """The node's side: `connect` once, then `run`, which keeps the connection. Belongs to one event loop.
-
-    Requests reach the trainer in the order of the calls.
-    """
+    """The node's side: `connect` once, then `run`, which keeps the connection. Requests keep their order. Belongs to one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME

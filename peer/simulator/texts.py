@@ -70,10 +70,7 @@ class Texts:
 
 
 def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cache: Path) -> Texts:
-    """Load each peer's text; a local text is read once for all peers.
-
-    Raises BadSettings as load_corpus does, and, with the numbers, when a peer's own part of the text is too small.
-    """
+    """Load each peer's text, a local text once for all. Raises BadSettings as load_corpus, and for too small a part of one peer."""
     section, inner = scenario.manifest.data, scenario.manifest.inner
     peers = [b"simulated-%d" % peer for peer in range(scenario.num_peers)]
     draws = [Draw(scenario.seed, peer, inner.batch_size, inner.sequence_length) for peer in peers]

@@ -86,10 +86,7 @@ class Transfer:
         self._free = dict.fromkeys(self.order)
 
     async def run(self, peers: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
-        """Have these sources deliver, so many at a time, and return the errors of those that cannot.
-
-        Afterwards the content is whole, or none of them can deliver more. A source that misbehaves is banned. Raises OSError of the disk.
-        """
+        """Have these sources deliver, so many at a time, all that they can; return the errors of those that cannot. Raises OSError."""
         waiting, errors = deque(peers), list[GossamerError]()
         try:
             async with asyncio.TaskGroup() as tasks:
