@@ -288,7 +288,6 @@ Request = AnsweredRequest | Notification
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 TrainerReport = Built | Due | Progress
 Answer = Reply | TrainerReport
-Record = Request | Answer
 
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
