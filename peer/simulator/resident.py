@@ -46,14 +46,13 @@ class Run:
 
     host: Identity
     signed: SignedManifest
-    manifest: Manifest
     invite: Invite
 
     @classmethod
     def of(cls, host: Identity, manifest: Manifest, bootstraps: tuple[str, ...], not_after_s: int) -> Run:
         """Make it known by these bootstraps."""
         signed = SignedManifest.sign(manifest, host)
-        return cls(host, signed, manifest, Invite.issue(host, signed.run_id, bootstraps, None, not_after_s))
+        return cls(host, signed, Invite.issue(host, signed.run_id, bootstraps, None, not_after_s))
 
 
 @dataclass
@@ -108,8 +107,6 @@ class Resident:
     def sees(self) -> set[PeerId]:
         """Return of whom it holds a record that is in force."""
         return self._peer.sees()
-
-    # ---- life ----
 
     def start(self) -> None:
         """Start it from what is on its disk. A newcomer gets the manifest from a peer; the host, and a restarted peer, hold it."""
@@ -171,8 +168,6 @@ class Resident:
 
     def _move_to(self, relays: list[PeerId]) -> None:
         self.relays = self._network.hidden[self.peer_id] = tuple(relays)
-
-    # ---- ends ----
 
     def _local_s(self) -> float:
         return self._network.now_s() + self._ahead_s

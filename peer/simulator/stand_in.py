@@ -71,8 +71,6 @@ class StandInTrainer(NodeEnd):
     def _set_global_step(self, global_step: int) -> None:
         self._global_step, self._clock_s = global_step, asyncio.get_running_loop().time()
 
-    # ------------------------------------------------------------------ what the node asks and tells
-
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Answer at once."""
         match request:

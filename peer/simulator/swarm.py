@@ -138,8 +138,6 @@ class SwarmStory:
         await self._end()
         return result
 
-    # ---- what happens ----
-
     async def _cut(self) -> None:
         scene, network = self._scene, self._network
         mixed = self._rng.sample(self._peers, len(self._peers))
@@ -186,8 +184,6 @@ class SwarmStory:
             await asyncio.sleep(LOOK_S)
         self._know_enough_s.append(loop_s() - began_s)
 
-    # ---- what must hold ----
-
     async def _watch(self) -> None:
         """Check that every peer with others within reach knows one of them; report progress."""
         total_s = ARRIVAL_S + 2 * SETTLE_S + self._scene.cut_s
@@ -211,7 +207,8 @@ class SwarmStory:
             result.violations.append(f"{unknowing} newcomers never knew {ENOUGH} members")
         for peer in self._peers:
             result.violations += [f"{peer.peer_id.short()} died of {bug}" for bug in peer.counts.bugs]
-            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in self._banned(peer)]
+            banned_by = [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
+            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in banned_by]
             peer.stop()
         await self._network.close()
         result.meetings = dict(sum((Counter(peer.counts.meetings) for peer in self._peers), Counter[str]()))
@@ -226,22 +223,12 @@ class SwarmStory:
                 self._result.violations += [f"{peer.peer_id.short()} applied a meeting twice"] * num_twice
                 yield from trainer.applied
 
-    def _banned(self, peer: Resident) -> list[str]:
-        return [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
-
-    # ---- how it is made ----
-
     def _resident(self, number: int) -> Resident:
         scene, rng = self._scene, self._rng
-        is_bootstrap = number < NUM_BOOTSTRAPS
-        if not is_bootstrap and rng.random() >= scene.reachable:
+        if number >= NUM_BOOTSTRAPS and rng.random() >= scene.reachable:
             self._network.hidden[identity_of(number).peer_id] = ()
-        link = Link(
-            latency_s=scene.latency_s * rng.uniform(0.5, 1.5),
-            jitter_s=scene.latency_s / 5,
-            bytes_per_s=scene.bandwidth / 8,
-            loss=scene.loss,
-        )
+        latency_s = scene.latency_s * rng.uniform(0.5, 1.5)
+        link = Link(latency_s, jitter_s=scene.latency_s / 5, bytes_per_s=scene.bandwidth / 8, loss=scene.loss)
         ahead_s = rng.choice((-scene.skew_s, scene.skew_s)) if number % WRONG_CLOCKS == WRONG_CLOCKS - 1 else 0.0
         return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _place(number))
 
