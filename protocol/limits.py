@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from functools import cache
 from typing import Any, Final
 
 from gossamer.protocol.errors import BadMessage
@@ -121,14 +122,10 @@ class Bounded:
                     need_count("size of a record", len(record), RECORD_BYTES)
 
 
-_NAMES: Final[dict[type[Any], tuple[str, ...]]] = {}
-
-
+@cache
 def field_names(kind: type[Any]) -> tuple[str, ...]:
     """Return the names of a dataclass's fields, in order."""
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(field.name for field in fields(kind))
-    return _NAMES[kind]
+    return tuple(field.name for field in fields(kind))
 
 
 def need_length(name: str, value: bytes, num_bytes: int) -> None:
