@@ -78,21 +78,22 @@ class FetchServer:
 
     async def _describe(self, stream: Stream, request: FetchRequest) -> None:
         """Answer what needs no weights. Raises as `answer`."""
+        name = b""
         match request.kind:
             case ContentsKind.MANIFEST:
-                answer = ServedPart.part_of(self.manifest, request)
+                data = self.manifest
             case ContentsKind.PEER_LIST:
-                answer = ServedPart.whole(self._introduction(stream, request))
+                data = self._introduction(stream, request)
             case ContentsKind.REVOCATIONS:
                 shown = self.terms.revocations.shown_to(request.sender, request.credential)
-                answer = ServedPart.part_of(shown.to_bytes(), request, name=shown.digest())
+                data, name = shown.to_bytes(), shown.digest()
             case ContentsKind.CREDENTIAL:
-                answer = ServedPart.part_of(self._renewed(request), request)
+                data = self._renewed(request)
             case ContentsKind.SIGHTING:
-                answer = ServedPart.whole(self._observed.sighting(stream.observed, self.peer_exchange.time.local_s())[: request.num_bytes])
+                data = self._observed.sighting(stream.observed, self.peer_exchange.time.local_s())
             case _:
-                answer = ServedPart.whole(await self._echo(stream, request))
-        await self._send(stream, request, answer)
+                data = await self._echo(stream, request)
+        await self._send(stream, request, ServedPart.part_of(data, request, name=name))
 
     def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""

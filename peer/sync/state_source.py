@@ -48,11 +48,6 @@ class ServedPart:
     name: bytes = b""  # of a result, or the digest of a document
 
     @classmethod
-    def whole(cls, data: bytes) -> ServedPart:
-        """Answer with a whole content."""
-        return cls(len(data), memoryview(data))
-
-    @classmethod
     def part_of(cls, data: bytes, request: FetchRequest, global_step: int = 0, name: bytes = b"") -> ServedPart:
         """Answer with the part of a content that is asked for."""
         return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], global_step, name)
