@@ -101,12 +101,10 @@ class RecordProtocol:
 
     def _near(self, place: int, caller: PeerId) -> list[Held]:
         """Return the valid records nearest to a place, without the caller's: NAMED neighbours, then NAMED_TOO stored records."""
-        known, stored = (
-            [held for held in source if held.peer != caller and self.shelf.is_in_force(held)]
-            for source in (self.neighbours.all(), self.holdings.all())
-        )
+        known = (held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held))
         named = {held.peer: held for held in nearest(known, place, NAMED)}
-        return [*named.values(), *nearest((held for held in stored if held.peer not in named), place, NAMED_TOO)]
+        stored = (held for held in self.holdings.all() if held.peer not in (caller, *named) and self.shelf.is_in_force(held))
+        return [*named.values(), *nearest(stored, place, NAMED_TOO)]
 
     async def _hear(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
         """Charge a reply to the caller; return its record, None if it is no member's, and the caller's remote multiaddr."""
