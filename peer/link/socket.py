@@ -183,18 +183,15 @@ class NodeEnd:
     async def connect(self) -> ModelPlan:
         """Connect to the trainer, and return the plan that it sends first. Cancel-safe."""
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 self._reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
-            except OSError:
-                await asyncio.sleep(RECONNECT_S)
-                continue
-            try:
-                if isinstance(built := await self._next(), messages.Built):
-                    self._writer = writer
-                    return built.plan
-            finally:
-                if self._writer is not writer:
-                    writer.close()
+                try:
+                    if isinstance(built := await self._next(), messages.Built):
+                        self._writer = writer
+                        return built.plan
+                finally:
+                    if self._writer is not writer:
+                        writer.close()
             await asyncio.sleep(RECONNECT_S)
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
