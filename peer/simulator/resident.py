@@ -120,7 +120,7 @@ class Resident:
         signed = run.signed if is_host or self.counts.num_lives > 1 else None
         held = HeldRun(run.signed.run_id, signed, credential, run.invite.bootstraps, is_founder=is_host)
         own = OwnSide(self.trainer, payloads, journal)
-        self._peer = peer = NodePeer(self._home, held, self.identity, own, self._local_s, rng, self._on_event)
+        self._peer = peer = NodePeer(self._home, held, self.identity, own, lambda: network.now_s() + self._ahead_s, rng, self._on_event)
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
         life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
@@ -168,9 +168,6 @@ class Resident:
 
     def _move_to(self, relays: list[PeerId]) -> None:
         self.relays = self._network.hidden[self.peer_id] = tuple(relays)
-
-    def _local_s(self) -> float:
-        return self._network.now_s() + self._ahead_s
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, MeetingDone):

@@ -69,7 +69,7 @@ class Rank:
         self._number = number
         self._num_parameters = len(shapes)
         self._places = [place for place, name in enumerate(shapes) if name in own.moved]
-        self._weights = tuple(_flat([own.parameters[name] for name in share]) for share in shares)
+        self._weights = tuple(torch.cat([own.parameters[name].detach().flatten() for name in share]) for share in shares)
         own.gradients = tuple(torch.zeros_like(flat) for flat in self._weights)
         for share, weights, gradients in zip(shares, self._weights, own.gradients, strict=True):
             parameters = [own.parameters[name] for name in share]
@@ -156,10 +156,6 @@ def follow(hear: Callable[[], bytes]) -> NoReturn:
     while True:
         name, arguments = json.loads(hear())
         orders[name](*arguments)
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:

@@ -70,8 +70,8 @@ class Connection:
             await self._channel.close()
         if self._splice is None:
             drop(self._remote[1])
-            return
-        await cancel(self._splice)
+        else:
+            await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Accept the channel's socket connection. Further connections are dropped."""
