@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import fields
-from functools import cache
 from typing import Any, Final
 
 from gossamer.protocol.errors import BadMessage
@@ -122,10 +121,14 @@ class Bounded:
                     need_count("size of a record", len(record), RECORD_BYTES)
 
 
-@cache
+_NAMES: Final[dict[type[Any], tuple[str, ...]]] = {}
+
+
 def field_names(kind: type[Any]) -> tuple[str, ...]:
     """Return the names of a dataclass's fields, in order."""
-    return tuple(field.name for field in fields(kind))
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(field.name for field in fields(kind))
+    return _NAMES[kind]
 
 
 def need_length(name: str, value: bytes, num_bytes: int) -> None:
