@@ -161,7 +161,6 @@ def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None
 
 
 def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Pair each tensor with its view of the flat vector. Raises as `scatter`."""
     if flat.shape != (fragment.numel,):
         raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     pairs = []

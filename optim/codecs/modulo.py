@@ -107,7 +107,6 @@ class Modulo(Codec):
         return payload[payload.numel() // (self._row_bytes + 2) * self._row_bytes :].view(torch.int16)
 
     def _encode_slab(self, encoded: ModuloEncoded, part: slice, rows: Tensor, dither: Tensor, scratch: Tensor) -> None:
-        """Write the codes and sums of some blocks."""
         one, two = scratch
         transform(torch.mul(rows, window(encoded.signs, part), out=one), two)
         torch.addcmul(window(dither, part), one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two)
@@ -167,7 +166,6 @@ def _slab_blocks(device: torch.device) -> int:
 
 
 def _parts(count: int, device: torch.device) -> Iterator[slice]:
-    """Yield the slabs as slices over the blocks."""
     for first in range(0, count, _slab_blocks(device)):
         yield slice(first, min(count, first + _slab_blocks(device)))
 
@@ -179,5 +177,4 @@ def _slabs(message: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _scratch(count: int, device: torch.device) -> Tensor:
-    """Return two buffers as long as the longest slab."""
     return torch.empty((2, min(count, _slab_blocks(device)), BLOCK_VALUES), dtype=torch.float32, device=device)

@@ -180,7 +180,6 @@ def mean_magnitude(rows: Tensor, num_values: int) -> Tensor:
 
 
 def _counts(rows: Tensor, num_values: int) -> Tensor:
-    """Return the number of values of each row that are not padding."""
     counts = torch.full((len(rows),), float(rows.shape[1]), device=rows.device)
     counts[-1:] -= rows.numel() - num_values
     return counts

@@ -213,7 +213,6 @@ class NodeEnd:
                 return
 
     async def _next(self) -> messages.Answer | None:
-        """Return the next record; None when there will be none."""
         try:
             line = await self._reader.readline()
             return messages.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it

@@ -105,7 +105,6 @@ def data_parallel(population: Population) -> Iterator[Fraction]:
 
 
 def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tensor]:
-    """Yield a replica's gradient fragment by fragment, then set it to zero."""
     gradients = replica.gradients()
     for codec in layout.codecs:
         yield gather(codec.fragment, gradients)

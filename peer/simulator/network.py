@@ -170,7 +170,6 @@ def pair_slowdown(num_peers: int, inner_steps: int, num_rounds: int, random: np.
 
 
 def _round(num_peers: int, inner_steps: int, random: np.random.Generator) -> Floats:
-    """Draw how long each peer takes for `inner_steps` steps."""
     total, sigma = np.zeros(num_peers), math.sqrt(STEP_LOG_VARIANCE)
     most = max(1, CHUNK_DRAWS // num_peers)
     for start in range(0, inner_steps, most):

@@ -77,7 +77,6 @@ class FetchServer:
                     last_s = loop_s() - began_s
 
     async def _describe(self, stream: Stream, request: FetchRequest) -> None:
-        """Answer what needs no weights. Raises as `answer`."""
         name = b""
         match request.kind:
             case ContentsKind.MANIFEST:

@@ -216,5 +216,4 @@ class StateSource:
             self.payloads.remove(name)
 
     def _let_go(self) -> None:
-        """Free the memory of the copy."""
         self._copy = None

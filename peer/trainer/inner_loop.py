@@ -85,6 +85,5 @@ class InnerLoop:
         self.emit_computing(OUT_OF_MEMORY)
 
     def _batch(self, step: int) -> Tensor:
-        """Return the batch of a step, on its way to the device."""
         ahead, self._ahead = self._ahead, None
         return ahead[1] if ahead is not None and ahead[0] == step else self.devices.send(self._corpus.batch(step))

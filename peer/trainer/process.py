@@ -127,7 +127,6 @@ def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
-    """Return why a peer starts to compute as it does, in words."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
     return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"

@@ -179,7 +179,6 @@ def _send(tensors: Mapping[str, Tensor], receiver: int) -> None:
 
 
 def _receive(sender: int) -> dict[str, Tensor]:
-    """Receive what `_send` sent: new tensors on the CPU."""
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, sender)
     header = torch.empty(int(size), dtype=torch.uint8)

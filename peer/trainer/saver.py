@@ -144,7 +144,6 @@ class Saver:
         return [work for work in (self._readying, self._write.path if self._write else None) if work is not None]
 
     def _written(self, contents: CheckpointContents) -> tuple[Path, float]:
-        """Write a checkpoint, on the thread; return its path and the seconds that it took."""
         started_s = self._now_s()
         return save(self._home.checkpoints, contents), self._now_s() - started_s
 

@@ -306,8 +306,6 @@ async def _wait_for_exit(unit: _Unit) -> str:
 
 
 async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
-    """Connect to these multiaddrs concurrently, and join the directory through the peers that respond."""
-
     async def dial(address: str) -> PeerId | None:
         try:
             partner = read_address(address)

@@ -74,7 +74,6 @@ class Connection:
             await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Accept the channel's socket connection. Further connections are dropped."""
         if self._splice is not None:
             drop(writer)
             return
