@@ -17,17 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DiLoCoSettings:
-    """The outer optimizer: SGD with momentum.
-
-    `clip` bounds each momentum value to so many root mean squares of the mean pseudo-gradient (infinite: no clip); `staleness_penalty`
-    divides a pseudo-gradient that arrived late (1: none). Raises ValueError for values that cannot train.
-    """
+    """The outer optimizer: SGD with momentum. Raises ValueError for values that cannot train."""
 
     learning_rate: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
-    clip: float = math.inf
-    staleness_penalty: float = 1.0
+    clip: float = math.inf  # bound of each momentum value, in root mean squares of the mean pseudo-gradient
+    staleness_penalty: float = 1.0  # divides a pseudo-gradient that arrived late
 
     def __post_init__(self) -> None:
         if not (self.learning_rate > 0.0 and math.isfinite(self.learning_rate)):

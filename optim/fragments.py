@@ -40,15 +40,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A part of the model, laid out as one flat vector of `numel` values.
-
-    `pieces` stand in the order of the flat vector; the first `num_coded` values go through the codec, the rest travels in fp32.
-    """
+    """A part of the model, laid out as one flat vector of `numel` values."""
 
     id: int
     name: str
-    pieces: tuple[Piece, ...]
-    num_coded: int
+    pieces: tuple[Piece, ...]  # in the order of the flat vector
+    num_coded: int  # values at its start, which go through the codec; the rest travels in fp32
 
     @property
     def numel(self) -> int:

@@ -16,14 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class NoLoCo:
-    """NoLoCo with its momentum (alpha), step size (beta) and pull towards the partner (gamma). Every returned tensor is new.
+    """NoLoCo's outer optimizer. Every returned tensor is new. Raises ValueError for values that cannot train."""
 
-    Raises ValueError for values that cannot train, and for a gamma at which the peers' weights drift apart without bound.
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.7
-    gamma: float = 0.7
+    alpha: float = 0.5  # momentum
+    beta: float = 0.7  # step size
+    gamma: float = 0.7  # pull towards the partner
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha < 1.0:

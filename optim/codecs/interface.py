@@ -27,13 +27,10 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The partner's decoded message minus the own one, f32[n], and the blocks that did not decode, bool[num_blocks].
+    """The partner's decoded message minus the own one, and the blocks that did not decode: both sides take the solo step for these."""
 
-    Values of failed blocks are zero; both sides take the solo step for them.
-    """
-
-    values: Tensor
-    failed: Tensor
+    values: Tensor  # f32[n], zero in failed blocks
+    failed: Tensor  # bool[num_blocks]
 
 
 class Codec(ABC):

@@ -126,12 +126,9 @@ class DecodeSlow(OfFile):
 
 
 class MoveFragments(OfFile):
-    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by FragmentsMoved.
+    """Move fragments by what was decoded, if that predicts no worse, and take over a clock that is ahead. Answered by FragmentsMoved."""
 
-    All together if that predicts no worse, else the fragments of each source by itself.
-    """
-
-    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
+    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source, each of which may move by itself
     global_step: int
 
 
@@ -154,10 +151,7 @@ class Drop(OfMeeting):
 
 
 class Solo(LinkRecord):
-    """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
-
-    While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
-    """
+    """Take the outer step of a fragment alone if it is still due, in a meeting at the end of that and only if that does not count."""
 
     fragment: int
 

@@ -60,17 +60,15 @@ class _Unit:
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no connection exists. `is_banned` is
-    called for each peer that opens a stream to us. `bare_record` signs, for our addresses, the record that other members see before our
-    first announcement; it returns None while we are not known to be a member. Entering raises BadSettings (busy port, unusable folder) or
-    TransportError. It does not wait for a bootstrap node.
+    Entering raises BadSettings (busy port, unusable folder) or TransportError. It does not wait for a bootstrap node.
     """
 
     settings: DaemonSettings
     shelf: RecordStore
     handler: StreamHandler
-    bootstraps: Callable[[], Sequence[str]] = tuple
-    is_banned: Callable[[PeerId], bool] = lambda partner: False
+    bootstraps: Callable[[], Sequence[str]] = tuple  # multiaddrs with /p2p/<peer id>; called whenever no connection exists
+    is_banned: Callable[[PeerId], bool] = lambda partner: False  # called for each peer that opens a stream to us
+    # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
     bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
     peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
     carried: CarriedBytes = field(default_factory=CarriedBytes)  # bytes that streams exchanged with p2pd, including HTTP/2 framing
