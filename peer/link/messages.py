@@ -1,8 +1,8 @@
-"""The records of the link: requests of the node, and replies and notices of the trainer. How they travel: socket.py.
+"""The records of the link, in order: the node's requests with a reply and without, the trainer's replies and reports. See socket.py.
 
-A request gets exactly one reply, or none where its class says so. Requests for coding or a copy are answered at once, the others at the
-trainer's next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie
-in the payload folder under the names of `payload_name`.
+A request gets the reply that its class names, or none. Requests for coding or a copy are answered at once, the others at the trainer's
+next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie in the
+payload folder under the names of `payload_name`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,6 @@ class OfFile(LinkRecord):
     """A record about one file of the payload folder, or about one fragment sync: its name is in the names of its files."""
 
     name: str
-
-
-# --------------------------------------------------------------------------- node to trainer, answered
 
 
 class Open(OfMeeting):
@@ -143,9 +140,6 @@ class Adopt(OfFile):
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
 
 
-# --------------------------------------------------------------------------- node to trainer, not answered
-
-
 class Drop(OfMeeting):
     """Forget a meeting that does not count; the fragment stays due if it was."""
 
@@ -181,9 +175,6 @@ class Start(LinkRecord):
 
 class FinishDone(LinkRecord):
     """The last averaging is over, or no partner is left for it: save and end."""
-
-
-# --------------------------------------------------------------------------- trainer to node: replies
 
 
 class Opened(OfMeeting):
@@ -243,9 +234,6 @@ class Adopted(OfFile):
     accepted: bool
     reason: str  # why not; of an accepted state: why only the clock was taken over; else empty
     is_sound: bool = True  # False: it cannot be the state of an honest peer
-
-
-# --------------------------------------------------------------------------- trainer to node: unasked
 
 
 class Built(LinkRecord):

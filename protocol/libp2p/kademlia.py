@@ -69,8 +69,6 @@ class RecordProtocol:
             self.own = self._bare()
         return Held(self.own, self.own.to_bytes()) if self.own is not None else None
 
-    # ---- server ----
-
     async def open(self) -> None:
         """Start serving the RPCs."""
         await self.p2p.add_protobuf_handler(f"{SERVICE}.rpc_ping", self.rpc_ping, dht_pb2.PingRequest)
@@ -131,8 +129,6 @@ class RecordProtocol:
         """Return our own record in hivemind's form, shortened to its gist if that is in `known`."""
         card = self.card()
         return dht_pb2.NodeInfo(node_id=shorten(card, known) if card is not None else b"")
-
-    # ---- client ----
 
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Ping a peer and return its record; None if it does not reply, or presents no member's record."""

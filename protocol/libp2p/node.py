@@ -157,8 +157,6 @@ class Libp2pNode:
             raise Unreachable("p2pd is restarting")
         return self._unit
 
-    # ---- supervision ----
-
     async def _build(self) -> _Unit:
         try:
             async with asyncio.timeout(BUILD_S), AsyncExitStack() as stack:
