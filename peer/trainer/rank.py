@@ -54,11 +54,6 @@ def join(store: Path, number: int, count: int, kind: str) -> None:
     dist.init_process_group(backend, init_method=store.absolute().as_uri(), rank=number, world_size=count)
 
 
-def leave() -> None:
-    """Leave the other ranks; each may do so at any time."""
-    dist.destroy_process_group()
-
-
 class Rank:
     """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join, leave
+from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
@@ -180,4 +181,4 @@ class Ranks:
     def close(self) -> None:
         """End the other ranks."""
         self._processes.close()
-        leave()
+        dist.destroy_process_group()
