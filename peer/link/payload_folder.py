@@ -1,8 +1,7 @@
 """The payload folder: the bytes of meetings in progress, which node and trainer share through memory-mapped files.
 
-It lies inside the peer's private runtime folder, in memory where the machine has room, so removing that folder removes everything: no
-shared-memory segment can stay behind. Each file has one writer, and is complete before the other side learns its name.
-A full disk raises OSError.
+It lies inside the peer's private runtime folder, in memory where the machine has room, so removing that folder removes everything. Each
+file has one writer, and is complete before the other side learns its name. A full disk raises OSError.
 """
 
 from __future__ import annotations

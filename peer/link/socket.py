@@ -34,10 +34,7 @@ class LinkLost(Exception):
 
 
 class TrainerEnd:
-    """The trainer's side: one listening socket, at most one node.
-
-    Nodes connect and disconnect in `poll` only, which belongs to one thread; `send` may be called from any thread.
-    """
+    """The trainer's side: one listening socket, at most one node. `poll` belongs to one thread; any thread may call `send`."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / SOCKET_NAME

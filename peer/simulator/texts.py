@@ -29,16 +29,13 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Skewed:
-    """Batches that take some windows from the peer's own corpus and the rest from the common one.
-
-    Each step rounds the share to whole windows so that the mean is exact. The phase, in [0, 1), decides which steps round up.
-    """
+    """Batches that take some windows from the peer's own corpus and the rest from the common one; the mean share is exact."""
 
     own: Batches  # one window each
     common: Batches  # one window each
     batch_size: int
     num_own: Fraction  # windows per batch, on average
-    phase: Fraction
+    phase: Fraction  # in [0, 1): decides which steps round up to whole windows
 
     def batch(self, step: int) -> Tensor:
         """Return the windows of an inner step, the own ones first; see Batches."""

@@ -57,10 +57,7 @@ class InnerLoop:
         self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
-        """Compute the clipped gradient of a step's batch; return mean loss (nats per token), the length before clipping, and the tokens.
-
-        Raises OperatorError when not even one sequence fits into the memory.
-        """
+        """Compute a batch's clipped gradient; return mean loss (nats per token), length before clipping, tokens. Raises OperatorError."""
         batch = self._batch(step)
         while (loss := self.devices.backward(batch, seed, self.computing)) is None:
             self._use_less()

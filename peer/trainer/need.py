@@ -92,10 +92,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
 
 
 def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
-    """Return how a peer should compute so that the run fits by the count: as wanted, else with fewer sequences at a time.
-
-    Raises BadSettings, with the sum and what would fit, where not even one sequence at a time does.
-    """
+    """Return how a peer should compute so that the run fits: as wanted, else fewer sequences at a time. Raises BadSettings if none fits."""
     sizes = [wanted.micro_batch or wanted.rows(manifest.inner.batch_size)]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))

@@ -1,7 +1,4 @@
-"""The two network interfaces of a peer: `Transport` opens streams to partners, `Directory` publishes and finds member records.
-
-Each has two implementations: over libp2p (`protocol/libp2p/`), and in memory under virtual time (`protocol/memory/`).
-"""
+"""The network interfaces of a peer, `Transport` and `Directory`, over libp2p (`protocol/libp2p/`) or in memory (`protocol/memory/`)."""
 
 from __future__ import annotations
 
