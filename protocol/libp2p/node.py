@@ -85,10 +85,10 @@ class Libp2pNode:
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer with its id, widest reach first: internet, relays, local network (plain and sealed), loopback."""
-        seen, host = (self._reachability.open_at,) if self._reachability.open_at else (), self._reachability.public_host
+        host = self._reachability.public_host
         local = [address for address in self._addresses if route(address) == "local" and not is_loopback(address)]
-        sealed = (seal(local, self.peer_id, host),) if local and host else ()
-        own = dict.fromkeys((*seen, *self._addresses, *sealed))
+        sealed = seal(local, self.peer_id, host) if local and host else ""
+        own = dict.fromkeys(filter(None, (self._reachability.open_at, *self._addresses, sealed)))
         return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reach))
 
     @property
