@@ -254,8 +254,11 @@ class Libp2pNode:
         return self._relays
 
     async def _check_health(self, unit: _Unit) -> str:
-        """Every PULSE_S, query p2pd and keep the directory connected; return the failure."""
-        await self._announce_again(unit)
+        """Announce the last record again, then every PULSE_S query p2pd and keep the directory connected; return the failure."""
+        with suppress(TransportError, BadMessage):
+            await self._stay_connected(unit)
+            if self._record is not None:
+                await unit.directory.announce(self._record)
         while True:
             try:
                 _, named = await unit.daemon.control.identify()
@@ -270,13 +273,6 @@ class Libp2pNode:
             unit.p2p.tidy()
             has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
-
-    async def _announce_again(self, unit: _Unit) -> None:
-        """Join the directory, and announce the last record again after a restart of p2pd."""
-        with suppress(TransportError, BadMessage):
-            await self._stay_connected(unit)
-            if self._record is not None:
-                await unit.directory.announce(self._record)
 
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""
