@@ -184,8 +184,9 @@ class Countdown:
             raise ValueError(f"A countdown needs at least one fragment and one inner step, not {num_fragments} and {inner_steps}.")
         self.inner_steps = inner_steps
         self._seed = seed
-        self._num_drawn = [1] * num_fragments
-        self._remaining = [self._first(fragment, num_fragments) for fragment in range(num_fragments)]
+        self._num_drawn = [0] * num_fragments
+        offsets = [inner_steps * (fragment + 1) / num_fragments for fragment in range(num_fragments)]
+        self._remaining = [max(1, round(offset * (0.5 + self._uniform(fragment)))) for fragment, offset in enumerate(offsets)]
 
     def tick(self) -> list[int]:
         """Count one inner step and return the ids of the fragments that became due with it; each rests at zero until `reset`."""
@@ -218,11 +219,6 @@ class Countdown:
         if not len(remaining) == len(num_drawn) == len(self._remaining) or min(remaining) < 0:
             raise ValueError(f"This is not the state of a countdown over {len(self._remaining)} fragments.")
         self._remaining, self._num_drawn, self.inner_steps = remaining, num_drawn, state["inner_steps"]
-
-    def _first(self, fragment: int, num_fragments: int) -> int:
-        offset = self.inner_steps * (fragment + 1) / num_fragments
-        jitter = 0.5 + Random(f"{self._seed}/{fragment}/0").random()
-        return max(1, round(offset * jitter))
 
     def _uniform(self, fragment: int) -> float:
         count = self._num_drawn[fragment]
