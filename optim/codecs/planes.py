@@ -51,7 +51,9 @@ def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> T
         torch.sub(out.copy_(wrapped), half, out=out)
         return wrapped.amin(1) == 0
     tops = half * (0xFFFFFFFF // (2 * half - 1)) - 2**32  # the highest bit of every field, as int32
-    words = _packed_difference(minuend.view(torch.int32), subtrahend.view(torch.int32), tops)
+    minuends, subtrahends = minuend.view(torch.int32), subtrahend.view(torch.int32)
+    # Field by field, without borrowing between fields, plus half a field's range.
+    words = ((minuends | tops) - (subtrahends & ~tops)).bitwise_xor_((minuends ^ subtrahends) & tops)
     tied = torch.zeros(len(out), dtype=torch.bool, device=out.device)
     width = 4 * words.shape[1]
     for group, field in enumerate(_fields(words, bits)):
@@ -60,11 +62,6 @@ def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> T
         tied |= wrapped.amin(1) == 0
     out.sub_(half)
     return tied
-
-
-def _packed_difference(minuend: Tensor, subtrahend: Tensor, tops: int) -> Tensor:
-    """Subtract field by field without borrowing between fields, plus half a field's range; `tops` holds every field's highest bit."""
-    return ((minuend | tops) - (subtrahend & ~tops)).bitwise_xor_((minuend ^ subtrahend) & tops)
 
 
 def _fields(words: Tensor, plane_bits: int) -> list[Tensor]:
