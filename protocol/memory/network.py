@@ -37,24 +37,7 @@ class MemoryPeer:
 
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`, which takes a round trip. A partner in `places` needs a matching address. Raises Unreachable."""
-        network = self._network
-        if not self.is_up:
-            raise Unreachable("this peer is down")
-        relay = await network.dial(self.peer_id, partner, addresses)
-        host = network.peers[partner]
-        conversation = Conversation((self.peer_id, partner), (self.line, host.line), network.draw, relay)
-        await asyncio.sleep(conversation.round_trip_s())
-        if not self.is_up or not host.is_up:
-            raise Unreachable(f"{partner.short()} is down")
-        stream = conversation.streams[1]
-        visit = host.admission.admit(self.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
-        if visit is None or not host.admission.begin(visit, purpose):
-            if visit is not None:
-                host.admission.end(visit)
-            raise Unreachable(f"{partner.short()} rejected the stream")
-        conversation.begin()
-        spawn(_receive(host, visit, purpose, stream), network.tasks, f"{partner.short()} {purpose.value}")
-        return conversation.streams[0]
+        return await self._network.open(self, partner, purpose, addresses)
 
 
 class MemoryNetwork:
@@ -70,7 +53,7 @@ class MemoryNetwork:
         self.hidden: dict[PeerId, tuple[PeerId, ...]] = {}  # peers behind a NAT router -> the relays that serve them
         self._connections: dict[PeerId, dict[PeerId, PeerId | None]] = {}  # peer -> connected peer -> relay, None if direct
         self._group: dict[PeerId, int] = {}
-        self.tasks: set[asyncio.Task[None]] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
 
     def transport(
         self,
@@ -91,7 +74,7 @@ class MemoryNetwork:
 
     async def close(self) -> None:
         """Cancel every running stream handler."""
-        await cancel(*self.tasks)
+        await cancel(*self._tasks)
 
     def is_up(self, peer_id: PeerId) -> bool:
         """Return whether the peer is up."""
@@ -151,6 +134,26 @@ class MemoryNetwork:
 
     def _passes(self, one: PeerId, other: PeerId, relay: PeerId | None) -> bool:
         return not (self.is_cut(one, other) or (relay is not None and (self.is_cut(one, relay) or self.is_cut(other, relay))))
+
+    async def open(self, caller: MemoryPeer, partner: PeerId, purpose: Purpose, addresses: Sequence[str] = ()) -> Stream:
+        """Open a stream from `caller` to `partner`, which takes a round trip. Raises Unreachable."""
+        if not caller.is_up:
+            raise Unreachable("this peer is down")
+        relay = await self.dial(caller.peer_id, partner, addresses)
+        host = self.peers[partner]
+        conversation = Conversation((caller.peer_id, partner), (caller.line, host.line), self.draw, relay)
+        await asyncio.sleep(conversation.round_trip_s())
+        if not caller.is_up or not host.is_up:
+            raise Unreachable(f"{partner.short()} is down")
+        stream = conversation.streams[1]
+        visit = host.admission.admit(caller.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
+        if visit is None or not host.admission.begin(visit, purpose):
+            if visit is not None:
+                host.admission.end(visit)
+            raise Unreachable(f"{partner.short()} rejected the stream")
+        conversation.begin()
+        spawn(_receive(host, visit, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
+        return conversation.streams[0]
 
 
 async def _receive(host: MemoryPeer, visit: Visit, purpose: Purpose, stream: Stream) -> None:
