@@ -112,8 +112,8 @@ def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -
 
     async def test(p2pd: P2pd) -> None:
         async with listening() as port:
-            told = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
-            assert told == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
+            answers = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
+            assert answers == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
 
     play(test)
 
