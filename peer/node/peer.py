@@ -105,9 +105,10 @@ class Member:
 class NodePeer:
     """One peer's node, from its start to its end. Everything belongs to one event loop.
 
-    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `is_member`,
-    `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is the
-    machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
+    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `has_met`,
+    `is_member`, `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is
+    the machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's
+    seed.
     """
 
     def __init__(
@@ -152,6 +153,10 @@ class NodePeer:
     def is_banned(self, partner: PeerId) -> bool:
         """Tell whether a peer's streams are to be turned away."""
         return self.book.is_banned(partner, loop_s())
+
+    def has_met(self, partner: PeerId) -> bool:
+        """Tell whether a meeting with a peer has been completed."""
+        return self.book.get(partner).meetings > 0
 
     def is_member(self, record: MemberRecord) -> bool:
         """Tell whether a record is a member's; before the manifest is known nobody's is."""

@@ -125,7 +125,7 @@ class Resident:
         self._peer = peer = NodePeer(self._home, held, self.identity, own, self._local_s, rng, self._on_event)
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
-        life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
+        life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned, has_met=peer.has_met)
         p2p: Any = MemoryP2P(network, life)
         directory = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses)))
         self._run_task(self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p))

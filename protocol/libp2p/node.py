@@ -59,10 +59,10 @@ class _Unit:
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no connection exists. `is_banned` is
-    called for each peer that opens a stream to us. `bare_record` signs, for our addresses, the record that other members see before our
-    first announcement; it returns None while we are not known to be a member. Entering raises BadSettings (busy port, unusable folder) or
-    TransportError. It does not wait for a bootstrap node.
+    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no connection exists. `is_banned` and
+    `has_met` are called for each peer that opens a stream to us. `bare_record` signs, for our addresses, the record that other members see
+    before our first announcement; it returns None while we are not known to be a member. Entering raises BadSettings (busy port, unusable
+    folder) or TransportError. It does not wait for a bootstrap node.
     """
 
     peer_id: PeerId  # this peer's id, as p2pd proves it to others; set on entering
@@ -74,6 +74,7 @@ class Libp2pNode:
         handler: StreamHandler,
         bootstraps: Callable[[], Sequence[str]] = tuple,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
         bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None,
     ) -> None:
         self._settings = settings
@@ -81,6 +82,7 @@ class Libp2pNode:
         self._handler = handler
         self._bootstraps = bootstraps
         self._is_banned = is_banned
+        self._has_met = has_met
         self._bare_record = bare_record
         self.carried = CarriedBytes()  # bytes that streams exchanged with p2pd, including HTTP/2 framing
         self._unit: _Unit | None = None
@@ -177,7 +179,7 @@ class Libp2pNode:
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
                 directory = DhtDirectory(RecordProtocol(p2p, self._shelf, dialer, lambda: self._bare_record(self.addresses)))
                 await directory.open()
-                admission = Admission(is_banned=self._is_banned)
+                admission = Admission(None, self._is_banned, self._has_met)
                 opening = tunnel_transport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
                 tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)

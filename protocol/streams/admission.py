@@ -2,7 +2,8 @@
 
 A connection is a visit: silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
 one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest visit
-without a call, then the oldest silent or ended one, then a stalled call of the network with the most visits; never an active call.
+without a call, then the oldest silent or ended one, then a slow call of the network with the most visits; never an active call.
+Strangers leave some places to partners that this peer has met, and strangers of one network share an allowance of calls.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
@@ -23,8 +26,13 @@ log = logging.getLogger(__name__)
 FIRST_FRAME_S = 10.0  # timeout from the connection to its call, and from the call to its first message
 LINGER_S = 75.0  # idle timeout of a connection whose call is over: the caller may close it or start another call
 LINGER_MOST_S = 300.0  # total timeout of such a connection: the last messages, megabytes on a slow line, may still be in transit
-STALLED_S = 10.0  # a call that carried fewer than STALLED_BYTES in this time is stalled
+STALLED_S = 10.0  # a call that carried fewer than STALLED_BYTES in this time is slow
 STALLED_BYTES = 1024  # keep-alive pings carry less
+LEAST_RATE_S = 30.0  # after this time a call is slow, too, if its mean rate since is below LEAST_RATE: it may wait before its payload
+LEAST_RATE = SLOWEST_BYTES_PER_S / 8  # bytes per second: to hold 48 places costs their holder 1.6 Mbit/s
+CALLS_FROM_ONE = Allowance(240, 60.0)  # of the strangers of a network, or of one partner that was met or is local; 8 ms of processor each
+CALLS_FROM_STRANGERS = Allowance(1200, 60.0)
+CALLS_FROM_MET = Allowance(2400, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +43,7 @@ class StreamCaps:
     per_partner: int = 8  # connections of one partner, including those whose call is over
     silent: int = 2  # connections of a partner that has not sent a message on any of them: identities are free
     per_network: int = 16  # connections from one public network, or through the relays of one: identities are free, networks are not
+    strangers: int = 48  # connections of peers that this peer has not met: the rest of the total is kept for those that it has
     total: int = 64
 
 
@@ -46,11 +55,13 @@ class Visit:
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # returns the bytes so far, in both directions
     observed: str = ""  # remote multiaddr; empty if unknown
+    is_met: bool = False  # this peer has completed a meeting with the partner
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
     is_heard: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not
     deadline: asyncio.TimerHandle | None = None  # drops the connection; None during an active call
     moved: tuple[int, float] = (0, 0.0)  # bytes carried at the last observed progress, and its loop time
+    begun: tuple[int, float] = (0, 0.0)  # the same at the start of the call
 
     @property
     def is_in_call(self) -> bool:
@@ -66,17 +77,25 @@ class Visit:
 class Admission:
     """The table of visits. It drops a visit by removing it and calling its `drop`."""
 
-    def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
+    def __init__(
+        self,
+        caps: StreamCaps | None = None,
+        is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
+    ) -> None:
         self._caps = caps or StreamCaps()
         self._is_banned = is_banned
+        self._has_met = has_met
+        self._of_strangers = Budgets(_loop_s, CALLS_FROM_STRANGERS, CALLS_FROM_ONE)
+        self._of_met = Budgets(_loop_s, CALLS_FROM_MET, CALLS_FROM_ONE)
         self._visits: dict[Visit, None] = {}  # ordered by the time since which a visit has been silent or over, longest first
 
     def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
         """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
         own = [visit for visit in self._visits if visit.partner == partner]
         most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
-        visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
-        if self._is_banned(partner) or len(own) >= most or not self._has_room(visit.network):
+        visit = Visit(partner, drop, carried, observed, self._has_met(partner), moved=(0, _loop_s()))
+        if self._is_banned(partner) or len(own) >= most or not self._may_call(visit) or not self._has_room(visit):
             log.info("rejected a connection from %s", partner.short())
             return None
         self._visits[visit] = None
@@ -88,7 +107,10 @@ class Admission:
         own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
         if visit not in self._visits or visit.is_in_call or len(own) >= self._caps.per_purpose or self._is_banned(visit.partner):
             return False
+        if visit.purpose is not None and not self._may_call(visit):  # the first call was counted with its connection
+            return False
         visit.purpose, visit.is_heard, visit.is_over = purpose, False, False
+        visit.begun = visit.carried(), _loop_s()
         self._allow(visit, FIRST_FRAME_S)
         return True
 
@@ -103,7 +125,7 @@ class Admission:
         if visit in self._visits:
             visit.is_over = True
             self._visits[visit] = self._visits.pop(visit)
-            self._linger(visit, asyncio.get_running_loop().time() + LINGER_MOST_S)
+            self._linger(visit, _loop_s() + LINGER_MOST_S)
 
     def end(self, visit: Visit) -> None:
         """Remove a visit whose connection has ended. Idempotent."""
@@ -131,35 +153,50 @@ class Admission:
 
         visit.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
-    def _has_room(self, network: str) -> bool:
-        """Return whether a newcomer from this network can be accepted, after dropping another visit if necessary."""
-        neighbours = [visit for visit in self._visits if visit.network == network] if network else []
+    def _may_call(self, visit: Visit) -> bool:
+        """Count a call against the allowances; return False if one is used up."""
+        budgets = self._of_met if visit.is_met else self._of_strangers
+        return budgets.take(1, visit.partner if visit.is_met or not visit.network else visit.network)
+
+    def _has_room(self, newcomer: Visit) -> bool:
+        """Return whether a newcomer can be accepted, after dropping another visit if necessary."""
+        alike = [visit for visit in self._visits if visit.is_met is newcomer.is_met]
+        neighbours = [visit for visit in alike if visit.network == newcomer.network] if newcomer.network else []
         if len(neighbours) >= self._caps.per_network:
             return self._displace(neighbours)
-        return len(self._visits) < self._caps.total or self._displace(list(self._visits))
+        if not newcomer.is_met and len(alike) >= self._caps.strangers:
+            return self._displace(alike)
+        strangers = [visit for visit in self._visits if not visit.is_met]
+        return len(self._visits) < self._caps.total or self._displace(strangers) or self._displace(list(self._visits))
 
     def _displace(self, visits: list[Visit]) -> bool:
         """Drop one of these visits, if any may be dropped; return whether one was. A connection without a call goes first."""
         idle = [visit for visit in visits if visit.is_over or not visit.is_heard]
-        stalled = [visit for visit in visits if self._is_stalled(visit)]
+        slow = [visit for visit in visits if self._is_slow(visit)]
         if idle:
             self._drop(min(idle, key=lambda visit: visit.purpose is not None))
-        elif stalled:
+        elif slow:
             counts = Counter(visit.network for visit in visits)
-            self._drop(max(stalled, key=lambda visit: counts[visit.network]))
-        return bool(idle or stalled)
+            self._drop(max(slow, key=lambda visit: counts[visit.network]))
+        return bool(idle or slow)
 
-    def _is_stalled(self, visit: Visit) -> bool:
-        now_s, carried = asyncio.get_running_loop().time(), visit.carried()
+    def _is_slow(self, visit: Visit) -> bool:
+        """Return whether a call has stalled, or has been slower than LEAST_RATE over its life."""
+        now_s, carried = _loop_s(), visit.carried()
         if carried - visit.moved[0] >= STALLED_BYTES:
             visit.moved = carried, now_s
-        return now_s - visit.moved[1] >= STALLED_S
+        bytes_before, began_s = visit.begun
+        return now_s - visit.moved[1] >= STALLED_S or carried - bytes_before < LEAST_RATE * (now_s - began_s - LEAST_RATE_S)
 
     def _drop(self, visit: Visit) -> None:
-        state = "over" if visit.is_over else "stalled" if visit.is_heard else "silent"
+        state = "over" if visit.is_over else "slow" if visit.is_heard else "silent"
         log.info("dropped a connection from %s: it was %s", visit.partner.short(), state)
         self.end(visit)
         visit.drop()
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> None:

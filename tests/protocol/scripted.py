@@ -51,6 +51,7 @@ class ScriptedNetwork(KnowingNetwork):
         link: Link | None = None,
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
     ) -> Any:
         def turns_away(partner: PeerId) -> bool:
             return peer_id in self._refusing or is_banned(partner)
@@ -59,7 +60,7 @@ class ScriptedNetwork(KnowingNetwork):
             scripted: Any = ScriptedStream(self, peer_id, purpose, stream)
             await handler(purpose, scripted)
 
-        made = super().transport(peer_id, handle, link, caps, turns_away)
+        made = super().transport(peer_id, handle, link, caps, turns_away, has_met)
         self.counts[peer_id] = Counts()
         self._refusing.discard(peer_id)
         return ScriptedTransport(self, peer_id, made)

@@ -92,7 +92,7 @@ class Resident:
         run = HeldRun(RUN.run_id, RUN, None, self._bootstraps)
         own = OwnSide(IdleTrainer(), unused, unused)
         self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, unheard)
-        life = network.transport(self.peer_id, peer.answer, is_banned=peer.is_banned)
+        life = network.transport(self.peer_id, peer.answer, is_banned=peer.is_banned, has_met=peer.has_met)
         p2p: Any = MemoryP2P(network, life)
         listed = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record((self._address,)))) if self._is_listed else None
         seams = PeerNetwork(life, listed or EmptyDirectory(), lambda: (self._address,), self._connected)

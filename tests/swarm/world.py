@@ -207,7 +207,7 @@ class Peer:
             wait_for_peers=habits.wait_for_peers,
             has_weights=habits.has_start,
         )
-        self.transport: Transport = network.transport(self.peer_id, self._answer, habits.wire, is_banned=self.peer.is_banned)
+        self.transport: Transport = network.transport(self.peer_id, self._answer, habits.wire, None, self.peer.is_banned, self.peer.has_met)
         self.trainer.connect(self.link)
         directory = EmptyDirectory() if habits.is_blind else network.peers[self.peer_id]
         self._run(

@@ -8,9 +8,13 @@ from collections.abc import Callable
 import pytest
 
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.streams.admission import (
+    CALLS_FROM_ONE,
+    CALLS_FROM_STRANGERS,
     FIRST_FRAME_S,
+    LEAST_RATE_S,
     LINGER_MOST_S,
     LINGER_S,
     STALLED_BYTES,
@@ -28,8 +32,13 @@ A, B, C, D = (seeded(number).peer_id for number in range(1, 5))
 class Door:
     """A table, and the time at which each of its visits was dropped."""
 
-    def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
-        self.table = Admission(caps, is_banned)
+    def __init__(
+        self,
+        caps: StreamCaps | None = None,
+        is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
+    ) -> None:
+        self.table = Admission(caps, is_banned, has_met)
         self.dropped_s: dict[Visit, float] = {}
         self.carried_bytes = 0  # in total
 
@@ -326,3 +335,138 @@ def test_a_stalled_call_is_replaced_after_ten_seconds_and_an_active_one_is_not()
         assert door.admit(seeded(9).peer_id) is None
 
     virtual_time.run(main())
+
+
+def test_no_newcomer_is_kept_out_by_calls_that_trickle() -> None:
+    """Strangers that fill the table and send 1,100 bytes every 10 s have kept out 120 of 120 newcomers."""
+
+    async def main() -> None:
+        door = Door()
+        for number in range(100, 164):
+            door.admit(seeded(number).peer_id, f"/ip4/6.{number}.0.1/tcp/9")
+        crowd = [visit for visit in door.table._visits if door.table.begin(visit, Purpose.MEET) and door.table.heard(visit)]
+        num_admitted = 0
+        for number in range(1000, 1120):
+            await asyncio.sleep(10)
+            door.carried_bytes += 1100
+            visit = door.admit(seeded(number).peer_id, f"/ip4/8.{number % 250}.0.1/tcp/9")
+            num_admitted += visit is not None
+            if visit is not None:
+                door.table.end(visit)
+        assert len(crowd) == StreamCaps().strangers
+        assert num_admitted >= 115, "all, once the crowd has been there for LEAST_RATE_S"
+
+    virtual_time.run(main())
+
+
+def test_a_call_at_the_slowest_legal_rate_is_not_replaced() -> None:
+    async def main() -> None:
+        door = Door(StreamCaps(total=2))
+        door.talking(A)
+        door.talking(B)
+        for _ in range(600):
+            await asyncio.sleep(1)
+            door.carried_bytes += SLOWEST_BYTES_PER_S
+            assert door.admit(C) is None
+        assert not door.dropped_s
+
+    virtual_time.run(main())
+
+
+def test_a_call_may_be_slow_before_its_payload() -> None:
+    async def main() -> None:
+        door = Door(StreamCaps(total=1))
+        door.talking(A)
+        for _ in range(int(LEAST_RATE_S) // 5):
+            await asyncio.sleep(5)
+            door.carried_bytes += STALLED_BYTES
+            assert door.admit(C) is None
+
+    virtual_time.run(main())
+
+
+def test_strangers_leave_places_to_those_whom_this_peer_has_met() -> None:
+    def test() -> None:
+        met = {A, B}
+        door = Door(StreamCaps(total=4, strangers=2), has_met=met.__contains__)
+        door.talking(C)
+        door.talking(D)
+        assert door.admit(seeded(9).peer_id) is None
+        door.talking(A)
+        door.talking(B)
+        assert not door.dropped_s
+
+    play(test)
+
+
+def test_a_stranger_may_replace_the_idle_connection_of_someone_met_where_strangers_have_places_left() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(total=3, strangers=2), has_met={A, B}.__contains__)
+        over = door.talking(A)
+        door.talking(A)
+        door.talking(B)
+        door.table.over(over)
+        door.talking(C)
+        assert list(door.dropped_s) == [over]
+
+    play(test)
+
+
+def test_strangers_of_its_network_do_not_keep_out_someone_met() -> None:
+    def test() -> None:
+        door = Door(StreamCaps(per_network=2), has_met={A}.__contains__)
+        for partner in (B, C):
+            door.talking(partner, observed="/ip4/6.6.0.1/tcp/9")
+        assert door.admit(D, "/ip4/6.6.0.2/tcp/9") is None
+        assert door.admit(A, "/ip4/6.6.0.3/tcp/9")
+
+    play(test)
+
+
+def test_the_calls_of_one_network_are_limited_in_number_and_those_of_others_pass() -> None:
+    async def main() -> None:
+        door = Door(has_met={A}.__contains__)
+
+        def call(number: int, observed: str) -> bool:
+            visit = door.admit(seeded(number).peer_id, observed)
+            if visit is not None:
+                door.table.end(visit)
+            return visit is not None
+
+        crowd = [call(number, "/ip4/6.6.0.1/tcp/9") for number in range(1000, 1500)]
+        assert sum(crowd) == CALLS_FROM_ONE.capacity
+        assert call(2000, "/ip4/8.8.0.1/tcp/9")
+        assert door.admit(A, "/ip4/6.6.0.1/tcp/9"), "whom this peer has met has an allowance of its own"
+        await asyncio.sleep(CALLS_FROM_ONE.refill_s / CALLS_FROM_ONE.capacity)
+        assert call(2001, "/ip4/6.6.0.1/tcp/9")
+        assert not call(2002, "/ip4/6.6.0.1/tcp/9")
+
+    virtual_time.run(main())
+
+
+def test_the_calls_of_all_strangers_are_limited_and_not_those_of_peers_met() -> None:
+    def test() -> None:
+        door = Door(has_met={A}.__contains__)
+        num_admitted = 0
+        for number in range(int(2 * CALLS_FROM_STRANGERS.capacity)):
+            visit = door.admit(B, f"/ip4/{6 + number // 250}.{number % 250}.0.1/tcp/9")
+            if visit is not None:
+                num_admitted += 1
+                door.table.end(visit)
+        assert num_admitted == CALLS_FROM_STRANGERS.capacity
+        assert door.admit(A)
+
+    play(test)
+
+
+def test_further_calls_on_one_connection_are_limited_too() -> None:
+    def test() -> None:
+        door = Door()
+        visit = door.admitted(A)
+        calls = []
+        for _ in range(int(2 * CALLS_FROM_ONE.capacity)):
+            calls.append(door.table.begin(visit, Purpose.FETCH))
+            door.table.over(visit)
+        assert sum(calls) == CALLS_FROM_ONE.capacity
+
+    play(test)
