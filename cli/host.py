@@ -104,6 +104,6 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
             drawn.say("invite for others, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])
             if file is not None:
-                write_whole(file, printed[0].encode() + b"\n", private=True)
+                write_whole(file, printed[0].encode() + b"\n")
 
     return look

@@ -38,7 +38,7 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -
     revoked, words = named(what, signed.run_id, identity.peer_id)
     held = kept(folder)
     is_new = held.add(Revocation(signed.run_id, identity.peer_id, revoked, int(time.time())).signed(identity))
-    write_whole(folder.revocations, held.to_bytes(), private=True)
+    write_whole(folder.revocations, held.to_bytes())
     if as_json:
         print(json.dumps({"revoked": str(revoked), "is_new": is_new, "run_id": signed.run_id.hex()}))
     else:

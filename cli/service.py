@@ -60,7 +60,7 @@ def install(folder: Home, invite: str | None) -> None:
         )
     _, read = invited(folder, invite, verb="service install")
     if read is not None:
-        write_whole(folder.invite, read.to_text().encode() + b"\n", private=True)
+        write_whole(folder.invite, read.to_text().encode() + b"\n")
     file = unit_file(folder.path)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = unit_text(folder.path)

@@ -111,7 +111,7 @@ class CredentialRenewal:
                 async with asyncio.timeout(ASK_S):
                     data = await self.client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
                 self._take_over(need_credential(data), credential)
-                await asyncio.to_thread(write_whole, self.home.credential, data, private=True)
+                await asyncio.to_thread(write_whole, self.home.credential, data)
                 return
 
     def _take_over(self, renewed: Credential, old: Credential) -> None:

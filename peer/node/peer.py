@@ -228,7 +228,7 @@ class NodePeer:
         signed, named = await find_run(
             client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessReported("joining", reason))
         )
-        write_whole(self._home.manifest, signed.to_bytes(), private=True)
+        write_whole(self._home.manifest, signed.to_bytes())
         return signed, named
 
     async def _train(self, own: OwnSide, member: Member, presence: Presence, network: PeerNetwork) -> None:
