@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 DEFAULT_HOME = Path("~/.gossamer")
+INVITE_VARIABLE = "GOSSAMER_INVITE"
 
 HomeFolder = Annotated[
     Path,

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.figures import sentence
-from gossamer.cli.join import InviteText, invited
+from gossamer.cli.join import InviteFile, InviteText, invited
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -34,7 +34,12 @@ Print = Annotated[bool, typer.Option("--print", help="With install: print the un
 
 
 def service(
-    action: What, invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, only_print: Print = False, as_json: Json = False
+    action: What,
+    invite: InviteText = None,
+    invite_file: InviteFile = None,
+    home: HomeFolder = DEFAULT_HOME,
+    only_print: Print = False,
+    as_json: Json = False,
 ) -> None:
     """Install this peer as a service of systemd's user manager, remove it, or show its status.
 
@@ -45,20 +50,20 @@ def service(
         case Action.INSTALL if only_print:
             print(unit_text(folder.path), end="")
         case Action.INSTALL:
-            install(folder, invite)
+            install(folder, invite, invite_file)
         case Action.REMOVE:
             remove(folder)
         case Action.STATUS:
             show(folder, as_json=as_json)
 
 
-def install(folder: Home, invite: str | None) -> None:
+def install(folder: Home, invite: str | None, invite_file: Path | None = None) -> None:
     """Write and print the unit, and let systemd start it. Raises BadInvite or BadSettings."""
     if holder := folder.holder():
         raise BadSettings(
             f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
-    _, read = invited(folder, invite, verb="service install")
+    _, read = invited(folder, invite, invite_file, "service install")
     if read is not None:
         write_whole(folder.invite, read.to_text().encode() + b"\n")
     file = unit_file(folder.path)
