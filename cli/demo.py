@@ -125,7 +125,7 @@ class Demo:
         drawn.say(f"starting {self.num_peers} peers, and one that trains alone, in {self.folder}")
         options = (*ON_THIS_MACHINE, *(("--data", str(self.data)) if self.data else ()))
         others = str(self.num_peers - 1)
-        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", others])
+        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", others, "--uses", str(self.num_peers)])
         lone = swarm.start(ALONE, ["host", str(file), *options, "--alone"])
         invite = first.invite()
         joiners = [swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, self.num_peers + 1)]

@@ -16,6 +16,16 @@ HomeFolder = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout; everything else goes to stderr.")]
 
+Uses = Annotated[
+    int | None,
+    typer.Option(
+        "--uses",
+        metavar="N",
+        min=1,
+        help="How many peers an invite for anybody admits. Default: 16. This peer counts them, and closes the invite, while it runs.",
+        show_default=False,
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(

@@ -33,6 +33,8 @@ class Home:
         self.invite: Final = self.path / "invite.txt"
         self.credential: Final = self.path / "credential"  # renewed by the issuer of the invite; absent until then
         self.revocations: Final = self.path / "revocations"  # signed revocations of invites and members
+        self.invites: Final = self.path / "invites.json"  # uses of the invites for anybody that this peer has issued
+        self.members: Final = self.path / "members.json"  # who has used them
         self.peers: Final = self.path / "peers.json"  # address book
         self.checkpoints: Final = self.path / "checkpoints"
         self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly

@@ -25,6 +25,7 @@ from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -258,7 +259,8 @@ class NodePeer:
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
         bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
-        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source)
+        issued = IssuedInvites(self._home)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source, issued.admit)
         reporter = SwarmReporter(self._emit, gossip)
         presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(
@@ -270,7 +272,7 @@ class NodePeer:
             reporter,
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
-            CredentialRenewal(self._home, membership, client, gossip, self._rng, self._emit),
+            CredentialRenewal(self._home, membership, client, gossip, issued, self._rng, self._emit),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:

@@ -51,6 +51,7 @@ class FetchServer:
     now_s: Callable[[], float]  # Unix time
     peer_exchange: PeerExchange
     source: Callable[[], StateSource | None] = lambda: None
+    admit: Callable[[PeerId, PeerId], bool] = lambda peer, bearer: True  # whether an invite's uses leave one for a peer
     _observed: ObservedAddresses = field(init=False)
     _newcomers: BoundedQueue = field(init=False)
 
@@ -116,7 +117,10 @@ class FetchServer:
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "no valid invite from this issuer")
-        return write_alone(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
+        if credential.subject is None and credential.bearer is not None and not self.admit(request.sender, credential.bearer):
+            raise Refused(RefusalCode.NOT_FOUND, "the invite has been used as often as it may be")
+        until_s = max(int(self.now_s()) + MEMBER_S, credential.not_after_s)
+        return write_alone(credential.renewed(self.identity, request.run_id, request.sender, until_s))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()

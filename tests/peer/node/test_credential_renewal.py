@@ -11,6 +11,7 @@ import pytest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node import credential_renewal as module
 from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.sync import server
 from gossamer.peer.sync.server import MEMBER_S, FetchServer
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
@@ -18,6 +19,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
 from gossamer.protocol.messages.terms import check_member
+from gossamer.protocol.run.invite import closing_of
 from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -157,6 +159,66 @@ def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp
             HOST, swarm.terms.run_id
         )
         assert latest_credential(home, other, swarm.terms.run_id, member.peer_id) == other, "who joins by a new invite shows that"
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_a_revoked_member_does_not_come_back_under_a_new_key_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `peer revoke PEERID` does to an invite for anybody: it closes the invite; those with a credential in their name stay."""
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        host, member, guest = (swarm.add() for _ in range(3))
+        host.identity = HOST
+        host.start()
+        for peer in (member, guest):
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        renewals = [await renewal_of(peer) for peer in (host, member, guest)]
+        await swarm.until(lambda: all(peer.home.credential.exists() for peer in (member, guest)), within_s=120.0)
+        bearer = credential_of(swarm, member.identity, 0).bearer
+        assert bearer is not None
+        assert renewals[0].issued.admitted() == {member.peer_id: bearer, guest.peer_id: bearer}
+        renewals[0].take(_one(swarm, guest.peer_id, closing_of(bearer)))
+        await swarm.until(lambda: len(list(renewals[1].terms.revocations)) == 2, within_s=60.0)
+        again = Identity(b"again" + bytes(27))
+        for renewal in renewals[:2]:
+            now_s, terms = swarm.network.now_s(), renewal.terms
+            with pytest.raises(Refused, match="revoked"):
+                check_member(guest.peer_id, renewals[2].membership.credential, terms, now_s)
+            with pytest.raises(Refused, match="revoked"):
+                check_member(again.peer_id, credential_of(swarm, again, 0), terms, now_s)
+            check_member(member.peer_id, renewals[1].membership.credential, terms, now_s)
+        stays = latest_credential(member.home, credential_of(swarm, member.identity, 0), swarm.terms.run_id, member.peer_id)
+        assert stays == renewals[1].membership.credential, "after a restart too"
+        with pytest.raises(BaseExceptionGroup):  # the guest hears of it and ends
+            await swarm.until(lambda: False, within_s=60.0)
+        guest.failure = None
+        before = member.outcomes()["completed"]
+        await swarm.until(lambda: member.outcomes()["completed"] > before + 1, within_s=120.0)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_an_invite_for_anybody_closes_when_its_uses_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        host, *members = (swarm.add() for _ in range(3))
+        host.identity = HOST
+        bearer = credential_of(swarm, HOST, 0).bearer
+        assert bearer is not None
+        IssuedInvites(host.home).limit(bearer, 2)
+        host.start()
+        for peer in members:
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        terms = (await renewal_of(host)).terms
+        await swarm.until(lambda: list(terms.revocations), within_s=120.0)
+        third = Identity(b"t" * 32)
+        with pytest.raises(Refused, match="revoked"):
+            check_member(third.peer_id, credential_of(swarm, third, 0), terms, swarm.network.now_s())
+        for peer in members:
+            check_member(peer.peer_id, peer.member.membership.credential, terms, swarm.network.now_s())
+        assert read_revocations(host.home.revocations.read_bytes())
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 
