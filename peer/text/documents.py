@@ -87,12 +87,12 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
 
 
 def _table_kind(file: Path) -> str | None:
-    """Return the kind of table by the file's name, in the words of the datasets library; None for text."""
+    """Return the kind of table by the file's name; None for text."""
     return next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
 
 
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
-    from gossamer.peer.text.document_stream import table_documents  # `datasets` takes long to import
+    from gossamer.peer.text.tables import table_documents  # pyarrow takes long to import
 
     for document in table_documents(file, kind, column):
         yield Block(document, is_held_out(content(document)), ends_document=True)
