@@ -73,13 +73,13 @@ def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     Raises BadManifest, as soon as it is sure, also for a model that is too large for any run.
     """
     config = model_config(section)
-    with torch.device("meta"), _bounded_size():
+    with torch.device("meta"), bounded_size():
         model = _from_config(section, config)
     return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
 
 
 @contextlib.contextmanager
-def _bounded_size() -> Iterator[None]:
+def bounded_size() -> Iterator[None]:
     """Raise BadManifest from the constructor of a model inside the context, once it has too many tensors or parameters."""
     num_values = 0
     counted: set[Tensor] = set()  # a tied one is registered twice

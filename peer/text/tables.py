@@ -66,14 +66,13 @@ def _from_json(value: object) -> Document:
 
 
 def _parquet(file: Path, column: str) -> Iterator[Document]:
-    with pyarrow.parquet.ParquetFile(file, read_dictionary=[column]) as table:
-        fields: dict[str, Any] = {
-            field.name: "" if _is_text(field.type) else [] if _is_tokens(field.type) else None for field in table.schema_arrow
-        }
-        need_column(str(file), column, fields)
+    schema = pyarrow.parquet.read_schema(file)
+    fields: dict[str, Any] = {field.name: "" if _is_text(field.type) else [] if _is_tokens(field.type) else None for field in schema}
+    need_column(str(file), column, fields)
+    once = [column] if fields[column] == "" else []  # a text that is repeated stays in memory once
+    with pyarrow.parquet.ParquetFile(file, read_dictionary=once) as table:
         groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
-        chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
-        for chunk in chunks:
+        for chunk in (group.column(place) for group in groups for place in range(group.num_columns)):
             is_large = chunk.num_values > MAX_GROUP_VALUES or chunk.total_uncompressed_size > MAX_GROUP_BYTES
             if is_large and chunk.path_in_schema.split(".")[0] == column:
                 raise ValueError("a row group is too large; write the file with smaller ones")

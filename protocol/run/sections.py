@@ -301,10 +301,7 @@ def _need_plain(value: object, where: str, depth: int) -> None:
         case str() if _is_unicode(value):
             return
         case int():
-            name = where.rpartition(".")[2]
-            most = limits.LAYERS if _COUNTS_LAYERS.search(name) else _LARGEST_INTEGER if _SCALE.search(name) else limits.CONFIG_INTEGER
-            if abs(value) > most:
-                raise ValueError(f"{where} is {str(value)[:40]}; at most {most} is legal")
+            need_config_integer(value, where)
             return
         case float() if math.isfinite(value):
             return
@@ -319,6 +316,14 @@ def _need_plain(value: object, where: str, depth: int) -> None:
             raise ValueError(f"{where} nests too deeply; legal are {_CONFIG_DEPTH} levels")
         case _:
             raise ValueError(f"{where} holds {ascii(value)[:40]}; legal are finite numbers, text, booleans, lists and tables")
+
+
+def need_config_integer(value: int, where: str) -> None:
+    """Raise ValueError for an integer of a model's config that no model has; `where` ends in its name."""
+    name = where.rpartition(".")[2]
+    most = limits.LAYERS if _COUNTS_LAYERS.search(name) else _LARGEST_INTEGER if _SCALE.search(name) else limits.CONFIG_INTEGER
+    if abs(value) > most:
+        raise ValueError(f"{where} is {value if abs(value) <= _LARGEST_INTEGER else 'too large'}; at most {most} is legal")
 
 
 def _is_unicode(text: str) -> bool:
