@@ -1,4 +1,4 @@
-"""`peer dashboard`: a web page for this machine's browser, with the peers of one or several home folders."""
+"""`peer dashboard` and `peer watch`: the peers of one or several home folders, on a web page or on the whole terminal."""
 
 from __future__ import annotations
 
@@ -54,6 +54,13 @@ def server(app: ASGIApp) -> uvicorn.Server:
         app, http=BoundedConnection, ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"
     )
     return uvicorn.Server(settings)
+
+
+def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
+    """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
+    from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
+
+    FullScreen(homes or [home]).run()
 
 
 def listening(port: int) -> socket.socket:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NOT_OF_THE_MODEL: Final = {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
+PARAMETERS_PER_BYTE: Final = 8  # more than any number format; missing parameters would take memory without a file
 MAX_CONFIG_CHARS: Final = 1 << 20  # of config.json; longer ones do not parse
 REWARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained weights, too little to undo them (arXiv 2308.04014)
 WARM_SHARE: Final = 100  # of the steps are warm-up
@@ -81,7 +82,14 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
         _need_bounded_config(folder / "config.json")
         config = auto_config.from_pretrained(folder, trust_remote_code=False)
         with torch.device("meta"), bounded_size():
-            auto_model.from_config(config)
+            described = state_tensors(auto_model.from_config(config))
+        num_params = sum(tensor.numel() for tensor in described.values())
+        num_bytes = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+        if num_params > PARAMETERS_PER_BYTE * num_bytes:
+            raise BadManifest(
+                f"{folder} describes {num_params} parameters, and its weights have {num_bytes} bytes",
+                hint="take a folder with whole weights in safetensors files, as transformers saves it",
+            )
         model = pretrained(auto_model, str(folder), config=config)
     said, all_fields = config.to_diff_dict(), config.to_dict()
     said |= {name: all_fields[name] for name in DEMO_LLAMA if name in all_fields}
