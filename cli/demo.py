@@ -106,7 +106,7 @@ def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None,
         file = folder / "manifest.toml"
         file.write_text(manifest.to_toml())
         options = (*ON_THIS_MACHINE, *(("--data", str(data)) if data else ()))
-        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1)])
+        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1), "--uses", str(num_peers)])
         lone = swarm.start(ALONE, ["host", str(file), *options, "--alone"])
         invite = first.invite()
         members = [first, *(swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, num_peers + 1))]

@@ -18,6 +18,7 @@ from typing import Any
 
 from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import private
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
@@ -38,7 +39,7 @@ class LocalPeer:
         self._output = home / "stdout.txt"
         self._log = home / "stderr.txt"
         command = [sys.executable, "-P", "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
-        with self._output.open("wb") as output, self._log.open("wb") as log:
+        with open(self._output, "wb", opener=private) as output, open(self._log, "wb", opener=private) as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True,
                 env=os.environ | exits_with_this_process(),

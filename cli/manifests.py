@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gossamer.peer.machine.config import Setting, WithOptions
 from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.limits import MANIFEST_BYTES
 from gossamer.protocol.run.manifest import Manifest
 
 
@@ -50,7 +51,8 @@ def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
     if path is None:
         return Manifest.checked({"data": {"source": "text"}} if own_text else {})
     try:
-        return Manifest.from_toml(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            return Manifest.from_toml(file.read(MANIFEST_BYTES + 1))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadManifest(f"cannot read the manifest {path}: {reason}", hint="`peer init FILE` writes one") from error

@@ -65,7 +65,7 @@ class Training:
         self._queued_s = queued_clock()
         self.inner.register_step_pre_hook(lambda *_: self._count_inner(-time.monotonic()))
         self.inner.register_step_post_hook(lambda *_: self._count_inner(time.monotonic()))
-        write_whole(self._home.manifest, self._signed.to_bytes(), private=True)
+        write_whole(self._home.manifest, self._signed.to_bytes())
 
     def _count_inner(self, moment_s: float) -> None:
         self._inner_s += moment_s

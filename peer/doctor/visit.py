@@ -130,7 +130,7 @@ async def _call_all(
         from gossamer.protocol.streams.admission import Admission
 
         key = folder / "key"
-        write_whole(key, identity.to_bytes(), private=True)
+        write_whole(key, identity.to_bytes())
         settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
         daemon = await stack.enter_async_context(Daemon(settings))
         tunnel = tunnel_transport(daemon.control, folder / "net", _refuse_calls, Admission(), CarriedBytes())

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from gossamer.peer.machine import events
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, private
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of what the processes log; read back below
 LEVELS = ("debug", "info", "warning", "error")
@@ -116,5 +116,6 @@ class GrowingFile:
 def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     """Rotate the stderr log once it is long, while processes append to it. Raises OSError."""
     if log.exists() and log.stat().st_size > max_bytes:
-        shutil.copyfile(log, events.older(log))
+        with log.open("rb") as full, open(events.older(log), "wb", opener=private) as older:
+            shutil.copyfileobj(full, older)
         os.truncate(log, 0)

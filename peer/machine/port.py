@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import BadSettings
 
 _TCP = re.compile(r"/tcp/(\d+)")
@@ -56,4 +56,4 @@ def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
     file = Home(config.home).port
     if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
         with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
-            file.write_text(own[0])
+            write_whole(file, own[0].encode())

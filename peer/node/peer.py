@@ -25,6 +25,7 @@ from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -105,9 +106,10 @@ class Member:
 class NodePeer:
     """One peer's node, from its start to its end. Everything belongs to one event loop.
 
-    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `is_member`,
-    `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is the
-    machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
+    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `has_met`,
+    `is_member`, `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is
+    the machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's
+    seed.
     """
 
     def __init__(
@@ -152,6 +154,10 @@ class NodePeer:
     def is_banned(self, partner: PeerId) -> bool:
         """Return whether a peer's streams are to be turned away."""
         return self.book.is_banned(partner, loop_s())
+
+    def has_met(self, partner: PeerId) -> bool:
+        """Tell whether a meeting with a peer has been completed."""
+        return self.book.get(partner).meetings > 0
 
     def is_member(self, record: MemberRecord) -> bool:
         """Return whether a record is a member's; False before the manifest is known."""
@@ -223,7 +229,7 @@ class NodePeer:
         signed, named = await find_run(
             client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessReported("joining", reason))
         )
-        write_whole(self._home.manifest, signed.to_bytes(), private=True)
+        write_whole(self._home.manifest, signed.to_bytes())
         return signed, named
 
     async def _train(self, own: OwnSide, member: Member, presence: Presence, network: PeerNetwork) -> None:
@@ -253,7 +259,8 @@ class NodePeer:
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
         bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
-        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source)
+        issued = IssuedInvites(self._home)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source, issued.admit)
         reporter = SwarmReporter(self._emit, gossip)
         presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(
@@ -265,7 +272,7 @@ class NodePeer:
             reporter,
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
-            CredentialRenewal(self._home, membership, client, gossip, self._rng, self._emit),
+            CredentialRenewal(self._home, membership, client, gossip, issued, self._rng, self._emit),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:

@@ -70,7 +70,9 @@ class NodeProcess:
     async def run(self) -> None:
         """Run until `stop`, or until the run is over. Raises GossamerError when the run cannot be found or refuses this peer."""
         peer = self._peer
-        libp2p = Libp2pNode(self._daemon_settings, peer.shelf, peer.answer, peer.entry_addresses, peer.is_banned, peer.bare_record)
+        libp2p = Libp2pNode(
+            self._daemon_settings, peer.shelf, peer.answer, peer.entry_addresses, peer.is_banned, peer.has_met, peer.bare_record
+        )
         async with libp2p as network, asyncio.TaskGroup() as tasks:
             reports = NodeReports(network, peer, self._trainer, self._home, self._child.emit)
             aside = [tasks.create_task(work) for work in (reports.run(), self._report_pauses())]

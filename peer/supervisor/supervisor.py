@@ -82,9 +82,9 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
     with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0, home.path) as runtime:
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
-            write_whole(home.manifest, manifest.to_bytes(), private=True)
+            write_whole(home.manifest, manifest.to_bytes())
         if invite is not None:
-            write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
+            write_whole(home.invite, invite.to_text().encode() + b"\n")  # it is a secret
         supervisor = Supervisor(config, str(identity.peer_id), watch)
         try:
             await supervisor.run(runtime)

@@ -69,7 +69,8 @@ def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, show: Sho
     for earlier in folder.parent.glob(f"{PREFIX}*"):  # an earlier text, or an interrupted one
         shutil.rmtree(earlier, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
-    unfinished.mkdir(parents=True, mode=0o700)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished.mkdir(mode=0o700)
     try:
         with (unfinished / SIDES[0]).open("wb") as train, (unfinished / SIDES[1]).open("wb") as held_out:
             num_bytes = _tokenize(blocks, tokenizer, (train, held_out), show)

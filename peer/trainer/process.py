@@ -89,6 +89,7 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
     if settings.config.model is not None and tokenizer.name != BYTES:
+        home.tokenizer.mkdir(mode=0o700, exist_ok=True)
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
     model = _initial_model(manifest, settings.config.model)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)

@@ -68,6 +68,7 @@ class Libp2pNode:
     handler: StreamHandler
     bootstraps: Callable[[], Sequence[str]] = tuple  # multiaddrs with /p2p/<peer id>; called whenever no connection exists
     is_banned: Callable[[PeerId], bool] = lambda partner: False  # called for each peer that opens a stream to us
+    has_met: Callable[[PeerId], bool] = lambda partner: False  # the same: whether a meeting with it has been completed
     # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
     bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
     peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
@@ -166,7 +167,7 @@ class Libp2pNode:
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
                 directory = DhtDirectory(RecordProtocol(p2p, self.shelf, dialer, lambda: self.bare_record(self.addresses)))
                 await directory.open()
-                admission = Admission(is_banned=self.is_banned)
+                admission = Admission(None, self.is_banned, self.has_met)
                 opening = tunnel_transport(daemon.control, self.settings.folder, self._serve, admission, self.carried, dialer)
                 tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self.settings.folder / "reach.sock", lambda: self.relays_at)

@@ -62,10 +62,11 @@ class MemoryNetwork:
         link: Link | None = None,
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
     ) -> MemoryPeer:
-        """Start a peer and return its transport. A peer that is up is killed first. `is_banned` is asked about each caller."""
+        """Start a peer and return its transport. A peer that is up is killed first. The last two are asked about each caller."""
         self.kill(peer_id)
-        self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
+        self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned, has_met))
         return self.peers[peer_id]
 
     def now_s(self) -> float:

@@ -25,7 +25,7 @@ class Revocation(Signed):
 
     run_id: bytes  # 32 bytes
     issuer: PeerId  # the issuer of the revoked credentials, which signs
-    revoked: PeerId  # a peer, or the bearer key of an invite
+    revoked: PeerId  # a peer, the bearer key of an invite, or the name under which the invite is closed
     revoked_s: int  # Unix seconds
     signature: bytes = b""  # the issuer's, over the fields above
 
@@ -48,7 +48,7 @@ class Revocations:
         return True
 
     def cover(self, peer: PeerId, credential: Credential | None) -> bool:
-        """Return whether a peer's credential is revoked: its issuer has revoked the peer, or the invite with which it joined."""
+        """Return whether a peer's credential is revoked: by its peer, by its invite, or because its invite is closed."""
         return bool(self._about(peer, credential))
 
     def shown_to(self, peer: PeerId, credential: Credential | None) -> Revocations:
@@ -62,7 +62,7 @@ class Revocations:
         return shown
 
     def _about(self, peer: PeerId, credential: Credential | None) -> list[Revocation]:
-        names = (peer, credential.bearer) if credential else ()
+        names = (peer, credential.bearer, credential.closing) if credential else ()
         found = [self._by_name.get((credential.issuer, name)) for name in names if credential and name]
         return [revocation for revocation in found if revocation]
 

@@ -67,7 +67,7 @@ def test_a_run_that_was_joined_is_not_hosted(home: Home, identity: Identity) -> 
 def test_the_invite_is_printed_once_on_its_own_line(identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = SignedManifest.sign(own(identity), identity)
     written = tmp_path / "invite"
-    line = invite_line(Home(tmp_path), identity, signed, written)
+    line = invite_line(Home(tmp_path), identity, signed, written, 5)
     status = Status()
     drawn = PlainLines(io.StringIO())
     line(status, drawn)

@@ -12,6 +12,7 @@ import pytest
 from gossamer.cli.invite import lifetime_s
 from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.records import MemberRecord
@@ -114,3 +115,19 @@ def test_valid_durations(text: str, seconds: int) -> None:
 def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(BadSettings):
         lifetime_s(text)
+
+
+def test_an_invite_for_anybody_is_limited_and_says_so(shell: Shell, me: PeerId) -> None:
+    remember(shell.home, OTHER)
+    for arguments, uses in ((("invite", "--expires", "1d"), USES), (("invite", "--uses", "3"), 3)):
+        said = shell(*arguments)
+        bearer = Invite.from_text(said.out).credential.bearer
+        assert bearer is not None and IssuedInvites(Home(shell.home)).uses()[bearer] == uses
+        assert f"up to {uses} peers" in said.err
+
+
+def test_an_invite_for_one_peer_has_no_number_of_uses(shell: Shell, me: PeerId) -> None:
+    remember(shell.home, OTHER)
+    assert "alone" in shell("invite", "--for", str(OTHER)).err
+    assert not IssuedInvites(Home(shell.home)).uses()
+    assert "--uses" in shell("invite", "--for", str(OTHER), "--uses", "3").complaint[0]

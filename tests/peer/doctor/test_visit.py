@@ -52,7 +52,7 @@ async def reply_of_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_
     """Call on a peer whose clock is so far ahead, with invites that are good for so long."""
     with tempfile.TemporaryDirectory() as short:
         key, folder = Path(short) / "key", Path(short) / "net"
-        write_whole(key, HOST.to_bytes(), private=True)
+        write_whole(key, HOST.to_bytes())
         terms = RunTerms.from_manifest(SIGNED.manifest())
         peer_exchange = PeerExchange(terms, AddressBook(HOST.peer_id), SwarmTime(lambda: time.time() + clock_ahead_s), random.Random(0))
         server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, peer_exchange)

@@ -60,6 +60,7 @@ class Quiet:
         answer: Callable[..., Awaitable[None]],
         entry_addresses: Callable[[], Sequence[str]],
         is_banned: object,
+        has_met: object,
         bare_record: object,
     ) -> None:
         self.carried = CarriedBytes()

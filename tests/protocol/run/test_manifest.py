@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -98,6 +99,27 @@ def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, reason: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[run]\ntotal_steps = " + "9" * 5000,
+        "[run]\nname = " + "[" * 30_000,
+        "[run]\nname = " + "{a=" * 15_000,
+        "[run]\nname" + ".a" * 30_000 + " = 1",
+        "[model.config" + ".a" * 500 + "]\nx = 1",
+        "[run" + ".a" * 30_000 + "]",
+        "x = {y" + ".a" * 30_000 + " = 1}",
+    ],
+    ids=["digits", "arrays", "tables", "dotted", "deep", "header", "inline"],
+)
+def test_a_manifest_that_python_cannot_read_in_time_is_rejected_at_once(text: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(BadManifest) as caught:
+        Manifest.from_toml(text)
+    assert caught.value.hint
+    assert time.process_time() - began_s < 1.0
+
+
 def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
     with pytest.raises(WrongVersion, match="version 2, this build uses 1"):
         Manifest.from_toml("[run]\nprotocol = 2\nnew_key = 1")
@@ -112,6 +134,8 @@ def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
         b"null",
         b'{"run":{"seed":NaN}}',
         b"[" * 60_000,
+        b'{"run":{"protocol":1,"name":' + b"[" * 990 + b"]" * 990 + b"}}",
+        b'{"run":{"protocol":1,"total_steps":' + b"9" * 5000 + b"}}",
         b"\xff",
         Manifest().canonical_bytes().replace(b'"seed":0', b'"seed":0,"seed":0'),
         Manifest().canonical_bytes().replace(b'"seed":0', b'"seed":0.0'),
