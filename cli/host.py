@@ -105,7 +105,7 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
             written = Invite.issue(identity, signed.run_id, addresses, None, not_after_s)
             limited(folder, written, uses)
             printed.append(written.to_text())
-            drawn.say(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
+            drawn.print_line(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])
             if file is not None:
                 write_whole(file, printed[0].encode() + b"\n")

@@ -56,11 +56,11 @@ def join(
     Until the run ends, `peer leave`, or Ctrl-C.
     """
     config = settings(home, given)
-    identity, read = invited(Home(config.home), invite, invite_file)
+    identity, read = load_invite(Home(config.home), invite, invite_file)
     hold_session(config, identity, None, read, metrics=metrics)
 
 
-def invited(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
+def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
     """Return this peer's identity and the checked invite, None to continue the run of the home; waits for the invite's file.
 
     Raises BadInvite, or BadSettings where the home holds another run.

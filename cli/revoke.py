@@ -44,8 +44,8 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
         raise BadSettings(f"{folder.path} holds no run", hint="--home DIR names another folder")
     signed, identity = SignedManifest.from_bytes(folder.manifest.read_bytes()), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
-    names, words = named(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
-    held = kept(folder)
+    names, words = find_member(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
+    held = load_revocations(folder)
     new = [held.add(Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity)) for name in names]
     write_whole(folder.revocations, held.to_bytes())
     if as_json:
@@ -67,7 +67,7 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
         )
 
 
-def named(
+def find_member(
     what: str, run_id: bytes, me: PeerId, admitted: Mapping[PeerId, PeerId], *, keep_members: bool = False
 ) -> tuple[list[PeerId], str]:
     """Return the names to revoke and the sentence that says what that means. Raises BadInvite and BadSettings.
@@ -101,7 +101,7 @@ def _peer(peer: PeerId, admitted: Mapping[PeerId, PeerId]) -> tuple[list[PeerId]
     return [peer, closing_of(bearer)], f"{peer.short()} is no longer a member, and its invite is closed ({stay})"
 
 
-def kept(folder: Home) -> Revocations:
+def load_revocations(folder: Home) -> Revocations:
     """Return the revocations that this home holds."""
     held = Revocations()
     with contextlib.suppress(OSError, PeerMisbehaved):

@@ -156,7 +156,7 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def has_met(self, partner: PeerId) -> bool:
-        """Tell whether a meeting with a peer has been completed."""
+        """Return whether a meeting with a peer has been completed."""
         return self.book.get(partner).meetings > 0
 
     def is_member(self, record: MemberRecord) -> bool:

@@ -120,10 +120,10 @@ def test_invalid_durations_are_refused(text: str) -> None:
 def test_an_invite_for_anybody_is_limited_and_says_so(shell: Shell, me: PeerId) -> None:
     remember(shell.home, OTHER)
     for arguments, uses in ((("invite", "--expires", "1d"), USES), (("invite", "--uses", "3"), 3)):
-        said = shell(*arguments)
-        bearer = Invite.from_text(said.out).credential.bearer
+        result = shell(*arguments)
+        bearer = Invite.from_text(result.out).credential.bearer
         assert bearer is not None and IssuedInvites(Home(shell.home)).uses()[bearer] == uses
-        assert f"up to {uses} peers" in said.err
+        assert f"up to {uses} peers" in result.err
 
 
 def test_an_invite_for_one_peer_has_no_number_of_uses(shell: Shell, me: PeerId) -> None:

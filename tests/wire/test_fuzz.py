@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gossamer.protocol.errors import BadInvite, BadManifest, PeerMisbehaved, Refused, WrongVersion
-from gossamer.protocol.messages.frames import from_frame, write_alone
+from gossamer.protocol.messages.frames import from_frame, write_unframed
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PeerList, Sighting
 from gossamer.protocol.messages.revocations import Revocation, Revocations, need_credential, read_revocations
@@ -36,7 +36,7 @@ DECODERS: dict[str, tuple[Callable[[bytes], object], tuple[type[Exception], ...]
     "revocations": (read_revocations, OF_PARTNERS),
     "credential": (need_credential, OF_PARTNERS),
     "peer list": (PeerList.from_bytes, OF_PARTNERS),
-    "sighting": (Sighting.from_bytes, OF_PARTNERS),
+    "observed_address": (Sighting.from_bytes, OF_PARTNERS),
 }
 
 
@@ -77,9 +77,9 @@ def valid(name: str) -> list[bytes]:
         "toml": [(FOLDER / "manifest.toml").read_bytes()],
         "invite": [(FOLDER / "invite.bin").read_bytes()],
         "revocations": [revocations.to_bytes()],
-        "credential": [write_alone(CREDENTIAL)],
+        "credential": [write_unframed(CREDENTIAL)],
         "peer list": [PeerList(((FOLDER / "record.bin").read_bytes(),) * 3, 5).to_bytes()],
-        "sighting": [Sighting("/ip4/203.0.113.5/tcp/4001", 5).to_bytes()],
+        "observed_address": [Sighting("/ip4/203.0.113.5/tcp/4001", 5).to_bytes()],
     }[name]
 
 

@@ -83,17 +83,17 @@ def test_a_huge_model_has_shapes_at_once() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "reason"),
     [
         (LLAMA | {"hidden_size": 1 << 22, "intermediate_size": 1 << 22}, "parameters"),
         (LLAMA | {"vocab_size": 1 << 24, "hidden_size": 1 << 16}, "parameters"),
         ({"intermediate_size": 1 << 24, "num_hidden_layers": 1024, "hidden_size": 1 << 14, "num_attention_heads": 1 << 14}, "parameters"),
     ],
 )
-def test_a_model_that_nobody_could_send_is_refused_while_it_is_counted(config: dict[str, Any], says: str) -> None:
+def test_a_model_that_nobody_could_send_is_refused_while_it_is_counted(config: dict[str, Any], reason: str) -> None:
     parameter_shapes(section())  # transformers is imported
     began_s = time.process_time()
-    with pytest.raises(BadManifest, match=says) as caught:
+    with pytest.raises(BadManifest, match=reason) as caught:
         parameter_shapes(section(config=config))
     assert caught.value.hint
     assert time.process_time() - began_s < 0.5

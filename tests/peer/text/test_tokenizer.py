@@ -127,7 +127,7 @@ def test_mutated_files_of_a_tokenizer_end_in_a_declared_error_or_tokenize(tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "says"),
+    ("key", "value", "reason"),
     [
         ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}, "cannot tokenize"),
         ("normalizer", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}, "characters of one"),
@@ -135,13 +135,13 @@ def test_mutated_files_of_a_tokenizer_end_in_a_declared_error_or_tokenize(tmp_pa
     ],
     ids=["a regular expression without end", "bloat", "nested bloat"],
 )
-def test_a_tokenizer_that_would_take_the_memory_or_never_end_is_refused(key: str, value: object, says: str, tmp_path: Path) -> None:
+def test_a_tokenizer_that_would_take_the_memory_or_never_end_is_refused(key: str, value: object, reason: str, tmp_path: Path) -> None:
     whole = byte_tokenizer()
     whole.add_special_tokens({"eos_token": "the end"})
     whole.save_pretrained(tmp_path)
     rules = json.loads((tmp_path / "tokenizer.json").read_text())
     (tmp_path / "tokenizer.json").write_text(json.dumps(rules | {key: value}))
-    with pytest.raises(BadManifest, match=says) as caught:
+    with pytest.raises(BadManifest, match=reason) as caught:
         load_tokenizer(TokenizerSection(name="x"), tmp_path).encode_documents(["a" * 100 + "b"])
     assert caught.value.hint
 

@@ -73,7 +73,7 @@ def test_an_invalid_value_is_reported_with_its_key_and_the_legal_values(section:
 
 
 @pytest.mark.parametrize(
-    ("config", "says"),
+    ("config", "reason"),
     [
         ({"vocab_size": 10**12}, "config.vocab_size is 1000000000000"),
         ({"hidden_size": 10**9}, "config.hidden_size is 1000000000"),
@@ -84,8 +84,8 @@ def test_an_invalid_value_is_reported_with_its_key_and_the_legal_values(section:
         ({"attention_types": [[["global"], 10**9]]}, "config.attention_types is 1000000000"),
     ],
 )
-def test_a_number_in_the_model_config_that_no_model_has_is_rejected(config: dict[str, Any], says: str) -> None:
-    assert says in fault(model={"config": config})
+def test_a_number_in_the_model_config_that_no_model_has_is_rejected(config: dict[str, Any], reason: str) -> None:
+    assert reason in fault(model={"config": config})
 
 
 def test_the_config_of_a_large_model_passes() -> None:
