@@ -87,6 +87,9 @@ class Encode(OfMeeting):
 class Check(OfMeeting):
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
 
+    must_probe: bool = True  # measure in any case what the merge does to the loss on own text; False: in a random share of the meetings
+    share: float = 1.0  # of the longest gap that honest training explains: the most that may be merged of this partner's
+
 
 class Apply(OfMeeting):
     """Take the outer step of a meeting that counts. Answered by Applied; a second one with the same id changes nothing."""
@@ -224,6 +227,9 @@ class Checked(OfMeeting):
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
+    gain: float | None = None  # nats per token by which the merge lowers the loss on own text; None: it was not measured
+    noise: float = 0.0  # the standard error of the gain
+    is_harmful: bool = False  # not accepted because of its gain
 
 
 class Applied(OfMeeting):
