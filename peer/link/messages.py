@@ -283,12 +283,12 @@ class Progress(LinkRecord):
     tokens: int = 0  # trained by this peer since it joined
 
 
-CodingRequest = Prepare | Encode | Check
+CodingRequest = Prepare | Encode
 WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
-MeetingRequest = CodingRequest | Open | Apply
+MeetingRequest = CodingRequest | Open | Check | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
-BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
+BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | Notification
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved

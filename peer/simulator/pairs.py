@@ -22,6 +22,9 @@ from gossamer.peer.simulator.population import Layout, Population, SimulatedRepl
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.probe import Probe, ProbeGate, probe_sequences
+
+PROBED_SHARE = 1.0
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
@@ -146,11 +149,24 @@ def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
 
 
 class PairPeer:
-    """A peer that meets others: its replica, and the state of each fragment between meetings."""
+    """A peer that meets others: its replica, the state of each fragment between meetings, and how it judges messages."""
 
-    def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
+    def __init__(self, replica: SimulatedReplica, layout: Layout, probed_share: float) -> None:
         self.replica = replica
         self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
+        self.probe = Probe(replica.model, replica.dtype)
+        self.probe_gate = ProbeGate()
+        self._probed_share = probed_share
+        self._draws = Random(f"probes/{replica.number}")
+
+    def judge(self, side: MeetingSide, payload: Tensor) -> str:
+        """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
+        if reason := side.judge(payload):
+            return reason
+        if not side.draws and self._draws.random() >= self._probed_share:
+            return ""
+        gain, _ = side.gain(self.probe, probe_sequences(self.replica.next_batch()))
+        return self.probe_gate.judge(gain)
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
@@ -197,7 +213,8 @@ class Pair:
         weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
         sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
         payloads = one.encode(sketches[1]), two.encode(sketches[0])
-        reason = one.judge(payloads[1]) or two.judge(payloads[0])
+        judges = [next(peer for peer in self.peers if peer.replica.number == number) for number in self.sides]
+        reason = judges[0].judge(one, payloads[1]) or judges[1].judge(two, payloads[0])
         self.failed_blocks = None if reason else one.failed_blocks | two.failed_blocks
         return reason
 
@@ -216,7 +233,7 @@ class Gossip:
     """All open meetings. A fragment of a peer is in at most one."""
 
     def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
-        self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
+        self.peers = [PairPeer(replica, population.layout, PROBED_SHARE) for replica in population.replicas]
         self._population = population
         self._matcher = matching
         self._rule = rule

@@ -97,7 +97,7 @@ class SimulatedReplica:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
         self._batches = batches
-        self._dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
+        self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
         self._settings = scenario.inner(rate)
         self._manifest = scenario.manifest
         layout.place(self.parameters, self.weights)
@@ -108,6 +108,10 @@ class SimulatedReplica:
         self.add_gradient(self._batches, self.own_steps)
         self.apply_gradient()
 
+    def next_batch(self) -> Tensor:
+        """Return the batch of the next inner step."""
+        return self._batches.batch(self.own_steps).to(self.weights.device)
+
     def taken_losses(self) -> list[float]:
         """Return the losses since the last call."""
         losses, self.losses = self.losses, []
@@ -115,7 +119,7 @@ class SimulatedReplica:
 
     def add_gradient(self, batches: Batches, step: int) -> None:
         """Add the gradient of a batch to the parameters' gradients."""
-        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device), self._dtype)
+        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device), self.dtype)
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append(float(loss.detach()))
 

@@ -23,6 +23,7 @@ BACK: Final = 1.5  # reaches; honest gaps of peers that meet regularly come to a
 FIRST_ALLOWANCE: Final = 2.0  # of the message's length: a peer that has met nobody has little to lose
 FULL_STEPS: Final = 60.0  # own steps: the level to which the allowance grows again, or falls
 EARNED: Final = 0.1  # of our own movement
+LEAST_KEPT: Final = 0.25  # of a gap: a message of which less could be merged is refused
 UNRELATED: Final = 0.99  # of the longer message's length
 
 
@@ -102,10 +103,20 @@ class MergeGate:
         """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
         if not math.isfinite(gap):
             return "the partner's message is not finite"
-        if gap > self.limit(own):
-            return f"the partner's message is {gap:.3g} away from ours, more than the {self.limit(own):.3g} that honest training explains"
+        if self.limit(own) < LEAST_KEPT * gap:
+            return (
+                f"the partner's message is {gap:.3g} away from ours, far more than the {self.limit(own):.3g} that honest training explains"
+            )
         fits = gap <= max(self._explained(own), UNRELATED * max(own.message, own.partner))
         return "" if fits else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
+
+    def kept(self, gap: float, own: Lengths, share: float) -> float:
+        """Return the part of a gap that is merged: what exceeds `share` of the limit is cut off."""
+        return min(1.0, share * self.limit(own) / gap) if gap else 1.0
+
+    def draws(self, gap: float, own: Lengths) -> bool:
+        """Return whether a gap is longer than training explains."""
+        return gap > self._explained(own)
 
     def accept(self, gap: float, own: Lengths) -> None:
         """Update the bounds after a merge."""

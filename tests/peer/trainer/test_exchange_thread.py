@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import socket
 import tempfile
@@ -51,7 +52,7 @@ class Trainer:
     def __init__(self, runtime: Path, codec: str = "int8", device: str = "cpu") -> None:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}), device=device)
-        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, unheard)
+        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, unheard, random.Random(0))
         self.replica.exchange = self.exchange
         self.exchange.start()
         self.runtime = runtime
@@ -143,8 +144,10 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     def answer(request: messages.MeetingRequest) -> messages.Reply:
         if isinstance(request, messages.Open):
             return mine
-        trainer.ask(request)
-        reply = trainer.reply()  # and no boundary came
+        window = trainer.exchange.while_weights_are_read() if isinstance(request, messages.Check) else contextlib.nullcontext()
+        with window:
+            trainer.ask(request)
+            reply = trainer.reply()  # and no boundary came
         assert isinstance(reply, messages.PayloadReady | messages.Checked)
         return reply
 
