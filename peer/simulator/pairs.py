@@ -8,7 +8,7 @@ drop it when the gate of one side refuses the message, or when a peer leaves bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
@@ -32,10 +32,10 @@ def train_alone(population: Population) -> Iterator[Fraction]:
         yield now
 
 
-def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
+def gossip(population: Population, rule: NoLoCo, members: Callable[[Population], list[PairPeer]]) -> Iterator[Fraction]:
     """Train peers that meet in pairs; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
-    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
+    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)), members(population))
     for now, arrived in scenario.steps_at_own_rates():
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
@@ -158,6 +158,10 @@ class PairPeer:
         for fragment in self.fragments:
             fragment.count(num_tokens)
 
+    def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
+        """Open this peer's side of a meeting over a fragment."""
+        return MeetingSide(self.fragments[fragment])
+
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
         self.fragments[fragment].step_alone(rule)
@@ -186,8 +190,8 @@ class Pair:
 
     def open(self, member: PairPeer) -> None:
         """Take this side's snapshot."""
-        replica = member.replica
-        self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
+        replica, (one, other) = member.replica, self.peers
+        self.sides[replica.number] = member.open(self.fragment, other if member is one else one)
         self.global_step[replica.number] = replica.global_step
 
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
@@ -215,8 +219,8 @@ class Pair:
 class Gossip:
     """All open meetings. A fragment of a peer is in at most one."""
 
-    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
-        self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
+    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher, peers: list[PairPeer]) -> None:
+        self.peers = peers
         self._population = population
         self._matcher = matching
         self._rule = rule
