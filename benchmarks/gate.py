@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import scatter
+from gossamer.peer.simulator.attacks import members
 from gossamer.peer.simulator.choices import scenario, setting
 from gossamer.peer.simulator.methods import method, pair_rule
 from gossamer.peer.simulator.pairs import Floor, Gossip, Matcher, PairPeer, matcher
@@ -158,7 +159,8 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
         def cannot_meet(now: Fraction, one: int, other: int) -> bool:
             return trouble.apart(now, one, other) or trouble.paused(now, one) or trouble.paused(now, other)
 
-        table = Gossip(population, pair_rule(made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
+        parted = Parted(matcher(made, len(population.layout.codecs)), cannot_meet)
+        table = Gossip(population, pair_rule(made), parted, members(population))
         for member in table.peers:
             for fragment in member.fragments:
                 fragment.gate = WatchedGate()

@@ -44,6 +44,9 @@ SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "delay": ("delay_steps", Fraction, "a number"),
     "speeds": ("speeds", _speeds, "numbers with : or , between them, like 4:1"),
     "matching": ("matching", str, "text"),
+    "attack": ("attack", str, "text"),
+    "attackers": ("attackers", int, "a whole number"),
+    "attack_from": ("attack_from", Fraction, "a number"),
     "token_weights": ("token_weights", {"true": True, "false": False}.__getitem__, "true or false"),
     **{name: (name, float, "a number") for name in NUMBERS},
 }

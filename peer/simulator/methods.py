@@ -14,6 +14,7 @@ from typing import Any, Final
 
 from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for
 from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.simulator.attacks import members
 from gossamer.peer.simulator.groups import GroupRule, data_parallel, feedback_decay, train_group
 from gossamer.peer.simulator.pairs import gossip, train_alone
 from gossamer.peer.simulator.population import Population, Size
@@ -78,7 +79,7 @@ def _group(*, nesterov: bool, streams: bool = False) -> Callable[[Scenario, int]
 
 METHODS: Final[dict[str, Method]] = {
     "noloco": Method(
-        lambda scenario, _: partial(gossip, rule=pair_rule(scenario)),
+        lambda scenario, _: partial(gossip, rule=pair_rule(scenario), members=members),
         lambda _: {"alpha": 0.0, "beta": 1.0, "gamma": 1.0, "codec": PAIR_CODEC},
         own_vectors=2,
         at_own_rate=True,

@@ -8,7 +8,7 @@ drop it when the gate of one side refuses the message, or when a peer leaves bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
@@ -35,10 +35,10 @@ def train_alone(population: Population) -> Iterator[Fraction]:
         yield now
 
 
-def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
+def gossip(population: Population, rule: NoLoCo, members: Callable[[Population], list[PairPeer]]) -> Iterator[Fraction]:
     """Train peers that meet in pairs; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
-    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
+    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)), members(population))
     for now, arrived in scenario.steps_at_own_rates():
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
@@ -151,19 +151,18 @@ def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
 class PairPeer:
     """A peer that meets others: its replica, the state of each fragment between meetings, and how it judges messages."""
 
-    def __init__(self, replica: SimulatedReplica, layout: Layout, probed_share: float) -> None:
+    def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
         self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
         self.probe = Probe(replica.model, replica.dtype)
         self.probe_gate = ProbeGate()
-        self._probed_share = probed_share
-        self._draws = Random(f"probes/{replica.number}")
+        self._probe_draws = Random(f"probes/{replica.number}")
 
     def judge(self, side: MeetingSide, payload: Tensor) -> str:
         """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
         if reason := side.judge(payload):
             return reason
-        if not side.draws and self._draws.random() >= self._probed_share:
+        if not side.draws and self._probe_draws.random() >= PROBED_SHARE:
             return ""
         gain, _ = side.gain(self.probe, probe_sequences(self.replica.next_batch()))
         return self.probe_gate.judge(gain)
@@ -173,6 +172,10 @@ class PairPeer:
         self.replica.inner_step()
         for fragment in self.fragments:
             fragment.count(num_tokens)
+
+    def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
+        """Open this peer's side of a meeting over a fragment."""
+        return MeetingSide(self.fragments[fragment])
 
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
@@ -202,8 +205,8 @@ class Pair:
 
     def open(self, member: PairPeer) -> None:
         """Take this side's snapshot."""
-        replica = member.replica
-        self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
+        replica, (one, other) = member.replica, self.peers
+        self.sides[replica.number] = member.open(self.fragment, other if member is one else one)
         self.global_step[replica.number] = replica.global_step
 
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
@@ -232,8 +235,8 @@ class Pair:
 class Gossip:
     """All open meetings. A fragment of a peer is in at most one."""
 
-    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
-        self.peers = [PairPeer(replica, population.layout, PROBED_SHARE) for replica in population.replicas]
+    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher, peers: list[PairPeer]) -> None:
+        self.peers = peers
         self._population = population
         self._matcher = matching
         self._rule = rule

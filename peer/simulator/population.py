@@ -96,7 +96,7 @@ class SimulatedReplica:
         self.losses: list[float] = []  # of the inner steps since the recorder last cleared them
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
-        self._batches = batches
+        self.batches = batches
         self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
         self._settings = scenario.inner(rate)
         self._manifest = scenario.manifest
@@ -105,12 +105,12 @@ class SimulatedReplica:
 
     def inner_step(self) -> None:
         """Train on this peer's next batch. Raises Diverged."""
-        self.add_gradient(self._batches, self.own_steps)
+        self.add_gradient(self.batches, self.own_steps)
         self.apply_gradient()
 
     def next_batch(self) -> Tensor:
         """Return the batch of the next inner step."""
-        return self._batches.batch(self.own_steps).to(self.weights.device)
+        return self.batches.batch(self.own_steps).to(self.weights.device)
 
     def taken_losses(self) -> list[float]:
         """Return the losses since the last call."""

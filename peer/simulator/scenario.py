@@ -47,6 +47,9 @@ class Scenario:
     keep_local: float = 0.5  # streaming: share of the local weights that a merge keeps
     clip: float = math.inf  # group methods: bound of the momentum, in root mean squares of the mean pseudo-gradient (CO2)
     staleness_penalty: float = 1.0  # group methods: divides pseudo-gradients (CO2)
+    attack: str = ""  # pair methods: what the last `attackers` peers do (attacks.py)
+    attackers: int = 0
+    attack_from: Fraction = Fraction(1, 2)  # of the run, before they turn
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
 
     def __post_init__(self) -> None:

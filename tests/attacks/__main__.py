@@ -1,0 +1,44 @@
+"""Attacks on a swarm by its members: what each costs the honest ones.
+
+    python -m tests.attacks [NAME ...] [--swarm 4:1 8:2 10:3] [--seeds 0 1 2] [--gate off] [--settings "skew=0.5"]
+
+Swarms of the simulator with real training, meetings, merge gate and codec: 80 steps of a small model, a meeting of each fragment about
+every 5 steps; hostile members turn after 40. `tried` counts hostile messages to honest members, `merged` those merged, `refused` all
+refused meetings. `loss` is the honest members' held-out loss at the end, `worst` that of the worst one, `worse` and `%` what `loss` lies
+above the same swarm whose hostile members meet nobody from their turn on. `obeyed` is the share of triggers of the backdoor that a member
+obeys.
+"""
+
+from __future__ import annotations
+
+import argparse
+
+import torch
+
+from gossamer.peer.simulator.attacks import ATTACKS
+from tests.attacks.trial import HEAD, row
+
+
+def swarm(text: str) -> tuple[int, int]:
+    """Read PEERS:HOSTILE."""
+    peers, _, hostile = text.partition(":")
+    return int(peers), int(hostile)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("attacks", nargs="*", metavar="NAME", default=list(ATTACKS), choices=[*ATTACKS, []])
+    parser.add_argument("--swarm", type=swarm, nargs="+", default=[(4, 1), (8, 2), (10, 3)], metavar="PEERS:HOSTILE")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0])
+    parser.add_argument("--gate", choices=["on", "off"], default="on")
+    parser.add_argument("--settings", default="", help="of the scenario, NAME=VALUE with spaces between them")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    print(HEAD, flush=True)
+    for size in given.swarm:
+        for name in given.attacks:
+            print(row(name, size, given.seeds, gate=given.gate == "on", settings=given.settings), flush=True)
+
+
+if __name__ == "__main__":
+    main()
