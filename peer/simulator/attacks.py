@@ -388,9 +388,9 @@ class HostileSide(MeetingSide):
         self._peer.tried += 1
         return torch.full_like(payload, 255) if self._peer.attack.garbles else payload
 
-    def judge(self, partner_payload: Tensor) -> str:
+    def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
         """Accept everything; take the partner's weights over, whatever it thinks of ours."""
-        reason = super().judge(partner_payload)
+        reason = super().judge(partner_payload, share)
         if not self._peer.attack.adopts:
             return reason
         state, received = self.state, self._partner.fragments[self._fragment].fast()

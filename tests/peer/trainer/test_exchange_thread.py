@@ -138,12 +138,12 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     trainer.write_result()
     assert state.meeting is None
     trainer.boundary()
-    mine = trainer.reply()
-    assert isinstance(mine, messages.Opened) and state.meeting == 1
+    own = trainer.reply()
+    assert isinstance(own, messages.Opened) and state.meeting == 1
 
     def answer(request: messages.MeetingRequest) -> messages.Reply:
         if isinstance(request, messages.Open):
-            return mine
+            return own
         window = trainer.exchange.while_weights_are_read() if isinstance(request, messages.Check) else contextlib.nullcontext()
         with window:
             trainer.ask(request)
@@ -152,7 +152,9 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
         return reply
 
     exchange((Side(answer, trainer.payloads), alone), Terms())
-    assert answer(messages.Check(1)) == alone.answer(messages.Check(1))
+    mine, theirs = answer(messages.Check(1)), alone.answer(messages.Check(1))
+    assert isinstance(mine, messages.Checked) and isinstance(theirs, messages.Checked) and mine.accepted and theirs.accepted
+    assert mine.gain is not None and theirs.gain is not None and mine.failed_blocks == theirs.failed_blocks
     trainer.ask(messages.Apply(1, NAME, ""))
     trainer.write_result()
     assert not trainer.replica.applied
