@@ -164,7 +164,7 @@ class PairPeer:
             return reason
         if not side.draws and self._probe_draws.random() >= PROBED_SHARE:
             return ""
-        gain, _ = side.gain(self.probe, probe_sequences(self.replica.next_batch()))
+        gain, _ = side.gain(self.probe, probe_sequences(self.replica.next_batch(), self._probe_draws))
         return self.probe_gate.judge(gain)
 
     def inner_step(self, num_tokens: int) -> None:

@@ -383,7 +383,7 @@ class TrainerExchange:
         unseen, state = self._replica.inner.unseen, meeting.side.state
         assert unseen is not None
         with self._probe_cost.counted():
-            gain, step = meeting.side.gain(self._probe, probe_sequences(unseen).to(state.device))
+            gain, step = meeting.side.gain(self._probe, probe_sequences(unseen, self._rng).to(state.device))
         meeting.is_probed, meeting.step = False, (pack(meeting.side.failed_blocks), step)
         meeting.reason = self._replica.probe_gate.judge(gain)
         if meeting.reason:

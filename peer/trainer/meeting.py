@@ -26,7 +26,8 @@ class Accepted:
     """A partner's message that passed the gate, with the lengths that the gate judged. `gap` is clipped already."""
 
     gap: Gap
-    gap_length: float
+    gap_length: float  # before
+    kept: float  # the part of it that is merged
     own: Lengths
     draws: bool  # on the allowance: it is longer than training explains
 
@@ -88,7 +89,7 @@ class MeetingSide:
         kept = state.gate.kept(gap_length, own, share)
         if kept < 1.0:
             gap.values.mul_(kept)
-        self._accepted = Accepted(gap, kept * gap_length, own, state.gate.draws(gap_length, own))
+        self._accepted = Accepted(gap, gap_length, kept, own, state.gate.draws(gap_length, own))
         return ""
 
     @property
@@ -128,7 +129,7 @@ class MeetingSide:
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
-        self.state.gate.accept(accepted.gap_length, accepted.own)
+        self.state.gate.accept(accepted.gap_length, accepted.own, accepted.kept)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
         movement = self.snapshot - self.state.here(self.state.slow)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
+import random
 import statistics
 import time
 from collections import deque
@@ -22,9 +23,12 @@ from torch import Tensor, nn
 from gossamer.optim.fragments import Fragment, add
 from gossamer.peer.model.computing import evaluating, token_losses
 
-PROBE_TOKENS: Final = 512  # at most, rounded to whole sequences, at least one
-SIGMAS: Final = 3.0  # of noise that a gain may be worse than...
-SLACK: Final = 0.03  # ...what is typical, and than this, in standard deviations of the loss of single tokens
+PROBE_TOKENS: Final = 256  # at most, rounded to whole sequences, at least one
+SIGMAS: Final = 3.0  # of spread that a gain may be worse than...
+SLACK: Final = 0.01  # ...what is typical, and than this, in standard deviations of the loss of single tokens, like the next one
+MOST_SPREAD: Final = 0.03  # of honest gains: it was measured at 128 tokens; docs/log.md
+MEAN_TO_SIGMA: Final = 1.48  # from the median of absolute deviations to a standard deviation
+ENOUGH: Final = 8  # accepted gains, from which their own spread is known
 CORRELATED: Final = 1.75  # the losses of neighbouring tokens are not independent: so much larger is the noise
 COST_SHARE: Final = 0.015  # of the time of training, that probes of partners with a good record may take
 LEAST_SHARE: Final = 0.1  # of the meetings is probed whatever it costs
@@ -67,9 +71,9 @@ class Probe:
         return Gain(float(gains.mean()), noise, float(before.std()))
 
 
-def probe_sequences(batch: Tensor) -> Tensor:
-    """Return the sequences of a batch, int64[B, L+1], on which a merge is measured."""
-    return batch[: max(1, PROBE_TOKENS // (batch.shape[1] - 1))]
+def probe_sequences(batch: Tensor, rng: random.Random) -> Tensor:
+    """Choose the sequences of a batch, int64[B, L+1], on which a merge is measured: a partner may know the batch, but not the choice."""
+    return batch[rng.sample(range(len(batch)), min(len(batch), max(1, PROBE_TOKENS // (batch.shape[1] - 1))))]
 
 
 class ProbeCost:
@@ -105,13 +109,21 @@ class ProbeGate:
         self._gains: deque[float] = deque(maxlen=REMEMBERED)
 
     def judge(self, gain: Gain) -> str:
-        """Return why a merge with this gain is harmful; empty if it is not. An accepted gain is remembered."""
+        """Return why a merge with this gain is harmful; empty if it is not. An accepted gain is remembered.
+
+        A gain is measured by the spread of honest gains, for its own noise is in the partner's hand.
+        """
         if not math.isfinite(gain.value):
             return "the loss on our text would not be finite"
-        typical = min(0.0, statistics.median(self._gains)) if self._gains else 0.0
-        least = typical - SLACK * gain.scale - SIGMAS * gain.noise
+        typical = statistics.median(self._gains) if self._gains else 0.0
+        spread = MOST_SPREAD * gain.scale
+        if len(self._gains) >= ENOUGH:
+            spread = min(spread, MEAN_TO_SIGMA * statistics.median(abs(other - typical) for other in self._gains))
+        least = min(0.0, typical) - SLACK * gain.scale - SIGMAS * min(spread, gain.noise)
         if gain.value < least:
-            return f"it would raise the loss on our text by {-gain.value:.3g} nats; honest meetings stay under {-least:.3g}"
+            return (
+                f"it would raise the loss on our text by {-gain.value:.3g} nats per token; honest messages raise it by {-least:.3g} at most"
+            )
         self._gains.append(gain.value)
         return ""
 
