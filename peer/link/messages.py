@@ -228,7 +228,7 @@ class Checked(OfMeeting):
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
     gain: float | None = None  # nats per token by which the merge lowers the loss on own text; None: it was not measured
-    noise: float = 0.0  # the standard error of the gain
+    deviation: float = 0.0  # of the gain from what is typical, in spreads of honest gains; negative: the merge is worse
     is_harmful: bool = False  # not accepted because of its gain
 
 

@@ -22,7 +22,7 @@ from gossamer.peer.simulator.population import Layout, Population, SimulatedRepl
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
-from gossamer.peer.trainer.probe import Probe, ProbeGate, probe_sequences
+from gossamer.peer.trainer.probe import Probe, ProbeGate
 
 PROBED_SHARE = 1.0
 
@@ -154,9 +154,9 @@ class PairPeer:
     def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
         self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
-        self.probe = Probe(replica.model, replica.dtype)
         self.probe_gate = ProbeGate()
         self._probe_draws = Random(f"probes/{replica.number}")
+        self.probe = Probe(replica.model, replica.dtype, replica.other_text(), self._probe_draws)
 
     def judge(self, side: MeetingSide, payload: Tensor) -> str:
         """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
@@ -164,8 +164,8 @@ class PairPeer:
             return reason
         if not side.draws and self._probe_draws.random() >= PROBED_SHARE:
             return ""
-        gain, _ = side.gain(self.probe, probe_sequences(self.replica.next_batch(), self._probe_draws))
-        return self.probe_gate.judge(gain)
+        judgement, _ = side.probe(self.probe, self.probe_gate)
+        return judgement.reason
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""

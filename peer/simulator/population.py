@@ -33,6 +33,8 @@ from gossamer.protocol.errors import BadSettings, OperatorError
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
+FAR_STEPS: Final = 1_000_000
+OTHER_BATCHES: Final = 64
 INNER_VECTORS: Final = 3  # fast weights and the inner optimizer's two moments
 SHARED_VECTORS: Final = 4  # one gradient, and the temporaries of a meeting or a measurement
 ACTIVATION_VALUES: Final = 24  # kept for the backward pass, per token, layer and hidden unit; about
@@ -108,9 +110,9 @@ class SimulatedReplica:
         self.add_gradient(self.batches, self.own_steps)
         self.apply_gradient()
 
-    def next_batch(self) -> Tensor:
-        """Return the batch of the next inner step."""
-        return self.batches.batch(self.own_steps).to(self.weights.device)
+    def other_text(self) -> Tensor:
+        """Return sequences of this peer's text from far beyond the run, int64[N, L+1]."""
+        return torch.cat([self.batches.batch(step) for step in range(FAR_STEPS, FAR_STEPS + OTHER_BATCHES)]).to(self.weights.device)
 
     def taken_losses(self) -> list[float]:
         """Return the losses since the last call."""

@@ -22,7 +22,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -38,7 +38,7 @@ from gossamer.peer.model.evaluation import output_distance, predictions
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
-from gossamer.peer.trainer.probe import Gain, Probe, ProbeCost, probe_sequences
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeCost, probe_pool
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
@@ -83,7 +83,7 @@ class TrainerExchange:
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
-        self._probe = Probe(replica.model, replica.inner.computing.dtype)
+        self._probe = Probe(replica.model, replica.inner.computing.dtype, probe_pool(replica.corpus).to(replica.inner.device), rng)
         self._probe_cost = ProbeCost()
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
@@ -364,31 +364,29 @@ class TrainerExchange:
         """Judge the partner's payload, and measure its gain if it is to be; one that is not accepted cannot be applied."""
         with self._work_on(request.meeting) as meeting:
             self._judge(meeting, request)
-            gain = self._measure(meeting) if meeting.is_probed else None
+            judgement = self._measure(meeting) if meeting.is_probed else None
             accepted, failed = not meeting.reason, "" if meeting.reason else pack(meeting.side.failed_blocks)
-            if gain is None or not math.isfinite(gain.value):
-                return messages.Checked(meeting.number, accepted, meeting.reason or "", failed, is_harmful=gain is not None)
-            return messages.Checked(meeting.number, accepted, meeting.reason or "", failed, gain.value, gain.noise, not accepted)
+            told = messages.Checked(
+                meeting.number, accepted, meeting.reason or "", failed, is_harmful=judgement is not None and not accepted
+            )
+            if judgement is None or not math.isfinite(judgement.deviation):
+                return told
+            return replace(told, gain=judgement.gain.value, deviation=judgement.deviation)
 
     def _judge(self, meeting: OpenMeeting, request: messages.Check) -> None:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
-            has_text = self._replica.inner.unseen is not None
-            meeting.is_probed = not meeting.reason and has_text and (is_drawn or meeting.side.draws)
+            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.draws)
 
-    def _measure(self, meeting: OpenMeeting) -> Gain:
+    def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
-        unseen, state = self._replica.inner.unseen, meeting.side.state
-        assert unseen is not None
+        failed = pack(meeting.side.failed_blocks)
         with self._probe_cost.counted():
-            gain, step = meeting.side.gain(self._probe, probe_sequences(unseen, self._rng).to(state.device))
-        meeting.is_probed, meeting.step = False, (pack(meeting.side.failed_blocks), step)
-        meeting.reason = self._replica.probe_gate.judge(gain)
-        if meeting.reason:
-            meeting.side.refuse()
-        return gain
+            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate)
+        meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (failed, step)
+        return judgement
 
     def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""

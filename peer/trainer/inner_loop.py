@@ -49,8 +49,7 @@ class InnerLoop:
         self._corpus = corpus
         self._emit = emit
         self._clip_norm = manifest.inner.clip_norm
-        self.unseen: Tensor | None = None  # the newest batch: the weights have not been trained on it yet; maybe on its way to the device
-        self._ahead: tuple[int, Tensor] | None = None  # the batch of a step to come, likewise
+        self._ahead: tuple[int, Tensor] | None = None  # the batch of a step to come, on its way to the device
 
     def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
@@ -62,12 +61,11 @@ class InnerLoop:
 
         Seeds torch's generators, from which dropout draws. Raises OperatorError when not even one sequence fits into the memory.
         """
-        batch = self.unseen = self._batch(step)
+        batch = self._batch(step)
         while (loss := self.devices.backward(batch, seed, self.computing)) is None:
             self._use_less()
         norm = self.devices.clip(self._clip_norm)
-        self.unseen = self.devices.send(self._corpus.batch(step + 1))
-        self._ahead = step + 1, self.unseen
+        self._ahead = step + 1, self.devices.send(self._corpus.batch(step + 1))
         return loss, norm, batch.shape[0] * (batch.shape[1] - 1)
 
     def forget_batch(self) -> None:

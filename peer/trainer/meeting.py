@@ -16,7 +16,7 @@ from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
-from gossamer.peer.trainer.probe import Gain, Probe
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
 
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 
@@ -97,14 +97,16 @@ class MeetingSide:
         """Whether the accepted gap is longer than training explains."""
         return self._need_accepted().draws
 
-    def gain(self, probe: Probe, sequences: Tensor) -> tuple[Gain, OuterStep]:
-        """Measure what the merge would do to the loss on our own text, while nobody changes the weights; return the step too."""
-        step = self.step(self.failed_blocks)
-        return probe.gain(self.state.codec.fragment, step.shift, sequences), step
+    def probe(self, probe: Probe, gate: ProbeGate) -> tuple[Judgement, OuterStep]:
+        """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step too.
 
-    def refuse(self) -> None:
-        """Forget the accepted message."""
-        self._accepted = None
+        A message that is harmful is no longer accepted.
+        """
+        step = self.step(self.failed_blocks)
+        judgement = probe.judge(gate, self.state.codec.fragment, step.shift)
+        if judgement.reason:
+            self._accepted = None
+        return judgement, step
 
     @property
     def failed_blocks(self) -> Tensor:
