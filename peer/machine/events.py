@@ -313,8 +313,9 @@ class ProcessFailed(Stamped):
 
 Written = (
     PeerStarted | RunKnown | ModelBuilt | ComputingSet | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone
-    | NodeSpent | MeetingDone | PartnerShunned | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
-    | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
+    | NodeSpent | MeetingDone | PartnerShunned | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected
+    | EvalDone | OutputsMoved | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet
+    | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
 Told = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
 Event = Written | Told

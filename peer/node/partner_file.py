@@ -66,6 +66,6 @@ def shunned_warning(peers: list[PeerId]) -> str:
         return ""
     named = ", ".join(peer.short() for peer in peers[:NAMED]) + (" and others" if len(peers) > NAMED else "")
     return (
-        f"{named}: not met any more, because {'its' if len(peers) == 1 else 'their'} messages would have raised the loss here again and again; "
+        f"partners that are not met any more, because message after message would have raised the loss here: {named}; "
         "`peer peers` shows the records, `peer peers --forgive PEERID` gives another chance"
     )
