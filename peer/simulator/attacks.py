@@ -27,7 +27,7 @@ from gossamer.peer.model.computing import next_token_loss
 from gossamer.peer.simulator.pairs import PairPeer
 from gossamer.peer.simulator.population import Diverged, Layout, Population, SimulatedReplica
 from gossamer.peer.simulator.scenario import Scenario, known
-from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep
+from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, Since
 from gossamer.peer.trainer.meeting import MeetingSide
 
 PURSUIT_STEPS: Final = 5  # inner steps in which an attacker computes a direction
@@ -81,7 +81,7 @@ class Sight:
     def noise(self) -> Tensor:
         """Draw a vector as long as the own weights."""
         draw = torch.randn(self.slow.shape, generator=self.draws)
-        return draw * (self.slow.norm() / draw.norm())
+        return draw.mul_(self.slow.norm() / draw.norm())
 
     def at_own_limit(self, base: Tensor, direction: Tensor) -> Tensor:
         """Go from `base` nearly as far as the own gate would accept from a partner."""
@@ -102,7 +102,7 @@ class Sight:
         while length > SHORTEST * longest and not accepts(judge, message + length * unit, dataclasses.replace(self.terms, weight=weight)):
             length *= STEP_DOWN
         self.memory["length"] = torch.tensor(max(length, 0.01 * longest))
-        return base + margin * length * unit
+        return base.add(unit, alpha=margin * length)
 
 
 Craft = Callable[[Sight], Tensor | None]  # the message to send; None: the honest one
@@ -246,7 +246,7 @@ class Attack:
     tokens: int | None = None  # that it claims to have trained since its last meeting; None: the true count
     lead_steps: int = 0  # that it claims to be ahead of every honest member
     trains: bool = True
-    adopts: bool = True  # takes the partner's weights after a meeting, instead of the pair's
+    adopts: bool = True  # takes the partner's weights over after a meeting, and not its own outer step
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
     garbles: bool = False  # the payload's bytes are not a message
@@ -295,6 +295,7 @@ class HostilePeer(PairPeer):
         self.merged = 0
         self.honest: Sequence[PairPeer] = ()
         self._turns_at = turns_at
+        self._followed: dict[int, FragmentState] = {}
         self._memories: list[dict[str, Tensor]] = [{} for _ in layout.codecs]
         self._start = [fragment.slow.clone() for fragment in self.fragments]
         self._draws = torch.Generator().manual_seed(scenario.seed * 1000 + replica.number)
@@ -309,6 +310,7 @@ class HostilePeer(PairPeer):
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, or only claim to; its own divergence ends nothing."""
+        self._take_over()
         if self.is_hostile and self.attack.lead_steps:
             self.replica.global_step = max(peer.replica.global_step for peer in self.honest) + self.attack.lead_steps
         if self.attack.trains or not self.is_hostile:
@@ -339,11 +341,17 @@ class HostilePeer(PairPeer):
             self._draws,
         )
 
-    def put(self, fragment: int, values: Tensor) -> None:
-        """Set a fragment's slow and fast weights."""
-        state = self.fragments[fragment]
-        state.slow = values.clone()
-        scatter(state.codec.fragment, values, self.replica.parameters)
+    def follow(self, fragment: int, partner: PairPeer) -> None:
+        """Take a partner's weights over after the meeting: as they have become, merged or not."""
+        self._followed[fragment] = partner.fragments[fragment]
+
+    def _take_over(self) -> None:
+        for fragment, partner in self._followed.items():
+            state = self.fragments[fragment]
+            state.slow = partner.fast()
+            state.since = Since()
+            scatter(state.codec.fragment, state.slow, self.replica.parameters)
+        self._followed.clear()
 
     def _pursue(self, fragment: int, start: Tensor, goal: Goal) -> Tensor:
         """Return how far a few inner steps towards a goal lead from weights of a fragment."""
@@ -365,7 +373,6 @@ class HostileSide(MeetingSide):
         self._peer = peer
         self._fragment = fragment
         self._partner = partner
-        self._true_since = self.since
         if peer.attack.tokens is not None:
             self.since = dataclasses.replace(self.since, tokens=peer.attack.tokens)
 
@@ -385,13 +392,11 @@ class HostileSide(MeetingSide):
         return torch.full_like(payload, 255) if self._peer.attack.garbles else payload
 
     def judge(self, partner_payload: Tensor) -> str:
-        """Accept everything; take the partner's weights over, whatever it thinks of ours."""
+        """Accept everything."""
         reason = super().judge(partner_payload)
         if not self._peer.attack.adopts:
             return reason
-        state, received = self.state, self._partner.fragments[self._fragment].fast()
-        state.merge(OuterStep(received, state.momentum, received - self.snapshot), self._true_since)
-        state.move()
+        self._peer.follow(self._fragment, self._partner)
         return ""
 
     @property
@@ -402,7 +407,7 @@ class HostileSide(MeetingSide):
         return torch.zeros(self.state.codec.num_blocks, dtype=torch.bool)
 
     def step(self, failed_blocks: Tensor) -> OuterStep:
-        """Return a step that moves nothing, for the partner's weights are taken over already."""
+        """Return a step that moves nothing, for the partner's weights are taken over."""
         if not self._peer.attack.adopts:
             return super().step(failed_blocks)
         return OuterStep(self.state.slow, self.state.momentum, torch.zeros_like(self.state.slow))

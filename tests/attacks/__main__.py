@@ -16,6 +16,7 @@ import argparse
 import torch
 
 from gossamer.peer.simulator.attacks import ATTACKS
+from gossamer.peer.simulator.scenario import known
 from tests.attacks.trial import HEAD, row
 
 
@@ -27,7 +28,7 @@ def swarm(text: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attacks", nargs="*", metavar="NAME", default=list(ATTACKS), choices=[*ATTACKS, []])
+    parser.add_argument("attacks", nargs="*", metavar="NAME", type=lambda name: known(name, ATTACKS, "attack"), default=list(ATTACKS))
     parser.add_argument("--swarm", type=swarm, nargs="+", default=[(4, 1), (8, 2), (10, 3)], metavar="PEERS:HOSTILE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--gate", choices=["on", "off"], default="on")
