@@ -286,15 +286,18 @@ AWAY: Final = "away"
 
 
 class HostilePeer(PairPeer):
-    """A member that attacks from `turns_at` own steps on. `tried` counts its hostile messages to honest members, `merged` those merged."""
+    """A member that attacks from its own step `turns_at` on.
 
-    def __init__(self, replica: SimulatedReplica, layout: Layout, attack: Attack, turns_at: int, scenario: Scenario) -> None:
+    `tried` counts its hostile messages to honest members, `merged` those that were merged.
+    """
+
+    def __init__(self, replica: SimulatedReplica, layout: Layout, attack: Attack, scenario: Scenario) -> None:
         super().__init__(replica, layout)
-        self.attack = attack
+        self.turns_at = 0
         self.tried = 0
         self.merged = 0
         self.honest: Sequence[PairPeer] = ()
-        self._turns_at = turns_at
+        self._scenario = scenario
         self._followed: dict[int, FragmentState] = {}
         self._memories: list[dict[str, Tensor]] = [{} for _ in layout.codecs]
         self._start = [fragment.slow.clone() for fragment in self.fragments]
@@ -302,11 +305,18 @@ class HostilePeer(PairPeer):
         self._random = Random(f"{scenario.seed}/attack/{replica.number}")
         self._optimizer = scenario.manifest.inner.optimizer
         self._settings = scenario.inner(Fraction(1))
+        self.take_up(attack)
+
+    def take_up(self, attack: Attack) -> None:
+        """Choose what it does from its turn on."""
+        share = self._scenario.attack_from if attack.from_share is None else attack.from_share
+        self.attack = attack
+        self.turns_at = math.ceil(share * self._scenario.num_steps * self._scenario.rates[self.replica.number])
 
     @property
     def is_hostile(self) -> bool:
         """Return whether it has turned."""
-        return self.replica.own_steps >= self._turns_at
+        return self.replica.own_steps >= self.turns_at
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, or only claim to; its own divergence ends nothing."""
@@ -442,10 +452,7 @@ def members(population: Population) -> list[PairPeer]:
     if not scenario.attackers:
         return honest
     attack = ATTACKS[known(scenario.attack, ATTACKS, "attack")]
-    share = scenario.attack_from if attack.from_share is None else attack.from_share
-    hostile = []
-    for replica in population.replicas[num_honest:]:
-        turns_at = math.ceil(share * scenario.num_steps * scenario.rates[replica.number])
-        hostile.append(HostilePeer(replica, layout, attack, turns_at, scenario))
-        hostile[-1].honest = honest
+    hostile = [HostilePeer(replica, layout, attack, scenario) for replica in population.replicas[num_honest:]]
+    for peer in hostile:
+        peer.honest = honest
     return [*honest, *hostile]

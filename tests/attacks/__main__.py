@@ -17,7 +17,7 @@ import torch
 
 from gossamer.peer.simulator.attacks import ATTACKS
 from gossamer.peer.simulator.scenario import known
-from tests.attacks.trial import HEAD, row
+from tests.attacks.trial import HEAD, Setup, rows
 
 
 def swarm(text: str) -> tuple[int, int]:
@@ -37,8 +37,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(HEAD, flush=True)
     for size in given.swarm:
-        for name in given.attacks:
-            print(row(name, size, given.seeds, gate=given.gate == "on", settings=given.settings), flush=True)
+        for row in rows(given.attacks, Setup(*size, 0, given.gate == "on", given.settings), given.seeds):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":
