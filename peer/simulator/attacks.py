@@ -1,36 +1,24 @@
-"""Attacks: hostile members of a swarm that meets in pairs, by name.
+"""Attacks of hostile members, by name: what each sends in place of its message, and what it claims.
 
-From its turn on a hostile member forms another message than its weights (`Attack.craft`), and may claim other tokens and another global
-step. Between meetings it trains honestly unless its attack says otherwise, and after each meeting it takes the partner's weights over, so
-that it stays near the swarm whatever it sent. It ignores its own gate's verdict. It stands in for a member with the source at hand:
-`Sight` is what it knows.
+An attack is a pure function of what the attacker knows, `Sight`. It knows the source, its own state, and the honest members' weights; some
+attacks also know the partner's gate exactly. Who carries an attack out, and when: hostile.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from random import Random
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.optim.fragments import Fragment, gather, scatter
-from gossamer.optim.inner import InnerSettings, build_optimizer, set_learning_rate
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.computing import next_token_loss
-from gossamer.peer.simulator.pairs import PairPeer
-from gossamer.peer.simulator.population import Diverged, Layout, Population, SimulatedReplica
-from gossamer.peer.simulator.scenario import Scenario, known
-from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, Since
+from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide
 
-PURSUIT_STEPS: Final = 5  # inner steps in which an attacker computes a direction
 STEP_DOWN: Final = 0.85  # between two lengths that an attacker tries
 SHORTEST: Final = 1e-4  # of its weights' length
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
@@ -99,7 +87,7 @@ class Sight:
         longest = float(message.norm())
         last = float(self.memory.get("length", torch.tensor(longest)))
         length = min(longest, last / STEP_DOWN**4)
-        while length > SHORTEST * longest and not accepts(judge, message + length * unit, dataclasses.replace(self.terms, weight=weight)):
+        while length > SHORTEST * longest and not accepts(judge, message + length * unit, replace(self.terms, weight=weight)):
             length *= STEP_DOWN
         self.memory["length"] = torch.tensor(max(length, 0.01 * longest))
         return base.add(unit, alpha=margin * length)
@@ -280,179 +268,3 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "away": Attack(honest, lead_steps=1 << 30),  # so far ahead that nobody meets it: what the others are compared with
 }
 AWAY: Final = "away"
-
-
-# ---------------------------------------------------------------------- hostile members
-
-
-class HostilePeer(PairPeer):
-    """A member that attacks from its own step `turns_at` on.
-
-    `tried` counts its hostile messages to honest members, `merged` those that were merged.
-    """
-
-    def __init__(self, replica: SimulatedReplica, layout: Layout, attack: Attack, scenario: Scenario) -> None:
-        super().__init__(replica, layout)
-        self.turns_at = 0
-        self.tried = 0
-        self.merged = 0
-        self.honest: Sequence[PairPeer] = ()
-        self._scenario = scenario
-        self._followed: dict[int, FragmentState] = {}
-        self._memories: list[dict[str, Tensor]] = [{} for _ in layout.codecs]
-        self._start = [fragment.slow.clone() for fragment in self.fragments]
-        self._draws = torch.Generator().manual_seed(scenario.seed * 1000 + replica.number)
-        self._random = Random(f"{scenario.seed}/attack/{replica.number}")
-        self._optimizer = scenario.manifest.inner.optimizer
-        self._settings = scenario.inner(Fraction(1))
-        self.take_up(attack)
-
-    def take_up(self, attack: Attack) -> None:
-        """Choose what it does from its turn on."""
-        share = self._scenario.attack_from if attack.from_share is None else attack.from_share
-        self.attack = attack
-        self.turns_at = math.ceil(share * self._scenario.num_steps * self._scenario.rates[self.replica.number])
-
-    @property
-    def is_hostile(self) -> bool:
-        """Return whether it has turned."""
-        return self.replica.own_steps >= self.turns_at
-
-    def inner_step(self, num_tokens: int) -> None:
-        """Train on the next batch, or only claim to; its own divergence ends nothing."""
-        self._take_over()
-        if self.is_hostile and self.attack.lead_steps:
-            self.replica.global_step = max(peer.replica.global_step for peer in self.honest) + self.attack.lead_steps
-        if self.attack.trains or not self.is_hostile:
-            with contextlib.suppress(Diverged):
-                super().inner_step(num_tokens)
-            return
-        self.replica.own_steps += 1
-        self.replica.global_step += 1
-        for fragment in self.fragments:
-            fragment.count(num_tokens)
-
-    def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
-        """Open a meeting, hostile to honest members."""
-        if isinstance(partner, HostilePeer) or not self.is_hostile or self._random.random() >= self.attack.strikes:
-            return super().open(fragment, partner)
-        return HostileSide(self, fragment, partner)
-
-    def sight(self, fragment: int, partner: PairPeer, terms: Terms) -> Sight:
-        """Return what it knows in a meeting over a fragment."""
-        return Sight(
-            self.fragments[fragment],
-            partner.fragments[fragment],
-            self._start[fragment],
-            [peer.fragments[fragment] for peer in self.honest],
-            terms,
-            self._memories[fragment],
-            lambda start, goal: self._pursue(fragment, start, goal),
-            self._draws,
-        )
-
-    def follow(self, fragment: int, partner: PairPeer) -> None:
-        """Take a partner's weights over after the meeting: as they have become, merged or not."""
-        self._followed[fragment] = partner.fragments[fragment]
-
-    def _take_over(self) -> None:
-        for fragment, partner in self._followed.items():
-            state = self.fragments[fragment]
-            state.slow = partner.fast()
-            state.since = Since()
-            scatter(state.codec.fragment, state.slow, self.replica.parameters)
-        self._followed.clear()
-
-    def _pursue(self, fragment: int, start: Tensor, goal: Goal) -> Tensor:
-        """Return how far a few inner steps towards a goal lead from weights of a fragment."""
-        piece, replica = self.fragments[fragment].codec.fragment, self.replica
-        own = replica.weights.clone()
-        batches = [replica.batches.batch(replica.own_steps + number) for number in range(PURSUIT_STEPS)]
-        scatter(piece, start, replica.parameters)
-        try:
-            return pursue(replica.model, self._optimizer, self._settings, goal, batches, piece)
-        finally:
-            replica.weights.copy_(own)
-
-
-class HostileSide(MeetingSide):
-    """A hostile member's side of a meeting."""
-
-    def __init__(self, peer: HostilePeer, fragment: int, partner: PairPeer) -> None:
-        super().__init__(peer.fragments[fragment])
-        self._peer = peer
-        self._fragment = fragment
-        self._partner = partner
-        if peer.attack.tokens is not None:
-            self.since = dataclasses.replace(self.since, tokens=peer.attack.tokens)
-
-    def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
-        """Form the attack's message and return its sketch."""
-        sketch = super().prepare(rule, weight, seed)
-        crafted = self._peer.attack.craft(self._peer.sight(self._fragment, self._partner, Terms(rule, weight, seed)))
-        if crafted is not None:
-            self._message = crafted
-            self._sketch = sketch = self.state.codec.sketch(crafted, seed)
-        return sketch
-
-    def encode(self, partner_sketch: Tensor) -> Tensor:
-        """Code the message, or return bytes that are none."""
-        payload = super().encode(partner_sketch)
-        self._peer.tried += 1
-        return torch.full_like(payload, 255) if self._peer.attack.garbles else payload
-
-    def judge(self, partner_payload: Tensor) -> str:
-        """Accept everything."""
-        reason = super().judge(partner_payload)
-        if not self._peer.attack.adopts:
-            return reason
-        self._peer.follow(self._fragment, self._partner)
-        return ""
-
-    @property
-    def failed_blocks(self) -> Tensor:
-        """Return the blocks that could not be decoded: none."""
-        if not self._peer.attack.adopts:
-            return super().failed_blocks
-        return torch.zeros(self.state.codec.num_blocks, dtype=torch.bool)
-
-    def step(self, failed_blocks: Tensor) -> OuterStep:
-        """Return a step that moves nothing, for the partner's weights are taken over."""
-        if not self._peer.attack.adopts:
-            return super().step(failed_blocks)
-        return OuterStep(self.state.slow, self.state.momentum, torch.zeros_like(self.state.slow))
-
-    def merge(self, step: OuterStep) -> None:
-        """Count a merge, and expect of the partner's gate what the own one has come to."""
-        self._peer.merged += 1
-        if not self._peer.attack.adopts:
-            super().merge(step)
-        elif self._accepted is not None:
-            self.state.gate.accept(self._accepted.gap_length, self._accepted.own)
-
-
-def pursue(model: nn.Module, optimizer: str, settings: InnerSettings, goal: Goal, batches: Sequence[Tensor], fragment: Fragment) -> Tensor:
-    """Return how far inner steps towards a goal, one for each batch, lead from a fragment's weights; they stay there."""
-    parameters = dict(model.named_parameters())
-    start = gather(fragment, parameters)
-    steps = build_optimizer(optimizer, [(piece.name, parameters[piece.name]) for piece in fragment.pieces], settings)
-    set_learning_rate(steps, settings.learning_rate)
-    for batch in batches:
-        goal(model, batch).backward()  # type: ignore[no-untyped-call]
-        steps.step()
-        model.zero_grad()
-    return gather(fragment, parameters) - start
-
-
-def members(population: Population) -> list[PairPeer]:
-    """Return the members of a swarm, the scenario's last ones hostile."""
-    scenario, layout = population.scenario, population.layout
-    num_honest = scenario.num_peers - scenario.attackers
-    honest = [PairPeer(replica, layout) for replica in population.replicas[:num_honest]]
-    if not scenario.attackers:
-        return honest
-    attack = ATTACKS[known(scenario.attack, ATTACKS, "attack")]
-    hostile = [HostilePeer(replica, layout, attack, scenario) for replica in population.replicas[num_honest:]]
-    for peer in hostile:
-        peer.honest = honest
-    return [*honest, *hostile]

@@ -12,8 +12,9 @@ from pathlib import Path
 
 import torch
 
-from gossamer.peer.simulator.attacks import ATTACKS, AWAY, HostilePeer, members, obeyed_share
+from gossamer.peer.simulator.attacks import ATTACKS, AWAY, obeyed_share
 from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.hostile import HostilePeer, members
 from gossamer.peer.simulator.methods import method, pair_rule
 from gossamer.peer.simulator.pairs import PairPeer, gossip
 from gossamer.peer.simulator.population import Diverged, Population, populate
@@ -100,8 +101,8 @@ class Trial:
         return Outcome(
             loss=statistics.fmean(losses),
             worst=max(losses),
-            tried=sum(peer.tried for peer in self._hostile),
-            merged=sum(peer.merged for peer in self._hostile),
+            tried=sum(peer.attacker.tried for peer in self._hostile),
+            merged=sum(peer.attacker.merged for peer in self._hostile),
             refused=population.traffic.refused - refused_before,
             obeyed=obeyed_share(population.replicas[0].model, self._texts.held_out.held_out_batches(TRIGGER_BATCHES)),
         )
