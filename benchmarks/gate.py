@@ -24,8 +24,8 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import scatter
-from gossamer.peer.simulator.attacks import members
 from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import method, pair_rule
 from gossamer.peer.simulator.pairs import Floor, Gossip, Matcher, PairPeer, matcher
 from gossamer.peer.simulator.population import Population, populate

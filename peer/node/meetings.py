@@ -248,14 +248,20 @@ class Meetings:
         records, partner, now_s = self.records, meeting.partner, self.peer_exchange.time.local_s()
         checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
         if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:
-            records.merged(partner, now_s, checked.gain, checked.noise)
+            if records.merged(partner, now_s, checked.gain, checked.deviation):
+                self._shun(partner, "its latest messages together helped far less than those of others", now_s)
         elif is_gated and checked is not None and checked.is_harmful:
             records.harmful(partner, now_s)
-            until_s = records.rests_until_s(partner)
-            reason = shunned_text(partner, checked.reason, records.get(partner).refused, until_s - now_s)
-            self.emit(PartnerShunned(str(partner), reason, until_s))
+            self._shun(partner, f"{checked.reason}; it was not merged", now_s)
         elif is_gated or (finish.refusal is RefusalCode.GATE and meeting.has_commitment(finish)):
             records.rejected(partner, now_s)
+
+    def _shun(self, partner: PeerId, evidence: str, now_s: float) -> None:
+        """Report that a partner rests."""
+        until_s = self.records.rests_until_s(partner)
+        number = self.records.get(partner).refused
+        text = f"{partner.short()} sent a harmful message, its number {number}: {evidence}; the partner rests {rest_text(until_s - now_s)}"
+        self.emit(PartnerShunned(str(partner), text, until_s))
 
 
 async def say(stream: Stream, message: Refusal | Outcome) -> None:
@@ -286,12 +292,6 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
             book.refused(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
             book.broke_off(partner, now_s, silent_s)
-
-
-def shunned_text(partner: PeerId, evidence: str, number: int, rest_s: float) -> str:
-    """Return the operator's sentence about a harmful message: partner, evidence, and what was done."""
-    what = f"{partner.short()} sent a harmful message, its number {number}: {evidence}"
-    return f"{what}; it was not merged, and the partner rests {rest_text(rest_s)}"
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:

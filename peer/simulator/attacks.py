@@ -1,36 +1,24 @@
-"""Attacks: hostile members of a swarm that meets in pairs, by name.
+"""Attacks of hostile members, by name: what each sends in place of its message, and what it claims.
 
-From its turn on a hostile member forms another message than its weights (`Attack.craft`), and may claim other tokens and another global
-step. Between meetings it trains honestly unless its attack says otherwise, and after each meeting it takes the partner's weights over, so
-that it stays near the swarm whatever it sent. It ignores its own gate's verdict. It stands in for a member with the source at hand:
-`Sight` is what it knows.
+An attack is a pure function of what the attacker knows, `Sight`. It knows the source, its own state, and the honest members' weights; some
+attacks also know the partner's gate exactly. Who carries an attack out, and when: hostile.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from random import Random
 from typing import Final
 
 import torch
 from torch import Tensor, nn
 
-from gossamer.optim.fragments import Fragment, gather, scatter
-from gossamer.optim.inner import InnerSettings, build_optimizer, set_learning_rate
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.computing import next_token_loss
-from gossamer.peer.simulator.pairs import PairPeer
-from gossamer.peer.simulator.population import Diverged, Layout, Population, SimulatedReplica
-from gossamer.peer.simulator.scenario import Scenario, known
-from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep
+from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide
 
-PURSUIT_STEPS: Final = 5  # inner steps in which an attacker computes a direction
 STEP_DOWN: Final = 0.85  # between two lengths that an attacker tries
 SHORTEST: Final = 1e-4  # of its weights' length
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
@@ -81,7 +69,7 @@ class Sight:
     def noise(self) -> Tensor:
         """Draw a vector as long as the own weights."""
         draw = torch.randn(self.slow.shape, generator=self.draws)
-        return draw * (self.slow.norm() / draw.norm())
+        return draw.mul_(self.slow.norm() / draw.norm())
 
     def at_own_limit(self, base: Tensor, direction: Tensor) -> Tensor:
         """Go from `base` nearly as far as the own gate would accept from a partner."""
@@ -99,10 +87,10 @@ class Sight:
         longest = float(message.norm())
         last = float(self.memory.get("length", torch.tensor(longest)))
         length = min(longest, last / STEP_DOWN**4)
-        while length > SHORTEST * longest and not accepts(judge, message + length * unit, dataclasses.replace(self.terms, weight=weight)):
+        while length > SHORTEST * longest and not accepts(judge, message + length * unit, replace(self.terms, weight=weight)):
             length *= STEP_DOWN
         self.memory["length"] = torch.tensor(max(length, 0.01 * longest))
-        return base + margin * length * unit
+        return base.add(unit, alpha=margin * length)
 
 
 Craft = Callable[[Sight], Tensor | None]  # the message to send; None: the honest one
@@ -246,7 +234,7 @@ class Attack:
     tokens: int | None = None  # that it claims to have trained since its last meeting; None: the true count
     lead_steps: int = 0  # that it claims to be ahead of every honest member
     trains: bool = True
-    adopts: bool = True  # takes the partner's weights after a meeting, instead of the pair's
+    adopts: bool = True  # takes the partner's weights over after a meeting, and not its own outer step
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
     garbles: bool = False  # the payload's bytes are not a message
@@ -280,171 +268,3 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "away": Attack(honest, lead_steps=1 << 30),  # so far ahead that nobody meets it: what the others are compared with
 }
 AWAY: Final = "away"
-
-
-# ---------------------------------------------------------------------- hostile members
-
-
-class HostilePeer(PairPeer):
-    """A member that attacks from `turns_at` own steps on. `tried` counts its hostile messages to honest members, `merged` those merged."""
-
-    def __init__(self, replica: SimulatedReplica, layout: Layout, attack: Attack, turns_at: int, scenario: Scenario) -> None:
-        super().__init__(replica, layout)
-        self.attack = attack
-        self.tried = 0
-        self.merged = 0
-        self.honest: Sequence[PairPeer] = ()
-        self._turns_at = turns_at
-        self._memories: list[dict[str, Tensor]] = [{} for _ in layout.codecs]
-        self._start = [fragment.slow.clone() for fragment in self.fragments]
-        self._draws = torch.Generator().manual_seed(scenario.seed * 1000 + replica.number)
-        self._random = Random(f"{scenario.seed}/attack/{replica.number}")
-        self._optimizer = scenario.manifest.inner.optimizer
-        self._settings = scenario.inner(Fraction(1))
-
-    @property
-    def is_hostile(self) -> bool:
-        """Return whether it has turned."""
-        return self.replica.own_steps >= self._turns_at
-
-    def inner_step(self, num_tokens: int) -> None:
-        """Train on the next batch, or only claim to; its own divergence ends nothing."""
-        if self.is_hostile and self.attack.lead_steps:
-            self.replica.global_step = max(peer.replica.global_step for peer in self.honest) + self.attack.lead_steps
-        if self.attack.trains or not self.is_hostile:
-            with contextlib.suppress(Diverged):
-                super().inner_step(num_tokens)
-            return
-        self.replica.own_steps += 1
-        self.replica.global_step += 1
-        for fragment in self.fragments:
-            fragment.count(num_tokens)
-
-    def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
-        """Open a meeting, hostile to honest members."""
-        if isinstance(partner, HostilePeer) or not self.is_hostile or self._random.random() >= self.attack.strikes:
-            return super().open(fragment, partner)
-        return HostileSide(self, fragment, partner)
-
-    def judge(self, side: MeetingSide, payload: Tensor) -> str:
-        """Judge a message by its length alone, in no hostile meeting at all."""
-        return side.judge(payload)
-
-    def sight(self, fragment: int, partner: PairPeer, terms: Terms) -> Sight:
-        """Return what it knows in a meeting over a fragment."""
-        return Sight(
-            self.fragments[fragment],
-            partner.fragments[fragment],
-            self._start[fragment],
-            [peer.fragments[fragment] for peer in self.honest],
-            terms,
-            self._memories[fragment],
-            lambda start, goal: self._pursue(fragment, start, goal),
-            self._draws,
-        )
-
-    def put(self, fragment: int, values: Tensor) -> None:
-        """Set a fragment's slow and fast weights."""
-        state = self.fragments[fragment]
-        state.slow = values.clone()
-        scatter(state.codec.fragment, values, self.replica.parameters)
-
-    def _pursue(self, fragment: int, start: Tensor, goal: Goal) -> Tensor:
-        """Return how far a few inner steps towards a goal lead from weights of a fragment."""
-        piece, replica = self.fragments[fragment].codec.fragment, self.replica
-        own = replica.weights.clone()
-        batches = [replica.batches.batch(replica.own_steps + number) for number in range(PURSUIT_STEPS)]
-        scatter(piece, start, replica.parameters)
-        try:
-            return pursue(replica.model, self._optimizer, self._settings, goal, batches, piece)
-        finally:
-            replica.weights.copy_(own)
-
-
-class HostileSide(MeetingSide):
-    """A hostile member's side of a meeting."""
-
-    def __init__(self, peer: HostilePeer, fragment: int, partner: PairPeer) -> None:
-        super().__init__(peer.fragments[fragment])
-        self._peer = peer
-        self._fragment = fragment
-        self._partner = partner
-        self._true_since = self.since
-        if peer.attack.tokens is not None:
-            self.since = dataclasses.replace(self.since, tokens=peer.attack.tokens)
-
-    def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
-        """Form the attack's message and return its sketch."""
-        sketch = super().prepare(rule, weight, seed)
-        crafted = self._peer.attack.craft(self._peer.sight(self._fragment, self._partner, Terms(rule, weight, seed)))
-        if crafted is not None:
-            self._message = crafted
-            self._sketch = sketch = self.state.codec.sketch(crafted, seed)
-        return sketch
-
-    def encode(self, partner_sketch: Tensor) -> Tensor:
-        """Code the message, or return bytes that are none."""
-        payload = super().encode(partner_sketch)
-        self._peer.tried += 1
-        return torch.full_like(payload, 255) if self._peer.attack.garbles else payload
-
-    def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
-        """Accept everything; take the partner's weights over, whatever it thinks of ours."""
-        reason = super().judge(partner_payload, share)
-        if not self._peer.attack.adopts:
-            return reason
-        state, received = self.state, self._partner.fragments[self._fragment].fast()
-        state.merge(OuterStep(received, state.momentum, received - self.snapshot), self._true_since)
-        state.move()
-        return ""
-
-    @property
-    def failed_blocks(self) -> Tensor:
-        """Return the blocks that could not be decoded: none."""
-        if not self._peer.attack.adopts:
-            return super().failed_blocks
-        return torch.zeros(self.state.codec.num_blocks, dtype=torch.bool)
-
-    def step(self, failed_blocks: Tensor) -> OuterStep:
-        """Return a step that moves nothing, for the partner's weights are taken over already."""
-        if not self._peer.attack.adopts:
-            return super().step(failed_blocks)
-        return OuterStep(self.state.slow, self.state.momentum, torch.zeros_like(self.state.slow))
-
-    def merge(self, step: OuterStep) -> None:
-        """Count a merge, and expect of the partner's gate what the own one has come to."""
-        self._peer.merged += 1
-        if not self._peer.attack.adopts:
-            super().merge(step)
-        elif self._accepted is not None:
-            self.state.gate.accept(self._accepted.gap_length, self._accepted.own)
-
-
-def pursue(model: nn.Module, optimizer: str, settings: InnerSettings, goal: Goal, batches: Sequence[Tensor], fragment: Fragment) -> Tensor:
-    """Return how far inner steps towards a goal, one for each batch, lead from a fragment's weights; they stay there."""
-    parameters = dict(model.named_parameters())
-    start = gather(fragment, parameters)
-    steps = build_optimizer(optimizer, [(piece.name, parameters[piece.name]) for piece in fragment.pieces], settings)
-    set_learning_rate(steps, settings.learning_rate)
-    for batch in batches:
-        goal(model, batch).backward()  # type: ignore[no-untyped-call]
-        steps.step()
-        model.zero_grad()
-    return gather(fragment, parameters) - start
-
-
-def members(population: Population) -> list[PairPeer]:
-    """Return the members of a swarm, the scenario's last ones hostile."""
-    scenario, layout = population.scenario, population.layout
-    num_honest = scenario.num_peers - scenario.attackers
-    honest = [PairPeer(replica, layout) for replica in population.replicas[:num_honest]]
-    if not scenario.attackers:
-        return honest
-    attack = ATTACKS[known(scenario.attack, ATTACKS, "attack")]
-    share = scenario.attack_from if attack.from_share is None else attack.from_share
-    hostile = []
-    for replica in population.replicas[num_honest:]:
-        turns_at = math.ceil(share * scenario.num_steps * scenario.rates[replica.number])
-        hostile.append(HostilePeer(replica, layout, attack, turns_at, scenario))
-        hostile[-1].honest = honest
-    return [*honest, *hostile]

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for
 from gossamer.optim.noloco import NoLoCo
-from gossamer.peer.simulator.attacks import members
 from gossamer.peer.simulator.groups import GroupRule, data_parallel, feedback_decay, train_group
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.pairs import gossip, train_alone
 from gossamer.peer.simulator.population import Population, Size
 from gossamer.peer.simulator.scenario import Scenario, known

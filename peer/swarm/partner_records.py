@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import math
-import statistics
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
@@ -28,10 +27,11 @@ from gossamer.protocol.identity import PeerId
 MAX_RECORDS: Final = 512
 GOOD_PROBES: Final = 8  # accepted since the last harmful message: a good record
 MEMORY: Final = 20  # probes that the mean gain averages over
-START_SHARE: Final = 0.25  # of the longest gap that honest training explains: what is merged of a partner without a record
 MAX_TOKEN_RATIO: Final = 16.0  # of a partner's tokens to ours, as claimed by a partner with a good record
-SIGMAS: Final = 3.0  # of uncertainty that a mean gain may be below the typical one...
-MARGIN: Final = 0.01  # ...and nats per token beyond that
+HARMED: Final = 1.0  # spreads of honest gains below the typical one: an accepted message that harmed
+SHORTFALL: Final = (0.5, 3.0)  # spreads below the typical gain: not counted, and counted at most of one probe
+DOUBTFUL: Final = 4.0  # shortfall, from which the partner counts as one without a record...
+HARMFUL: Final = 8.0  # ...and as one that has sent a harmful message
 RESTS_S: Final = (60.0, 600.0, 4 * 3600.0, 24 * 3600.0, math.inf)  # by strikes: a harmful message is one strike...
 STRIKES_PER_PROBE: Final = 0.5  # ...which two accepted probes make up for
 GROUP_STRIKES: Final = 2  # at most, that harmful peers of the same origin add to a newcomer's first strike
@@ -63,12 +63,12 @@ class PartnerRecord:
 
     merged: Count = 0  # messages
     probed: Count = 0  # of these
-    helped: Count = 0  # of the probed ones: the gain was above its noise
-    harmed: Count = 0  # below minus its noise, but accepted
+    helped: Count = 0  # of the probed ones: the loss fell
+    harmed: Count = 0  # the gain was clearly below the typical one, but accepted
     refused: Count = 0  # as harmful
     rejected: Count = 0  # in a row: one side's merge gate did not accept the other's message
     gain: Real = 0.0  # mean, nats per token
-    variance: Amount = 0.0  # of the gain
+    shortfall: Amount = 0.0  # added up, in spreads of honest gains: how much less the partner's messages help than others' (CUSUM)
     good: Annotated[int, Field(ge=0, le=GOOD_PROBES)] = 0  # probes accepted since the last harmful message, at most GOOD_PROBES
     strikes: Amount = 0.0  # at the last harmful message
     met_s: Real = 0.0  # last merge
@@ -96,21 +96,15 @@ class PartnerRecord:
         """When its own rest ends; infinite: never."""
         return self.refused_s + self.rest_s
 
-    @property
-    def standard_error(self) -> float:
-        """The standard error of the mean gain; infinite before the second probe."""
-        count = min(self.probed, MEMORY)
-        return math.sqrt(self.variance / (count - 1)) if count > 1 else math.inf
-
-    def add_gain(self, gain: float, noise: float) -> None:
+    def add_gain(self, gain: float, deviation: float) -> None:
         """Count an accepted probe."""
         self.probed += 1
-        self.helped += gain > noise
-        self.harmed += gain < -noise
+        self.helped += gain > 0
+        self.harmed += deviation < -HARMED
         self.good = min(GOOD_PROBES, self.good + 1)
-        weight, difference = 1 / min(self.probed, MEMORY), gain - self.gain
-        self.gain += weight * difference
-        self.variance = (1 - weight) * (self.variance + weight * difference**2)
+        self.gain += (gain - self.gain) / min(self.probed, MEMORY)
+        free, most = SHORTFALL
+        self.shortfall = max(0.0, self.shortfall + min(most, -deviation - free))
 
     def rest(self, now_s: float, rest_s: float) -> None:
         """Rest from now on, or for what is left of a longer rest."""
@@ -148,15 +142,19 @@ class PartnerRecords:
 
     # ------------------------------------------------------------------ what a meeting teaches
 
-    def merged(self, peer: PeerId, now_s: float, gain: float | None, noise: float) -> None:
-        """Count a merged message; `gain` is None if it was not probed."""
+    def merged(self, peer: PeerId, now_s: float, gain: float | None, deviation: float) -> bool:
+        """Count a merged message; `gain` is None if it was not probed. Return whether the partner's messages together are harmful."""
         record = self._record(peer)
         record.merged += 1
         record.rejected = 0
         record.met_s = now_s
         if gain is not None and math.isfinite(gain):
-            record.add_gain(gain, noise)
+            record.add_gain(gain, deviation)
         self._changed()
+        if record.shortfall < HARMFUL:
+            return False
+        self.harmful(peer, now_s)
+        return True
 
     def harmful(self, peer: PeerId, now_s: float) -> None:
         """Count a message that was refused because of its gain. The partner rests; hours at most while no other record is good."""
@@ -164,7 +162,7 @@ class PartnerRecords:
         others = 0 if record.refused or record.is_proven else min(GROUP_STRIKES, max(0, self._excess(peer)))
         record.strikes = max(0.0, record.strikes - STRIKES_PER_PROBE * record.good) + 1 + others
         record.refused += 1
-        record.good = 0
+        record.good, record.shortfall = 0, 0.0
         are_others_good = any(other.is_good for other in self._records.values())  # else the fault may be our own
         rests_s = RESTS_S if are_others_good else RESTS_S[:HOURS]
         record.rest(now_s, rests_s[min(int(record.strikes), len(rests_s)) - 1])
@@ -201,14 +199,8 @@ class PartnerRecords:
         return Trust(level < 1.0, START_SHARE + (1.0 - START_SHARE) * level, MAX_TOKEN_RATIO**level)
 
     def is_doubtful(self, peer: PeerId) -> bool:
-        """Tell whether a partner's mean gain is clearly below the median of the others' with a good record."""
-        record = self.get(peer)
-        gains = [other.gain for key, other in self._records.items() if key != peer and other.is_good]
-        if not gains or record.probed < GOOD_PROBES:
-            return False
-        typical = statistics.median(gains)
-        spread = 1.5 * statistics.median(abs(gain - typical) for gain in gains)  # honest partners differ too
-        return record.gain < typical - MARGIN - SIGMAS * math.hypot(record.standard_error, spread)
+        """Tell whether a partner's messages have lately helped clearly less than others'."""
+        return self.get(peer).shortfall >= DOUBTFUL
 
     def rests_until_s(self, peer: PeerId) -> float:
         """Return when a partner's rest ends, or ended: its own, and while it is not proven that of its origins. Infinite: never."""

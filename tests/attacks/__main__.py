@@ -16,7 +16,8 @@ import argparse
 import torch
 
 from gossamer.peer.simulator.attacks import ATTACKS
-from tests.attacks.trial import HEAD, row
+from gossamer.peer.simulator.scenario import known
+from tests.attacks.trial import HEAD, Setup, rows
 
 
 def swarm(text: str) -> tuple[int, int]:
@@ -27,7 +28,7 @@ def swarm(text: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("attacks", nargs="*", metavar="NAME", default=list(ATTACKS), choices=[*ATTACKS, []])
+    parser.add_argument("attacks", nargs="*", metavar="NAME", type=lambda name: known(name, ATTACKS, "attack"), default=list(ATTACKS))
     parser.add_argument("--swarm", type=swarm, nargs="+", default=[(4, 1), (8, 2), (10, 3)], metavar="PEERS:HOSTILE")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--gate", choices=["on", "off"], default="on")
@@ -36,8 +37,8 @@ def main() -> None:
     torch.set_num_threads(1)
     print(HEAD, flush=True)
     for size in given.swarm:
-        for name in given.attacks:
-            print(row(name, size, given.seeds, gate=given.gate == "on", settings=given.settings), flush=True)
+        for row in rows(given.attacks, Setup(*size, 0, given.gate == "on", given.settings), given.seeds):
+            print(row, flush=True)
 
 
 if __name__ == "__main__":

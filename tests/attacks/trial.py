@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import functools
+import os
+import pickle
 import statistics
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from gossamer.peer.simulator.attacks import AWAY, HostilePeer, members, obeyed_share
+from gossamer.peer.simulator.attacks import ATTACKS, AWAY, obeyed_share
 from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.hostile import HostilePeer, members
 from gossamer.peer.simulator.methods import method, pair_rule
 from gossamer.peer.simulator.pairs import PairPeer, gossip
 from gossamer.peer.simulator.population import Diverged, Population, populate
@@ -30,10 +32,9 @@ DIVERGED = float("inf")
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """An attack in a swarm of some size."""
+class Setup:
+    """A swarm in which some members will turn hostile."""
 
-    attack: str
     num_peers: int
     num_hostile: int
     seed: int
@@ -49,7 +50,7 @@ class Outcome:
     worst: float  # of one of them
     tried: int  # hostile messages to honest members
     merged: int
-    refused: int  # meetings, over all members
+    refused: int  # meetings, over all members, since the turn
     obeyed: float  # share of triggers
 
 
@@ -60,52 +61,86 @@ class OpenGate(MergeGate):
         return "" if gap < float("inf") else "the partner's message is not finite"
 
 
-@functools.cache
-def play(case: Case) -> Outcome:
-    """Train the case's swarm and measure its honest members. The same case is trained once."""
-    hostile = dict(attack=case.attack, attackers=case.num_hostile, peers=case.num_peers, seed=case.seed)
-    base = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
-    made = scenario(base, dict(setting(text) for text in f"{SETTINGS} {case.settings}".split()) | hostile)
-    with tempfile.TemporaryDirectory() as folder:
+class Trial:
+    """A swarm that is trained up to its turn. `finish` takes up an attack and trains it to the end, once."""
+
+    def __init__(self, setup: Setup) -> None:
+        base = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
+        given = dict(setting(text) for text in f"{SETTINGS} {setup.settings}".split())
+        made = scenario(base, given | {"attack": AWAY, "attackers": setup.num_hostile, "peers": setup.num_peers, "seed": setup.seed})
         tokenizer = load_tokenizer(made.manifest.tokenizer)
-        texts = load_texts(made, tokenizer, None, Path(folder))
-        torch.manual_seed(case.seed)
-        population = populate(made, tokenizer, texts, torch.device("cpu"), method("noloco").schedules(made))
-        peers: list[PairPeer] = []
+        with tempfile.TemporaryDirectory() as folder:
+            self._texts = load_texts(made, tokenizer, None, Path(folder))
+        torch.manual_seed(setup.seed)
+        self._population = populate(made, tokenizer, self._texts, torch.device("cpu"), method("noloco").schedules(made))
+        self._hostile: list[HostilePeer] = []
+        self._run = gossip(self._population, pair_rule(made), lambda population: self._enter(population, gate=setup.gate))
+        for _ in self._run:
+            if any(peer.replica.own_steps + 1 >= peer.turns_at for peer in self._hostile):
+                break
 
-        def enter(population: Population) -> list[PairPeer]:
-            peers.extend(members(population))
-            for fragment in [fragment for peer in peers for fragment in peer.fragments if not case.gate]:
-                fragment.gate = OpenGate()
-            return peers
+    def _enter(self, population: Population, *, gate: bool) -> list[PairPeer]:
+        peers = members(population)
+        for fragment in [fragment for peer in peers for fragment in peer.fragments if not gate]:
+            fragment.gate = OpenGate()
+        self._hostile = [peer for peer in peers if isinstance(peer, HostilePeer)]
+        return peers
 
-        losses = [DIVERGED]
+    def finish(self, attack: str) -> Outcome:
+        """Train on with the hostile members at work."""
+        population, losses = self._population, [DIVERGED]
+        refused_before = population.traffic.refused
+        for peer in self._hostile:
+            peer.take_up(ATTACKS[attack])
         try:
-            for _ in gossip(population, pair_rule(made), enter):
+            for _ in self._run:
                 pass
-            losses = held_out_losses(population.replicas[: -case.num_hostile], texts.held_out, EVAL_BATCHES)
+            losses = held_out_losses(population.replicas[: -len(self._hostile)], self._texts.held_out, EVAL_BATCHES)
         except Diverged:
             pass
-        liars = [peer for peer in peers if isinstance(peer, HostilePeer)]
         return Outcome(
             loss=statistics.fmean(losses),
             worst=max(losses),
-            tried=sum(peer.tried for peer in liars),
-            merged=sum(peer.merged for peer in liars),
-            refused=population.traffic.refused,
-            obeyed=obeyed_share(population.replicas[0].model, texts.held_out.held_out_batches(TRIGGER_BATCHES)),
+            tried=sum(peer.attacker.tried for peer in self._hostile),
+            merged=sum(peer.attacker.merged for peer in self._hostile),
+            refused=population.traffic.refused - refused_before,
+            obeyed=obeyed_share(population.replicas[0].model, self._texts.held_out.held_out_batches(TRIGGER_BATCHES)),
         )
 
 
 HEAD = f"{'attack':<24}{'swarm':>8}{'tried':>7}{'merged':>8}{'refused':>8}{'loss':>9}{'worst':>9}{'worse':>9}{'%':>8}{'obeyed':>8}"
 
 
-def row(name: str, size: tuple[int, int], seeds: Sequence[int], *, gate: bool = True, settings: str = "") -> str:
-    """Return a line of the table, over all seeds."""
-    found = [play(Case(name, *size, seed, gate, settings)) for seed in seeds]
-    without = statistics.fmean(play(Case(AWAY, *size, seed, gate, settings)).loss for seed in seeds)
-    loss = statistics.fmean(outcome.loss for outcome in found)
-    worst, obeyed = max(outcome.worst for outcome in found), max(outcome.obeyed for outcome in found)
-    tried, merged, refused = (sum(getattr(outcome, name) for outcome in found) for name in ("tried", "merged", "refused"))
-    cost = f"{loss:>9.3f}{worst:>9.3f}{loss - without:>+9.3f}{100 * (loss / without - 1):>+8.1f}{obeyed:>8.1%}"
-    return f"{name:<24}{f'{size[1]} of {size[0]}':>8}{tried:>7}{merged:>8}{refused:>8}{cost}"
+def rows(names: Sequence[str], setup: Setup, seeds: Sequence[int]) -> Iterator[str]:
+    """Yield a line of the table for each attack, over all seeds. Each swarm is trained up to its turn once."""
+    trials = [Trial(replace(setup, seed=seed)) for seed in seeds]
+
+    def all_seeds(name: str) -> list[Outcome]:
+        return [in_a_copy(lambda trial=trial: trial.finish(name)) for trial in trials]  # type: ignore[misc]
+
+    without = statistics.fmean(outcome.loss for outcome in all_seeds(AWAY))
+    for name in names:
+        found = all_seeds(name)
+        loss = statistics.fmean(outcome.loss for outcome in found)
+        worst, obeyed = max(outcome.worst for outcome in found), max(outcome.obeyed for outcome in found)
+        tried, merged, refused = (sum(getattr(outcome, name) for outcome in found) for name in ("tried", "merged", "refused"))
+        cost = f"{loss:>9.3f}{worst:>9.3f}{loss - without:>+9.3f}{100 * (loss / without - 1):>+8.1f}{obeyed:>8.1%}"
+        yield f"{name:<24}{f'{setup.num_hostile} of {setup.num_peers}':>8}{tried:>7}{merged:>8}{refused:>8}{cost}"
+
+
+def in_a_copy(work: Callable[[], Outcome]) -> Outcome:
+    """Return what a copy of this process computes; this process stays as it is."""
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(writing, pickle.dumps(work()))  # shorter than a pipe holds
+        finally:
+            os._exit(0)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        written = pipe.read()
+    os.waitpid(child, 0)
+    if not written:
+        raise RuntimeError("a trial failed; its traceback is above")
+    return pickle.loads(written)  # type: ignore[no-any-return]

@@ -140,6 +140,7 @@ def test_honest_peers_never_rest_and_come_to_be_trusted(tmp_path: Path) -> None:
         peers = await acquainted(swarm, 3)
         for peer in peers:
             judge(peer, honest(str(peer.peer_id)))
+
         def have_met() -> bool:
             return all(len(peer.partners()) == 2 and min(peer.partners().values()) >= GOOD_PROBES for peer in peers)
 

@@ -10,7 +10,7 @@ import torch
 
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import messages
-from gossamer.peer.simulator.attacks import members
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Matcher, Pair, PairPeer, matcher
 from gossamer.peer.simulator.population import Population
