@@ -139,9 +139,9 @@ class WatchedGate(MergeGate):
         self.limits.append(gap / max(1e-9, self.limit(own)))
         return super().judge(gap, own)
 
-    def accept(self, gap: float, own: Lengths) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
         """Accept, and record it."""
-        super().accept(gap, own)
+        super().accept(gap, own, kept)
         self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 
@@ -204,7 +204,7 @@ class OpenGate(MergeGate):
         """Accept every message."""
         return ""
 
-    def accept(self, gap: float, own: Lengths) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
         """Count the merge."""
         self.num_merged += 1
 
