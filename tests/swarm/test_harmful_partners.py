@@ -14,10 +14,12 @@ from pathlib import Path
 from gossamer.peer.link import messages
 from gossamer.peer.swarm.partner_records import GOOD_PROBES, RESTS_S, Trust
 from gossamer.protocol.identity import PeerId
+from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
+INVITES = tiny_manifest(run={"total_steps": 100_000, "access": "invite", "issuers": [str(HOST.peer_id)]})
 EVIDENCE = "it would raise the loss on our text by 0.3 nats"
 Verdict = Callable[[PeerId, messages.Checked], messages.Checked]
 
@@ -58,9 +60,9 @@ def with_bad(peer: Peer, bad: Peer) -> list[int]:
     return [done.bytes_sent + done.bytes_received for done in peer.meetings if done.partner == str(bad.peer_id)]
 
 
-async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
-    """Peers whose trainers only answer, so that the hours of a story pass quickly."""
-    peers = [swarm.add(step_s=1.0) for _ in range(num_peers)]
+async def acquainted(swarm: Swarm, peers: int | list[Peer]) -> list[Peer]:
+    """Start these peers, or so many, with trainers that only answer, so that the hours of a story pass quickly."""
+    peers = [swarm.add(step_s=1.0) for _ in range(peers)] if isinstance(peers, int) else peers
     for peer in peers:
         peer.trainer.frozen = True
         peer.start()
@@ -140,6 +142,7 @@ def test_honest_peers_never_rest_and_come_to_be_trusted(tmp_path: Path) -> None:
         peers = await acquainted(swarm, 3)
         for peer in peers:
             judge(peer, honest(str(peer.peer_id)))
+
         def have_met() -> bool:
             return all(len(peer.partners()) == 2 and min(peer.partners().values()) >= GOOD_PROBES for peer in peers)
 
@@ -179,3 +182,30 @@ def test_a_partner_that_always_rejects_our_messages_rests_too(tmp_path: Path) ->
             assert peer.outcomes()["completed"] > 20 and not peer.shunned
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_new_keys_of_an_invite_are_soon_refused_at_their_hello_and_its_proven_member_is_met(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        made = [swarm.add(step_s=1.0) for _ in range(8)]
+        for number, peer in enumerate(made):
+            peer.join_with(credential_of(swarm, peer.identity, invite=1), place=1 + number)
+        victim, proven, *keys = await acquainted(swarm, made)
+        harmful = {key.peer_id for key in keys}
+        ordinary = honest("victim")
+        judge(victim, lambda partner, checked: refused(checked) if partner in harmful else ordinary(partner, checked))
+        everybody = {peer.peer_id for peer in swarm.peers}
+        for _ in range(3):
+            await proven.node.meetings.try_next(0, everybody - {victim.peer_id})
+            await asyncio.sleep(1.0)
+        assert proven.partners()[str(victim.peer_id)] >= 2
+        for key in keys:
+            key.peer.book.met(victim.peer_id, asyncio.get_running_loop().time(), 0)
+            await key.node.meetings.try_next(0, everybody - {victim.peer_id})
+            await asyncio.sleep(1.0)
+        reasons = [key.meetings[-1].reason for key in keys]
+        assert [EVIDENCE in reason for reason in reasons] == [True] * 3 + [False] * 3
+        assert all("peers with the same invite or network sent harmful messages" in reason for reason in reasons[3:])
+        await proven.node.meetings.try_next(0, everybody - {victim.peer_id})
+        assert proven.meetings[-1].outcome == "completed"
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
