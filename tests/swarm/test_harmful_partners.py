@@ -99,10 +99,10 @@ def test_a_harmful_partner_is_refused_rests_is_not_called_and_costs_no_bytes(tmp
                 late.until - early.until >= rest_s for early, late, rest_s in zip(peer.shunned, peer.shunned[1:], RESTS_S[1:], strict=False)
             ]
         spent, completed = [with_bad(peer, bad) for peer in good], [peer.outcomes()["completed"] for peer in good]
-        num_before, turns = len(bad.meetings), iter(range(20))
-        await meet(peers, lambda: next(turns, 99) == 19)
+        num_before, turns = len(bad.meetings), iter(range(11))
+        await meet(peers, lambda: next(turns, 99) == 10)
         assert [with_bad(peer, bad) for peer in good] == spent, "it was met, or called"
-        assert all(peer.outcomes()["completed"] > count + 10 for peer, count in zip(good, completed, strict=True))
+        assert all(peer.outcomes()["completed"] > count + 5 for peer, count in zip(good, completed, strict=True))
         assert not bad.partners() and not any(peer.partners()[str(bad.peer_id)] for peer in good)
         assert len(bad.meetings) > num_before, "it never tried"
         for done in bad.meetings[num_before:]:
@@ -174,12 +174,12 @@ def test_a_partner_that_always_rejects_our_messages_rests_too(tmp_path: Path) ->
         judge(bad, lambda partner, checked: replace(checked, accepted=False, reason="no", failed_blocks=""))
         for peer in good:
             judge(peer, honest(str(peer.peer_id)))
-        turns = iter(range(40))
-        await meet(peers, lambda: next(turns, 99) == 39)
+        turns = iter(range(26))
+        await meet(peers, lambda: next(turns, 99) == 25)
         for peer in good:
             whole = max(with_bad(peer, bad))
             assert len([num for num in with_bad(peer, bad) if num > 0.5 * whole]) <= 8, "an exchange each time"
-            assert peer.outcomes()["completed"] > 20 and not peer.shunned
+            assert peer.outcomes()["completed"] > 13 and not peer.shunned
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
