@@ -171,7 +171,7 @@ class PairPeer:
         if reason := side.judge(payload, trust.share):
             return reason
         self._judgement = None
-        if not side.draws and not trust.must_probe and self._probe_draws.random() >= PROBED_SHARE:
+        if not side.is_clipped and not trust.must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
         self._judgement, _ = side.probe(self.probe, self.probe_gate)
         if self._judgement.reason:

@@ -378,7 +378,7 @@ class TrainerExchange:
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
-            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.draws)
+            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.is_clipped)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
