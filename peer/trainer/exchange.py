@@ -383,8 +383,9 @@ class TrainerExchange:
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         failed = pack(meeting.side.failed_blocks)
+        lag_steps = self._replica.global_step - meeting.partner_global_step
         with self._probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate)
+            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate, lag_steps=lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (failed, step)
         return judgement
 

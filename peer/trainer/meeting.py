@@ -20,6 +20,7 @@ from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterSt
 from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
 
 BEHIND: Final = 0.6  # of a gap leads back along our own movement: the partner has not come as far
+LAG_STEPS: Final = 10  # at least: the global steps of peers that train together differ by a few
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 
 
@@ -95,15 +96,16 @@ class MeetingSide:
         """Whether the accepted gap is longer than may be merged without a probe."""
         return self._need_accepted().part < 1.0
 
-    def probe(self, probe: Probe, gate: ProbeGate) -> tuple[Judgement, OuterStep]:
+    def probe(self, probe: Probe, gate: ProbeGate, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
         """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step that is left.
 
-        A message that is harmful is no longer accepted.
+        A message that is harmful is no longer accepted. `lag_steps`: the global steps that the partner says to be behind us. A partner is
+        behind too if its gap mostly leads back along our own movement.
         """
         clipped = self._need_accepted()
         self._accepted = replace(clipped, part=1.0)
         whole = self.step(self.failed_blocks)
-        is_behind = clipped.own.back > BEHIND * clipped.gap_length
+        is_behind = lag_steps > max(LAG_STEPS, 2 * self.since.steps) or clipped.own.back > BEHIND * clipped.gap_length
         judgement = probe.judge(gate, self.state.codec.fragment, whole.shift, clipped.part, is_behind=is_behind)
         self._accepted = None if judgement.reason else replace(clipped, part=judgement.part)
         return judgement, whole if judgement.part == 1.0 or judgement.reason else self.step(self.failed_blocks)
