@@ -54,7 +54,9 @@ class Trouble:
     settings: str
     apart: Apart = lambda now, one, other: False
     paused: Paused = lambda now, peer: False
-    clones: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # at this time, the second peer takes over the first one's weights
+    transfers: Mapping[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # at this time, the second peer takes over the first one's weights
 
 
 def alone(who: int, start: int, stop: int) -> Apart:
@@ -90,7 +92,7 @@ HONEST: Mapping[str, Trouble] = {
     "both of two alone, steps 0 to 90": Trouble("peers=2 steps=120 inner_steps=5", alone(0, 0, 90)),
     "one stands still, steps 40 to 140": Trouble("steps=170 inner_steps=5", paused=paused({0}, 40, 140)),
     "in two halves, steps 40 to 110": Trouble("steps=140 inner_steps=5", split(40, 110)),
-    "joins with weights 5 steps old": Trouble("steps=80 inner_steps=5", alone(3, 0, 45), clones={40: (0, 3)}),
+    "joins with weights 5 steps old": Trouble("steps=80 inner_steps=5", alone(3, 0, 45), transfers={40: (0, 3)}),
     "three join at step 55 from the seed": Trouble("steps=100 inner_steps=10", paused=paused({1, 2, 3}, 0, 55)),
 }
 
@@ -106,9 +108,9 @@ class Parted:
         """Arrange the meetings of peers that are not separated."""
         self._inner.arrange(now, arrived, Walls(floor, partial(self._apart, now)))
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Forward to the real matcher."""
-        self._inner.done(peer, fragment)
+        self._inner.note_outer_step(peer, fragment)
 
 
 class Walls:
@@ -117,7 +119,7 @@ class Walls:
     def __init__(self, floor: Floor, apart: Callable[[int, int], bool]) -> None:
         self.is_free = floor.is_free
         self.begin = floor.begin
-        self.step_alone = floor.step_alone
+        self.take_solo_step = floor.take_solo_step
         self._floor = floor
         self._apart = apart
 
@@ -149,7 +151,7 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
     """Train a disturbed swarm; `intervene` may change it before the meetings of each instant."""
     small = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
     made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
-    clones = dict(trouble.clones)
+    transfers = dict(trouble.transfers)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(made.manifest.tokenizer)
         texts = load_texts(made, tokenizer, None, Path(folder))
@@ -168,22 +170,22 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
             here = [peer for peer in arrived if not trouble.paused(now, peer)]
             for peer in here:
                 table.peers[peer].inner_step(made.step_tokens)
-            for time in [time for time in clones if time <= now]:
-                donor, joiner = clones.pop(time)
-                take_over(table.peers[donor], table.peers[joiner])
+            for time in [time for time in transfers if time <= now]:
+                source, joiner = transfers.pop(time)
+                take_over(table.peers[source], table.peers[joiner])
             if intervene:
                 intervene(now, table)
             table.boundary(now, here)
     return table, population
 
 
-def take_over(donor: PairPeer, joiner: PairPeer) -> None:
+def take_over(source: PairPeer, joiner: PairPeer) -> None:
     """Adopt a source's state as a joiner does."""
-    for theirs, mine in zip(donor.fragments, joiner.fragments, strict=True):
+    for theirs, mine in zip(source.fragments, joiner.fragments, strict=True):
         put(mine, theirs.slow, joiner)
         mine.replace(mine.slow, mine.momentum)
         mine.gate = WatchedGate()
-    joiner.replica.global_step = donor.replica.global_step
+    joiner.replica.global_step = source.replica.global_step
 
 
 def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
@@ -192,7 +194,7 @@ def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
     scatter(fragment.codec.fragment, fragment.slow, peer.replica.parameters)
 
 
-# ---------------------------------------------------------------------- what a liar sends
+# ---------------------------------------------------------------------- what a malicious peer sends
 
 
 class OpenGate(MergeGate):
@@ -209,20 +211,22 @@ class OpenGate(MergeGate):
         self.num_merged += 1
 
 
-Lie = Callable[[FragmentState, Tensor], Tensor]  # what is sent instead of a fragment's weights; from an honest peer's fragment, and noise
+Forgery = Callable[
+    [FragmentState, Tensor], Tensor
+]  # what is sent instead of a fragment's weights; from an honest peer's fragment, and noise
 
 
-def noise(size: float) -> Lie:
+def noise(size: float) -> Forgery:
     """Send an honest peer's weights plus noise, in lengths of the weights."""
     return lambda state, draw: state.fast() + draw * (size * state.fast().norm() / draw.norm())
 
 
-def flipped(times: float) -> Lie:
+def flipped(times: float) -> Forgery:
     """Send an honest peer's progress reversed and multiplied."""
     return lambda state, draw: state.slow - times * (state.fast() - state.slow)
 
 
-def foreign(trained: bool) -> Lie:
+def foreign(trained: bool) -> Forgery:
     """Send weights of another model of the same size, or a first step towards them."""
     return lambda state, draw: draw * (state.fast().norm() / draw.norm() if trained else 0.0)
 
@@ -231,8 +235,8 @@ def foreign(trained: bool) -> Lie:
 class Hostile:
     """The behaviour of the last of five peers."""
 
-    lie: Lie
-    boasts: bool = False  # of more tokens than anybody trains, and of a clock as far ahead as may meet
+    forge: Forgery
+    overstates: bool = False  # of more tokens than anybody trains, and of a clock as far ahead as may meet
 
 
 HOSTILE: Mapping[str, Hostile] = {
@@ -244,16 +248,16 @@ HOSTILE: Mapping[str, Hostile] = {
     "the sign turned, ten times": Hostile(flipped(10.0)),
     "another model's weights": Hostile(foreign(trained=True)),
     "zeros": Hostile(foreign(trained=False)),
-    "noise, a third, and boasting": Hostile(noise(0.33), boasts=True),
-    "noise, three times, and boasting": Hostile(noise(3.0), boasts=True),
-    "another model's weights, and boasting": Hostile(foreign(trained=True), boasts=True),
+    "noise, a third, and overstating": Hostile(noise(0.33), overstates=True),
+    "noise, three times, and overstating": Hostile(noise(3.0), overstates=True),
+    "another model's weights, and overstating": Hostile(foreign(trained=True), overstates=True),
 }
 
 
 FIVE = Trouble("peers=5 steps=80 inner_steps=5")
 
 
-def lie(liar: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> None:
+def forge(attacker: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> None:
     """Replace the last peer's weights by those that it sends."""
     if now < TURNS_AT:
         return
@@ -262,10 +266,10 @@ def lie(liar: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> 
         if not isinstance(mine.gate, OpenGate):
             mine.gate = OpenGate()
         draw = torch.randn(mine.slow.shape, generator=draws)
-        put(mine, liar.lie(theirs, draw), hostile)
-        if liar.boasts:
+        put(mine, attacker.forge(theirs, draw), hostile)
+        if attacker.overstates:
             mine.since = Since(10**9, 10**6)
-    if liar.boasts:
+    if attacker.overstates:
         hostile.replica.global_step = honest.replica.global_step + 150
 
 
@@ -288,7 +292,7 @@ def print_hostile(name: str, seeds: Sequence[int]) -> None:
     """Print a row of the second table."""
     merged, refused, losses, without = 0, 0, list[float](), list[float]()
     for seed in seeds:
-        table, population = train(FIVE, seed, partial(lie, HOSTILE[name], torch.Generator().manual_seed(seed)))
+        table, population = train(FIVE, seed, partial(forge, HOSTILE[name], torch.Generator().manual_seed(seed)))
         merged += sum(fragment.gate.num_merged for fragment in table.peers[-1].fragments if isinstance(fragment.gate, OpenGate))
         refused += population.traffic.refused
         losses += honest_losses(population)

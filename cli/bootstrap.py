@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.join import InviteFile, InviteText, invited
+from gossamer.cli.join import InviteFile, InviteText, load_invite
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Metrics
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
@@ -21,7 +21,7 @@ def bootstrap(
     Takes part in the run's directory and sends the manifest to joining peers. Prints its own addresses on stdout, one per line.
     """
     config = settings(home, given, trains=False)
-    identity, read = invited(Home(config.home), invite, invite_file, "bootstrap")
+    identity, read = load_invite(Home(config.home), invite, invite_file, "bootstrap")
     printed: set[str] = set()
 
     def print_addresses(status: Status, drawn: Screen) -> None:

@@ -102,16 +102,16 @@ def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None,
     """Train a swarm and a lone peer at the same time, then compare them. Raises ChildFailed, KeyboardInterrupt."""
     started_s = time.monotonic()
     with screen(sys.stderr) as drawn, local_swarm(folder) as swarm:
-        drawn.say(f"starting {num_peers} peers, and one that trains alone, in {folder}")
+        drawn.print_line(f"starting {num_peers} peers, and one that trains alone, in {folder}")
         file = folder / "manifest.toml"
         file.write_text(manifest.to_toml())
         options = (*ON_THIS_MACHINE, *(("--data", str(data)) if data else ()))
-        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1)])
+        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1), "--uses", str(num_peers)])
         lone = swarm.start(ALONE, ["host", str(file), *options, "--alone"])
         invite = first.invite()
         members = [first, *(swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, num_peers + 1))]
         watch(swarm, drawn, Forecast(manifest.run.total_steps, num_peers, started_s))
-        drawn.say("trained; measuring the held-out loss of each")
+        drawn.print_line("trained; measuring the held-out loss of each")
     found = comparison([peer.home for peer in members], lone.home, [peer.status for peer in members], data, 0.0, is_drawn=is_drawn)
     return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
 
@@ -124,16 +124,16 @@ class Forecast:
         self._num_peers = num_peers
         self._started_s = started_s
         self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
-        self._is_said = False
+        self._is_announced = False
 
     def sentence(self, statuses: Sequence[Status], now_s: float) -> str:
         """Return the sentence; empty if it is too early or the sentence was already returned."""
         step = min((int(status["step"]) if status else 0 for status in statuses), default=0)
         if step and self._first is None:
             self._first = (step, now_s)
-        if self._is_said or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
+        if self._is_announced or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
             return ""
-        self._is_said = True
+        self._is_announced = True
         step_s = (now_s - self._first[1]) / (step - self._first[0])
         to_train_s = step_s * (self._total_steps - step)
         to_measure_s = step_s / (self._num_peers + 1) * MEASURED_STEPS * len(measured_names(self._num_peers))
@@ -148,5 +148,5 @@ def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
             if peer.status:
                 drawn.show(peer.name, peer.status)
         if sentence := forecast.sentence([peer.status for peer in swarm.peers], time.monotonic()):
-            drawn.say(sentence)
+            drawn.print_line(sentence)
         time.sleep(POLL_S)

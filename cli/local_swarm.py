@@ -18,6 +18,7 @@ from typing import Any
 
 from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import private
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
@@ -38,7 +39,7 @@ class LocalPeer:
         self._output = home / "stdout.txt"
         self._log = home / "stderr.txt"
         command = [sys.executable, "-P", "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
-        with self._output.open("wb") as output, self._log.open("wb") as log:
+        with open(self._output, "wb", opener=private) as output, open(self._log, "wb", opener=private) as log:
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True,
                 env=os.environ | exits_with_this_process(),
@@ -87,9 +88,9 @@ class LocalPeer:
 
     def _death(self, code: int) -> ChildFailed:
         """Return the child's own error if the operator can correct it, else an error that names its log."""
-        said = dict(line.split(": ", 1) for line in self._log_lines(2) if line.startswith(("error: ", "hint: ")))
-        if code != ExitCode.OUR_FAULT and "error" in said:
-            return ChildFailed(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
+        printed = dict(line.split(": ", 1) for line in self._log_lines(2) if line.startswith(("error: ", "hint: ")))
+        if code != ExitCode.OUR_FAULT and "error" in printed:
+            return ChildFailed(f"{self.name}: {printed['error']}", hint=printed.get("hint", ""), exit_code=code)
         return self._failed(f"stopped with exit code {code}")
 
     def _failed(self, how: str) -> ChildFailed:
@@ -149,8 +150,8 @@ def _signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:

@@ -50,15 +50,15 @@ def logs(
     if not folder.log.exists() and not folder.events.exists():
         raise BadSettings(f"no peer has run in {folder.path}", hint="pass its home folder with --home DIR")
     log = Log(folder)
-    for line in deque(wanted(log, level, grep), maxlen=lines):
+    for line in deque(filtered(log, level, grep), maxlen=lines):
         print(line)
     while follow:
         time.sleep(FOLLOW_EVERY_S)
-        for line in wanted(log, level, grep):
+        for line in filtered(log, level, grep):
             print(line, flush=True)
 
 
-def wanted(log: Log, level: str, grep: str = "") -> Iterator[LogLine]:
+def filtered(log: Log, level: str, grep: str = "") -> Iterator[LogLine]:
     """Yield the new lines of this level or above that match. Raises BadSettings if the pattern is not a regular expression."""
     try:
         pattern = re.compile(grep)
@@ -78,7 +78,7 @@ def report_text(folder: Home) -> str:
     status = folder.last_status()
     status.pop("addresses", None)
     state = [sentence(status, time.time()), json.dumps(status)] if status else ["no status was written yet"]
-    return "\n".join([machine, *state, "", *map(str, deque(wanted(Log(folder), "info"), maxlen=REPORT_LINES))])
+    return "\n".join([machine, *state, "", *map(str, deque(filtered(Log(folder), "info"), maxlen=REPORT_LINES))])
 
 
 _SECRETS = (

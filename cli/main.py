@@ -7,6 +7,8 @@ The file of a verb is imported on demand. Slow packages (torch, hivemind) are im
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -14,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from gossamer.cli.options import INVITE_VARIABLE
 from gossamer.cli.parent_exit import follow_parent
 from gossamer.protocol.errors import ExitCode, GossamerError
 
@@ -21,6 +24,9 @@ VERBS = (
     "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause",
     "resume", "leave", "doctor", "service", "export", "eval", "compare", "simulate", "id",
 )  # fmt: skip
+TAKE_INVITES = ("join", "bootstrap", "service", "doctor")  # from the environment too
+_PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
+_INVITE = re.compile(r"gossamer1[a-z2-7]{100,}")  # long enough to be no other word
 FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
     "pause": ("control", "pause"), "resume": ("control", "resume"), "leave": ("control", "leave"), "watch": ("dashboard", "watch"),
     "eval": ("export", "evaluate"), "id": ("id", "identity"),
@@ -72,7 +78,7 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def report_failure(failure: BaseException) -> ExitCode:
-    """Print the error and its hint on stderr, and return the exit code that says whose fault it was."""
+    """Print the error and its hint on stderr, and return the exit code of the error's owner."""
     match failure:
         case GossamerError():
             _report(str(failure), failure.hint)
@@ -96,8 +102,27 @@ def _report(message: str, hint: str = "") -> None:
         print(f"hint: {hint}", file=sys.stderr)
 
 
+def hide_invite() -> None:
+    """Start this command again with its invite in the environment: other users can read a command line for as long as it runs.
+
+    Only this user can read the environment. The process keeps its id. A command line without an invite is left alone.
+    """
+    shown, invite = without_invite(sys.orig_argv[1:])
+    if invite and sys.argv[1] in TAKE_INVITES:
+        os.execve(sys.executable, [sys.executable, *shown], os.environ | {INVITE_VARIABLE: invite})
+
+
+def without_invite(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """Return a command line without its invite, and the invite; empty if it has none, or several."""
+    found = [text for text in arguments if _INVITE.fullmatch(_PASTED.sub("", text).lower())]
+    if len(found) != 1:
+        return list(arguments), ""
+    return [text for text in arguments if text != found[0]], found[0]
+
+
 def main() -> int:
     """Run the console script."""
+    hide_invite()
     follow_parent()
     return run(sys.argv[1:])
 

@@ -36,7 +36,7 @@ def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json 
     if forgive:
         partner = named(forgive, records.peers())
         kept = folder.forgiven.read_text() if folder.forgiven.exists() else ""
-        write_whole(folder.forgiven, f"{kept}{partner}\n".encode(), private=True)
+        write_whole(folder.forgiven, f"{kept}{partner}\n".encode())
         words = f"the record of {partner.short()} is forgotten within seconds while this peer runs, else at its next start"
         print(json.dumps({"forgiven": str(partner)}) if as_json else words)
         return

@@ -37,7 +37,7 @@ class PlainLines:
         """Print a line for the peer if its status differs enough from the last line."""
         if self._is_news(name, status):
             self._shown[name] = (status, self._now_s())
-            self.say(line(name, status))
+            self.print_line(line(name, status))
 
     def _is_news(self, name: str, status: Status) -> bool:
         if name not in self._shown:
@@ -51,7 +51,7 @@ class PlainLines:
         steps = int(status["step"]) - int(before["step"])
         return steps > 0 and (waited_s >= SHOW_EVERY_S or steps >= SHOW_EVERY_STEPS_SHARE * int(status["total_steps"]))
 
-    def say(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         """Print the sentence on its own line."""
         print(sentence, file=self._stream, flush=True)
 
@@ -72,14 +72,14 @@ class LiveTable:
         self._statuses[name] = status
         self._live.update(self._drawing())
 
-    def say(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
         self._live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def data(self, text: str) -> None:
         """Print the line on stdout; where stdout is the same terminal, above the table."""
         if sys.stdout.isatty():
-            self.say(text)
+            self.print_line(text)
         else:
             print(text, flush=True)
 

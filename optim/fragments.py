@@ -135,7 +135,7 @@ def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:
     device = tensors[fragment.pieces[0].name].device
     flat = torch.empty(fragment.numel, dtype=torch.float32, device=device)
     with torch.no_grad():
-        for tensor, place in _places(fragment, flat, tensors):
+        for tensor, place in _paired_views(fragment, flat, tensors):
             place.copy_(tensor)
     return flat
 
@@ -146,18 +146,18 @@ def scatter(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
     Raises KeyError for a missing tensor, ValueError when `flat` or a tensor has another size; nothing is written then.
     """
     with torch.no_grad():
-        for tensor, place in _places(fragment, flat, tensors):
+        for tensor, place in _paired_views(fragment, flat, tensors):
             tensor.copy_(place)
 
 
 def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
     """Add a flat vector to the fragment's tensors, as `scatter` copies it; allocates nothing on the device."""
     with torch.no_grad():
-        for tensor, place in _places(fragment, flat, tensors):
+        for tensor, place in _paired_views(fragment, flat, tensors):
             tensor.add_(place)
 
 
-def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
+def _paired_views(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     if flat.shape != (fragment.numel,):
         raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     pairs = []

@@ -96,7 +96,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("This optimizer takes no closure.")
         for group in self._groups(orthogonal=True):
-            for parameters in _alike([parameter for parameter in group["params"] if parameter.grad is not None]):
+            for parameters in _stacks_of_one_shape([parameter for parameter in group["params"] if parameter.grad is not None]):
                 self._step_orthogonal(parameters, group["lr"], group["weight_decay"])
         if self._adamw is not None:  # load_state_dict may have replaced groups and state
             self._adamw.param_groups, self._adamw.state = self._groups(orthogonal=False), self.state
@@ -112,7 +112,7 @@ class Muon(torch.optim.Optimizer):
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             momentum = state["momentum"].lerp_(gradient_of(parameter), 1.0 - MOMENTUM)
-            directions.append(_wide(gradient_of(parameter).lerp(momentum, MOMENTUM)))
+            directions.append(_as_wide(gradient_of(parameter).lerp(momentum, MOMENTUM)))
         orthogonal = orthogonalized(torch.stack(directions) if len(directions) > 1 else directions[0][None])
         for parameter, direction in zip(parameters, orthogonal.unbind(), strict=True):
             length = rate * UPDATE_SIZE * math.sqrt(max(parameter.shape))
@@ -129,11 +129,11 @@ def _is_wide(matrix: Tensor) -> bool:
     return matrix.shape[-2] <= matrix.shape[-1]
 
 
-def _wide(matrix: Tensor) -> Tensor:
+def _as_wide(matrix: Tensor) -> Tensor:
     return matrix if _is_wide(matrix) else matrix.mT
 
 
-def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+def _stacks_of_one_shape(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
     """Sort matrices into stacks of one shape, up to transposition; a matrix alone where a stack gains nothing."""
     shapes: dict[tuple[torch.device, int, int], list[Tensor]] = {}
     for parameter in parameters:
@@ -183,7 +183,7 @@ def num_state_values(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum((1 if key in one else 2) * math.prod(shape) for key, shape in shapes.items())
 
 
-def shared_out(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[list[str]]:
+def divide_parameters(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[list[str]]:
     """Divide whole parameters among `count` optimizers with about equal work; return the names for each, in the given order.
 
     Muon's matrices are divided by the work of a Newton-Schulz step, then the rest by number of values.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -48,6 +49,11 @@ class PeerId:
 
     def __str__(self) -> str:
         return _text(self.raw)
+
+    @classmethod
+    def derived(cls, context: bytes, *fields: bytes) -> PeerId:
+        """Return a name in the form of an id that everybody can derive and that belongs to no key."""
+        return cls(_PEER_ID_PREFIX + hashlib.sha256(signable(context, *fields)).digest())
 
     def short(self) -> str:
         """Return the last six characters, a short label for logs and screens. The first characters are the same for all peers."""

@@ -58,6 +58,14 @@ ISSUERS: Final = 16  # most peers that may issue invites in one run
 REVOCATIONS: Final = 1024  # most revocations in one run: all of them fit into one chunk
 MEMBERS: Final = 512  # most peers on an allow list; a larger swarm uses invites
 SOURCES: Final = 64  # most data sources in a mixture
+MANIFEST_LINE_DOTS: Final = 512  # most dots in a line of TOML: the parser's time grows with the square of a dotted key's length
+
+# ---- models ----
+CONFIG_INTEGER: Final = 1 << 24  # largest integer in a model's config: 64 times the largest vocabulary in use, and ten million positions
+LAYERS: Final = 1024  # most layers, eight times those of the deepest language models
+TENSORS: Final = 1 << 16  # most parameter tensors: 64 in each of the layers
+PARAMETERS: Final = TRANSFER_BYTES // 4  # most parameters: the state of a run with momentum has four bytes for each
+BATCH_TOKENS: Final = 1 << 26  # most tokens in the batch of an inner step, of all a peer's devices
 
 
 # ---- limits by field name: a name means the same in every message, record and credential ----

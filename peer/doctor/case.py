@@ -27,7 +27,7 @@ DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - as a peer listens
 T = TypeVar("T")
 
 
-def once(work: Callable[[], T]) -> Callable[[], T]:
+def cached(work: Callable[[], T]) -> Callable[[], T]:
     """Return a function that computes `work` on its first call; later calls return the result or raise the same error. Thread-safe."""
     future: Future[T] = Future()
     working = threading.Lock()
@@ -53,9 +53,9 @@ class Case:
         self.listen = listen
         self.port = port  # None: the port of the last start, or any
         self._invite_text = invite_text
-        self.visit = once(self._visit)
+        self.visit = cached(self._visit)
         """The answers of the run's peers; no calls where there is no run."""
-        self.need = once(self._need)
+        self.need = cached(self._need)
         """What the run needs."""
 
     @property

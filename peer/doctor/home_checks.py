@@ -86,5 +86,5 @@ def invite(case: Case) -> Finding:
         return fail(f"it is for {found.credential.subject}, and this home has no key yet", "use the home folder of that peer (--home)")
     found.check(own.peer_id if own else found.credential.issuer, time.time())
     left_s, until = found.credential.not_after_s - time.time(), datetime.fromtimestamp(found.credential.not_after_s, UTC)
-    said = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
-    return ok(said) if left_s > SOON_S else warn(said, "ask the host for a later expiry: after this date no peer meets this one")
+    sentence = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
+    return ok(sentence) if left_s > SOON_S else warn(sentence, "ask the host for a later expiry: after this date no peer meets this one")

@@ -16,13 +16,13 @@ from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 
-Said = TypeVar("Said")
+RecordT = TypeVar("RecordT")
 
 
 class Writer(Enum):
     """Which process writes a file of the payload folder, and removes it when it restarts."""
 
-    TRAINER = ("*.own-*", "clone-*")  # the names' patterns
+    TRAINER = ("*.own-*", "copy-*")  # the names' patterns
     NODE = ("*.partner-*",)
 
 
@@ -283,22 +283,22 @@ def subject(record: AnsweredRequest | Reply) -> int | str:
     return record.meeting if isinstance(record, OfMeeting) else record.name
 
 
-class Lines(Generic[Said]):
+class Lines(Generic[RecordT]):
     """The records of one side of the link, as lines of JSON."""
 
-    def __init__(self, records: TypeAdapter[Said]) -> None:
+    def __init__(self, records: TypeAdapter[RecordT]) -> None:
         self._records = records
 
-    def write(self, record: Said) -> bytes:
+    def write(self, record: RecordT) -> bytes:
         """Return the line of a record."""
         return self._records.dump_json(record) + b"\n"
 
-    def read(self, line: bytes) -> Said:
+    def read(self, line: bytes) -> RecordT:
         """Read a record back. Raises ValueError for a line that this side never sends: a bug, for both ends are our own processes."""
         try:
             return self._records.validate_json(line)
         except ValidationError as error:
-            raise ValueError(f"not what this side of the link says: {line[:100]!r}") from error
+            raise ValueError(f"not a record of this side of the link: {line[:100]!r}") from error
 
 
 _STRICT = ConfigDict(extra="forbid", strict=True)

@@ -192,7 +192,7 @@ class NodeEnd:
             await asyncio.sleep(RECONNECT_S)
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
-        """Pass on the trainer's notices, and connect again whenever the link breaks, until cancelled."""
+        """Pass on the trainer's reports, and connect again whenever the link breaks, until cancelled."""
         while True:
             try:
                 await self._read(on_report)

@@ -1,6 +1,6 @@
-"""The control socket: how `peer status`, `peer pause` and the demo speak to a running peer. One JSON line asks, one JSON line answers.
+"""The control socket: how `peer status`, `peer pause` and the demo control a running peer. One JSON line asks, one JSON line answers.
 
-The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder says where it is.
+The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder names it.
 """
 
 from __future__ import annotations

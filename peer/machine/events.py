@@ -128,7 +128,7 @@ class MeetingDone(Stamped):
     partner: str  # PeerId, base58
     fragment: int
     outcome: str  # MeetingOutcome in lower case: completed busy refused gated misbehaved failed abandoned
-    reason: str  # why not completed; of a completed one, that the partner may not have heard of it
+    reason: str  # why not completed; of a completed one, that the partner may not know it
     route: str  # how the partner was reached
     bytes_sent: int
     bytes_received: int

@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 
 from gossamer.peer.machine import events
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, private
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of what the processes log; read back below
 LEVELS = ("debug", "info", "warning", "error")
@@ -73,9 +73,9 @@ class Log:
 
     def lines(self) -> Iterator[LogLine]:
         """Yield the new lines, oldest first."""
-        said = map(self._from_stderr, self._stderr.lines())
+        printed = map(self._from_stderr, self._stderr.lines())
         happened = (_from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
-        return heapq.merge(said, happened, key=attrgetter("ts"))
+        return heapq.merge(printed, happened, key=attrgetter("ts"))
 
     def _from_stderr(self, raw: bytes) -> LogLine:
         text = raw.decode(errors="replace").rstrip()
@@ -117,5 +117,6 @@ class GrowingFile:
 def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     """Rotate the stderr log once it is long, while processes append to it. Raises OSError."""
     if log.exists() and log.stat().st_size > max_bytes:
-        shutil.copyfile(log, events.older(log))
+        with log.open("rb") as full, open(events.older(log), "wb", opener=private) as older:
+            shutil.copyfileobj(full, older)
         os.truncate(log, 0)

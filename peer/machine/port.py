@@ -9,7 +9,7 @@ import socket
 from collections.abc import Sequence
 
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import BadSettings
 
 _TCP = re.compile(r"/tcp/(\d+)")
@@ -51,9 +51,9 @@ def kept_port(home: Home) -> int:
 
 
 def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
-    """Remember the port in a peer's own addresses. Announced ones and a relay's say nothing about it."""
+    """Remember the port in a peer's own addresses. Announced addresses and a relay's do not contain it."""
     own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]
     file = Home(config.home).port
     if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
         with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
-            file.write_text(own[0])
+            write_whole(file, own[0].encode())

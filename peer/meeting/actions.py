@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Opened, PayloadReady, Prepare, SketchReady, Unavailable
 from gossamer.peer.meeting import commands, events
 from gossamer.peer.meeting.commands import Command
-from gossamer.peer.meeting.interface import TRAINERS_TURN, UNHEARD, Greeting, MeetingOutcome, MeetingState, Pairing, Role, pairing
+from gossamer.peer.meeting.interface import TRAINERS_TURN, UNANNOUNCED, Greeting, MeetingOutcome, MeetingState, Pairing, Role, pairing
 from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
@@ -51,7 +51,7 @@ class Actions:
         self._own_failed = b""  # bitmap of the blocks that failed here
         self._failed = b""  # once it is decided: bitmap of the blocks that failed on either side
         self._is_confirmed = self.role is Role.RESPONDER  # only the initiator waits for Committed
-        self._is_alone = False  # once it is decided: the partner sends nothing more
+        self._partner_is_done = False  # once it is decided: the partner sends nothing more
         self.checked: Checked | None = None  # own trainer's judgement of the partner's payload, once it is there
 
     @property
@@ -65,9 +65,9 @@ class Actions:
         return self.role is Role.INITIATOR
 
     @property
-    def is_unheard(self) -> bool:
+    def is_unannounced(self) -> bool:
         """Whether the partner does not know of the meeting yet."""
-        return self.initiates and self.state in UNHEARD
+        return self.initiates and self.state in UNANNOUNCED
 
     @property
     def fragment(self) -> int:
@@ -161,7 +161,7 @@ class Actions:
         self._partner.take_verdict(verdict, self.pairing.meeting_id)
         return []
 
-    def judge(self, checked: Checked) -> list[Command]:
+    def give_verdict(self, checked: Checked) -> list[Command]:
         """Keep the own verdict; a responder sends it."""
         self.checked, self._own_failed = checked, bytes.fromhex(checked.failed_blocks)
         return [] if self.initiates else [commands.Send(Verdict(self.pairing.meeting_id, self._own_failed))]
@@ -188,7 +188,7 @@ class Actions:
         """Ask the partner for its decision on new streams."""
         return [commands.AskDecision(self.pairing.meeting_id)]
 
-    def learn_drop(self, resolved: events.Resolved) -> list[Command]:
+    def end_dropped(self, resolved: events.Resolved) -> list[Command]:
         """End as FAILED: the initiator dropped the meeting."""
         self._need_this_meeting(resolved.outcome)
         return self.end(MeetingOutcome.FAILED, "the stream broke, and the initiator had decided to drop the meeting")
@@ -203,7 +203,7 @@ class Actions:
 
     # ------------------------------------------------------------------ actions: ends before the decision
 
-    def be_busy(self, unavailable: Unavailable) -> list[Command]:
+    def end_busy(self, unavailable: Unavailable) -> list[Command]:
         """End as BUSY: own trainer is in another meeting."""
         return self.end(MeetingOutcome.BUSY, unavailable.reason, RefusalCode.BUSY, unavailable.reason)
 
@@ -231,7 +231,7 @@ class Actions:
 
     def lose_partner(self, _: object) -> list[Command]:
         """End as FAILED: the stream ended."""
-        return self.end(MeetingOutcome.FAILED, "the partner cannot be reached" if self.is_unheard else "the partner's stream ended")
+        return self.end(MeetingOutcome.FAILED, "the partner cannot be reached" if self.is_unannounced else "the partner's stream ended")
 
     def lose_trainer(self, _: object) -> list[Command]:
         """End as ABANDONED: own trainer has exited."""
@@ -251,10 +251,10 @@ class Actions:
         self, outcome: MeetingOutcome, reason: str, send: RefusalCode | None = None, detail: str = "", *, refusal: RefusalCode | None = None
     ) -> list[Command]:
         """End without an outer step here. `send`: the code for the partner, if it knows of the meeting."""
-        told: list[Command] = []
-        if send is not None and not self.is_unheard:
-            told.append(commands.Send(Refusal(send, detail[:REFUSAL_DETAIL_CHARS])))
-        return [*told, commands.DropMeeting(), commands.Finish(outcome, reason, refusal)]
+        refusals: list[Command] = []
+        if send is not None and not self.is_unannounced:
+            refusals.append(commands.Send(Refusal(send, detail[:REFUSAL_DETAIL_CHARS])))
+        return [*refusals, commands.DropMeeting(), commands.Finish(outcome, reason, refusal)]
 
     # ------------------------------------------------------------------ actions: after the decision
 
@@ -281,9 +281,9 @@ class Actions:
         self._is_confirmed = True
         return []
 
-    def note_alone(self, _: object) -> list[Command]:
+    def note_partner_done(self, _: object) -> list[Command]:
         """Note that the partner sends nothing more."""
-        self._is_alone = True
+        self._partner_is_done = True
         return []
 
     def complete(self, _: object) -> list[Command]:
@@ -328,9 +328,9 @@ class Actions:
         """of this meeting"""
         return committed.meeting_id == self.pairing.meeting_id
 
-    def waits_for_nobody(self, _: object) -> bool:
+    def partner_is_done(self, _: object) -> bool:
         """the partner has confirmed, or sends nothing more"""
-        return self._is_confirmed or self._is_alone
+        return self._is_confirmed or self._partner_is_done
 
 
 @dataclass(slots=True)

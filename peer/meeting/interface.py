@@ -70,7 +70,7 @@ class Greeting:
 
 
 def has_ended(hello: Hello, membership: Membership) -> bool:
-    """Tell whether the sender of a Hello has reached the end of the run, in either phase."""
+    """Return whether the sender of a Hello has reached the end of the run, in either phase."""
     return hello.phase is RunPhase.FINISH or hello.global_step >= membership.total_steps
 
 
@@ -111,7 +111,7 @@ class MeetingState(Enum):
     COMMITTING = auto()  # own commitment is sent, the partner's is missing
     EXCHANGING = auto()  # own payload is sent, the partner's is incomplete
     CHECKING = auto()  # own trainer decodes and checks the partner's payload
-    JUDGING = auto()  # own verdict is known; the initiator waits for the partner's verdict, the responder for the decision
+    AWAITING_DECISION = auto()  # own verdict is known; the initiator waits for the partner's verdict, the responder for the decision
     IN_DOUBT = auto()  # the stream broke before the decision arrived (responder only)
     RECORDING = auto()  # the meeting counts; its journal record is being written
     APPLYING = auto()  # own trainer takes the outer step
@@ -121,7 +121,7 @@ class MeetingState(Enum):
 
 DECIDED = (MeetingState.RECORDING, MeetingState.APPLYING, MeetingState.CONFIRMING)
 TRAINERS_TURN = (MeetingState.OPENING, MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING)
-UNHEARD = (MeetingState.OPENING, MeetingState.CONNECTING)  # on the initiator's side: the partner does not know of the meeting
+UNANNOUNCED = (MeetingState.OPENING, MeetingState.CONNECTING)  # on the initiator's side: the partner does not know of the meeting
 
 
 class Timer(Enum):

@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.peer.machine.home import sync_folder
+from gossamer.peer.machine.home import private, sync_folder
 from gossamer.protocol.errors import BadSettings
 
 FORMAT: Final = 1
@@ -194,7 +194,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
-    with path.open("xb") as file:
+    with open(path, "xb", opener=private) as file:
         for piece in pieces:
             digest.update(piece)
             file.write(piece)

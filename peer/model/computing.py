@@ -71,7 +71,7 @@ def next_token_loss(
 
 
 def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the cross entropy of each token of int64[B, L+1] given its predecessors, f32[B * L]: for a few sequences, all logits at once."""
+    """Return the cross entropy of each token of int64[B, L+1] given its predecessors, f32[B * L]. Holds all logits at once."""
     with computing_in(dtype, tokens.device):
         logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")

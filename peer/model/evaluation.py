@@ -148,7 +148,7 @@ def compare_homes(
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 
-    firsts = [next(number for number, other in enumerate(weights) if _are_alike(one, other)) for one in weights]
+    firsts = [next(number for number, other in enumerate(weights) if _same_weights(one, other)) for one in weights]
 
     def measure(first: int) -> float:
         def follow_alike(done: int, _: int, loss: float) -> None:
@@ -167,7 +167,7 @@ def compare_homes(
     return SwarmLosses(start, tuple(peers), averaged, lone)
 
 
-def _are_alike(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
+def _same_weights(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
     if one is None or other is None:
         return one is other
     return all(torch.equal(weight, other[name]) for name, weight in one.items())

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
+from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
@@ -73,10 +74,36 @@ def model_config(section: ModelSection) -> PreTrainedConfig:
 
 
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
-    with torch.device("meta"):
+    """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them.
+
+    Raises BadManifest, as soon as it is sure, also for a model that is too large for any run.
+    """
+    with torch.device("meta"), bounded_size():
         model = _from_config(section)
     return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
+
+
+@contextlib.contextmanager
+def bounded_size() -> Iterator[None]:
+    """Raise BadManifest from the constructor of a model inside the context, once it has too many tensors or parameters."""
+    num_values = 0
+    counted: set[Tensor] = set()  # a tied one is registered twice
+
+    def count(module: torch.nn.Module, name: str, parameter: Tensor | None) -> None:
+        nonlocal num_values
+        if parameter is None or parameter in counted:
+            return
+        counted.add(parameter)
+        num_values += parameter.numel()
+        if len(counted) > limits.TENSORS or num_values > limits.PARAMETERS:
+            most = f"{limits.TENSORS} tensors" if len(counted) > limits.TENSORS else f"{limits.PARAMETERS / 1e9:.0f} billion parameters"
+            raise BadManifest(f"the model has more than {most}, which no run can train", hint="correct [model] config in the manifest")
+
+    counting = torch.nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        counting.remove()
 
 
 def num_parameters(section: ModelSection) -> int:

@@ -18,7 +18,7 @@ if __name__ == "__main__":
     try:
         manifest, folder = Manifest.from_toml(sys.stdin.read()), Path(sys.argv[1]) if len(sys.argv) > 1 else None
         tokenizer = load_tokenizer(manifest.tokenizer, folder).digest
-        said = {"layout": layout_digest(parameter_shapes(manifest.model)), "tokenizer": tokenizer}
+        reply = {"layout": layout_digest(parameter_shapes(manifest.model)), "tokenizer": tokenizer}
     except GossamerError as error:
-        said = {"error": str(error), "hint": error.hint}
-    sys.stdout.write(json.dumps(said))
+        reply = {"error": str(error), "hint": error.hint}
+    sys.stdout.write(json.dumps(reply))

@@ -38,21 +38,21 @@ class FinalAveraging:
     _rounds: Counter[int] = field(default_factory=Counter)  # completed meetings, by fragment
     _began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
 
-    def trains(self, global_step: int) -> None:
+    def note_global_step(self, global_step: int) -> None:
         """Note our own global step; the first one is the start from which our pace is measured."""
         if self._began is None:
             self._began = global_step, loop_s()
 
-    def paused(self) -> None:
+    def forget_pace(self) -> None:
         """Forget our pace: the peer has paused since."""
         self._began = None
 
-    def completed(self, fragment: int) -> None:
-        """Note a completed meeting of the last averaging, whoever began it."""
+    def note_meeting(self, fragment: int) -> None:
+        """Note a completed meeting of the last averaging, begun by either side."""
         self._rounds[fragment] += 1
 
     async def run(self) -> None:
-        """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle."""
+        """Average until every fragment has had its rounds, the time is up, or a peer has a result; then agree on one."""
         _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_first(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
@@ -80,7 +80,7 @@ class FinalAveraging:
             await asyncio.sleep(LOOK_S)
 
     def _count_company(self) -> bool:
-        """Begin the rounds anew when somebody has come to the end; tell whether anybody within reach still trains."""
+        """Begin the rounds anew when a peer has come to the end; return whether a reachable peer still trains."""
         now_s = loop_s()
         known = self.book.reachable(now_s)
         company = {entry.peer_id for entry in known if entry.finished}
@@ -91,10 +91,10 @@ class FinalAveraging:
         return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
 
     def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
-        """Tell whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
+        """Return whether a peer that trains at our pace would finish soon; True where too little is known."""
         if self._began is None or self._began[0] >= self.total_steps:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began
         steps_per_s = (self.total_steps - began_steps) / max(1e-3, now_s - began_s)
-        since_s = now_s - entry.told_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
+        since_s = now_s - entry.global_step_at_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
         return self.total_steps - entry.global_step <= steps_per_s * (since_s + WAIT_S)

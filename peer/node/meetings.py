@@ -26,7 +26,7 @@ from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusa
 from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
 
-SAY_S = 2.0  # for a refusal to be sent
+SEND_LAST_S = 2.0  # for a refusal to be sent
 FIRST_TYPICAL_S = 0.3
 LINE_UP_S = 2.0  # at most, that a caller waits for the end of another meeting: its own fragment is blocked meanwhile
 MAX_INBOUND = 2  # at once; of one partner: 1
@@ -123,7 +123,7 @@ class Meetings:
             case Hello():
                 await self._answer_hello(stream, first)
             case Resolve():
-                await say(stream, await self._outcome(first, stream.partner))
+                await send_last(stream, await self._outcome(first, stream.partner))
             case Refusal():
                 return  # the partner has cancelled its call
             case _:
@@ -147,7 +147,7 @@ class Meetings:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
         membership, lifecycle = self.membership, self.lifecycle
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
-        self.peer_exchange.book.saw(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
+        self.peer_exchange.book.note_call(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
         self.peer_exchange.book.shows(partner, hello.credential)
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
@@ -171,15 +171,15 @@ class Meetings:
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
-        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
+        if meeting.is_unannounced or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
             active.stop("both peers called at the same moment; the other call stands", RefusalCode.BUSY)
             await active.over.wait()
         elif not is_greeting:
-            await self._line_up(active)
+            await self._wait_for_fragment(active)
         else:
             raise Refused(RefusalCode.BUSY, "calling another on this fragment")
 
-    async def _line_up(self, active: Driver) -> None:
+    async def _wait_for_fragment(self, active: Driver) -> None:
         """Let one caller wait for the end of the meeting on its fragment, which takes less time than calling again later."""
         fragment = active.meeting.fragment
         if fragment in self._next:
@@ -236,7 +236,7 @@ class Meetings:
             del self.active[fragment]
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
-                self.peer_exchange.book.failed(partner, loop_s(), driver.silent_s)
+                self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)
             return finish
         self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
         learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
@@ -267,10 +267,10 @@ class Meetings:
         self.emit(PartnerShunned(str(partner), text, until_s))
 
 
-async def say(stream: Stream, message: Refusal | Outcome) -> None:
+async def send_last(stream: Stream, message: Refusal | Outcome) -> None:
     """Send a last message; ignore a partner that does not take it."""
     with suppress(TransportError, TimeoutError):
-        async with asyncio.timeout(SAY_S):
+        async with asyncio.timeout(SEND_LAST_S):
             await stream.send(message)
 
 
@@ -282,19 +282,19 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
+            book.note_meeting(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):
-            book.leaves(partner, now_s)
+            book.note_leaving(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
-            book.not_now(partner, now_s, finished=partner_has_ended(meeting, finish))
+            book.note_not_ready(partner, now_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.GATED):
-            book.refused(partner, now_s, BACK_OFF_FAILED_S)
+            book.note_refusal(partner, now_s, BACK_OFF_FAILED_S)
         case Finish(outcome=MeetingOutcome.REFUSED):
-            book.refused(partner, now_s)
+            book.note_refusal(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
-            book.broke_off(partner, now_s, silent_s)
+            book.note_broken_meeting(partner, now_s, silent_s)
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:

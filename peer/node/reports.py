@@ -59,7 +59,7 @@ class NodeReports:
             self._emit(TrafficCounted(*self._reported))
 
     async def _report_connections(self) -> None:
-        """Report to whom connections are open, and by which routes, if that has changed."""
+        """Report the open connections and their routes, if they have changed."""
         routes: dict[str, str] = {}
         with contextlib.suppress(Unreachable):  # p2pd is restarting
             routes = {str(partner): route for partner, route in (await self._network.routes()).items()}

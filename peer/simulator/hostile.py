@@ -89,7 +89,7 @@ class Attacker:
             state = self._fragments[fragment]
             if state.meeting is not None:
                 continue
-            state.move()
+            state.move_fast_weights()
             state.slow, state.since = partner.fast(), Since()
             scatter(state.codec.fragment, state.slow, dict(self._model.named_parameters()))
         self._followed = {
@@ -185,7 +185,7 @@ class HostilePeer(PairPeer):
             [peer.fragments for peer in honest],
             lambda number: replica.batches.batch(replica.own_steps + number),
             scenario.manifest.inner.optimizer,
-            scenario.inner(Fraction(1)),
+            scenario.inner_settings_at(Fraction(1)),
             f"{scenario.seed}/attack/{replica.number}",
         )
         self.take_up(attack)

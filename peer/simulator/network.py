@@ -3,7 +3,7 @@
 Three models in virtual time. Links: a message takes a log-normal latency, drawn anew each time (NoLoCo, arXiv
 2506.10911, section 5.3), plus its bytes over the bandwidth. Waiting: inner steps take log-normal times and communication is free (its
 Figure 5B, which comes out with log-variance 0.5). Utilization: the simulator of Streaming DiLoCo (arXiv 2501.18512, section 3.1), as far
-as its text and Table 4 tell.
+as its text and Table 4 describe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 Floats = npt.NDArray[np.float64]
 CHUNK_DRAWS: Final = 1 << 22  # 32 MiB at a time
-EXACT_RING_PEERS: Final = 1024  # beyond, the time per hop is taken from a ring of this size: it has settled by then
+EXACT_RING_PEERS: Final = 1024  # beyond, the time per hop is taken from a ring of this size: it is constant by then
 NUM_HANDSHAKES: Final = 4  # sends one after the other in a meeting: both Hellos, Commit, Committed
 NUM_SWAPS: Final = 4  # sends both ways at once: sketch, commitment, payload, verdict
 
@@ -39,7 +39,7 @@ TRIAL_DRAWS: Final = 1 << 22  # of a tree, over all trials
 NUM_ROUNDS: Final = 100  # of waiting
 MAX_TRIALS: Final = 64
 MAX_RING_TRIALS: Final = 4
-LARGE: Final = 1 << 20  # values after which a codec's bits per value have settled
+LARGE: Final = 1 << 20  # values after which a codec's bits per value are constant
 HINT: Final = "`peer simulate --help` says what each option takes"
 MEGA: Final = 1e6
 SMALLEST, GREATEST = 1e-9, 1e18  # of a size: no time that follows from them is infinite
@@ -133,12 +133,12 @@ def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random
     most = min(num_peers, MAX_PAIR_PEERS)
     num_paired = min(most, max(MIN_PAIR_PEERS, TOTAL_DRAWS // (inner_steps * num_rounds)))
     return {
-        "group": group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
-        "pairs": pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
+        "group": group_slowdown(num_peers, inner_steps, _affordable_rounds(num_peers, inner_steps, num_rounds), random),
+        "pairs": pair_slowdown(num_paired, inner_steps, _affordable_rounds(num_paired, inner_steps, num_rounds), random),
     }
 
 
-def _affordable(num_peers: int, inner_steps: int, num_rounds: int) -> int:
+def _affordable_rounds(num_peers: int, inner_steps: int, num_rounds: int) -> int:
     return max(2, min(num_rounds, TOTAL_DRAWS // (num_peers * inner_steps)))
 
 

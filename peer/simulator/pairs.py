@@ -62,7 +62,7 @@ class Floor(Protocol):
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
 
 
@@ -72,7 +72,7 @@ class Matcher(Protocol):
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
         """Begin the meetings that are due; `arrived` are the peers at a step boundary now."""
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Note that the peer took an outer step on the fragment."""
 
 
@@ -108,11 +108,11 @@ class OnDemand:
         elif others and now - since < self._timeout:
             return
         elif self._defer:
-            self.done(peer, fragment)
+            self.note_outer_step(peer, fragment)
         else:
-            floor.step_alone(peer, fragment)
+            floor.take_solo_step(peer, fragment)
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Start the fragment's next countdown."""
         self._asking_since.pop((peer, fragment), None)
         self._countdowns[peer].reset(fragment)
@@ -141,9 +141,9 @@ class Scheduled:
         while len(order) > 1:
             floor.begin(order.pop(), order.pop(), fragment)
         for peer in order:
-            floor.step_alone(peer, fragment)
+            floor.take_solo_step(peer, fragment)
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Do nothing: the schedule does not depend on outer steps."""
 
 
@@ -201,15 +201,15 @@ class PairPeer:
 
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
-        self.fragments[fragment].step_alone(rule)
-        self.fragments[fragment].move()
+        self.fragments[fragment].take_solo_step(rule)
+        self.fragments[fragment].move_fast_weights()
 
-    def hear_global_step(self, partner_global_step: int) -> None:
+    def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
         before = self.replica.global_step
-        self.replica.hear_global_step(partner_global_step)
+        self.replica.catch_up(partner_global_step)
         for fragment in self.fragments:
-            fragment.miss(self.replica.global_step - before)
+            fragment.count_missed_steps(self.replica.global_step - before)
 
 
 @dataclass(slots=True)
@@ -252,8 +252,8 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
-        side.state.move()
-        member.hear_global_step(next(steps for peer, steps in self.global_step.items() if peer != number))
+        side.state.move_fast_weights()
+        member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 
 
@@ -273,9 +273,9 @@ class Gossip:
     def boundary(self, now: Fraction, arrived: Sequence[int]) -> None:
         """Open, decide and begin meetings of the peers at a step boundary."""
         self._away.difference_update(arrived)
-        self._settle(now, arrived)
+        self._advance_meetings(now, arrived)
         self._matcher.arrange(now, arrived, self)
-        self._settle(now, arrived)
+        self._advance_meetings(now, arrived)
         for peer in arrived:
             if self._population.scenario.is_away(peer, now):
                 self._leave(peer)
@@ -296,11 +296,11 @@ class Gossip:
         meeting = Pair(fragment, (self.peers[one], self.peers[two]), self._seeds.getrandbits(63))
         self._meetings[one, fragment] = self._meetings[two, fragment] = meeting
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
         self._alone.add((peer, fragment))
 
-    def _settle(self, now: Fraction, arrived: Sequence[int]) -> None:
+    def _advance_meetings(self, now: Fraction, arrived: Sequence[int]) -> None:
         here = set(arrived)
         mine = [(peer, meeting) for (peer, _), meeting in self._meetings.items() if peer in here]
         for peer, meeting in mine:
@@ -317,7 +317,7 @@ class Gossip:
                 self.peers[peer].solo_step(fragment, self._rule)
                 self._alone.discard((peer, fragment))
                 self._population.traffic.solo += 1
-                self._matcher.done(peer, fragment)
+                self._matcher.note_outer_step(peer, fragment)
 
     def _exchange(self, meeting: Pair, now: Fraction) -> None:
         with coding("a pair of peers"):
@@ -335,7 +335,7 @@ class Gossip:
         self._population.traffic.completed += not meeting.applied
         meeting.apply(self.peers[peer])
         del self._meetings[peer, meeting.fragment]
-        self._matcher.done(peer, meeting.fragment)
+        self._matcher.note_outer_step(peer, meeting.fragment)
 
     def _drop(self, meeting: Pair) -> None:
         assert not meeting.applied

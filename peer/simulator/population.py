@@ -100,7 +100,7 @@ class SimulatedReplica:
         self.weights = torch.empty(layout.numel, device=model.device)
         self.batches = batches
         self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
-        self._settings = scenario.inner(rate)
+        self._settings = scenario.inner_settings_at(rate)
         self._manifest = scenario.manifest
         layout.place(self.parameters, self.weights)
         self._optimizer = build_optimizer(scenario.manifest.inner.optimizer, self.parameters.items(), self._settings)
@@ -143,7 +143,7 @@ class SimulatedReplica:
         self.own_steps += 1
         self.global_step += 1
 
-    def hear_global_step(self, partner_global_step: int) -> None:
+    def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step as a real peer does, at most a bounded factor faster than the own steps."""
         slack_steps, total_steps = self._manifest.outer.nominal_steps, self._settings.total_steps
         self.global_step = follow_global_step(self.global_step, partner_global_step, slack_steps, self.own_steps, total_steps)

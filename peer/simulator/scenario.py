@@ -95,7 +95,7 @@ class Scenario:
         """Return the number of tokens that one inner step of one peer predicts."""
         return self.manifest.inner.batch_size * self.manifest.inner.sequence_length
 
-    def inner(self, rate: Fraction) -> InnerSettings:
+    def inner_settings_at(self, rate: Fraction) -> InnerSettings:
         """Return the inner settings of a peer whose schedule lasts as long as the run at this rate."""
         return replace(inner_settings(self.manifest), total_steps=math.ceil(self.num_steps * rate))
 
@@ -116,14 +116,14 @@ class Scenario:
                 peers.append(heapq.heappop(queue)[1])
             yield now, peers
             for peer in peers:
-                heapq.heappush(queue, (self._back_at(peer, now) + 1 / rates[peer], peer))
+                heapq.heappush(queue, (self._return_time(peer, now) + 1 / rates[peer], peer))
 
     def steps_together(self) -> Iterator[tuple[int, list[int]]]:
         """Yield each step's number, from 1 on, and the peers that take it: those present when it begins, counted in steps of the group."""
         for step in range(1, self.num_steps + 1):
             yield step, [peer for peer in range(self.num_peers) if not self.is_away(peer, step - 1)]
 
-    def _back_at(self, peer: int, now: Fraction) -> Fraction:
+    def _return_time(self, peer: int, now: Fraction) -> Fraction:
         while self.is_away(peer, now):
             now = Fraction((math.floor(now / self.period) + 1) * self.period)
         return now

@@ -41,7 +41,7 @@ class StandInTrainer(NodeEnd):
         return PLAN
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
-        """Train, as far as the node can tell, until cancelled."""
+        """Train, as far as the node can observe, until cancelled."""
         self._set_global_step(self._global_step)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_progress(on_report))

@@ -101,14 +101,14 @@ class MonthlyTraffic:
 
     def count(self, total_bytes: int, now_s: float) -> int:
         """Count the traffic of the node since its start, and return the month's; a smaller number than before means a restarted node."""
-        self.turn(now_s)
+        self.reset_in_new_month(now_s)
         self.num_bytes += total_bytes - self._seen if total_bytes >= self._seen else total_bytes
         self._seen = total_bytes
         if now_s - self._saved_s >= SAVE_S:
             self.save(now_s)
         return self.num_bytes
 
-    def turn(self, now_s: float) -> None:
+    def reset_in_new_month(self, now_s: float) -> None:
         """Reset the count in a new month."""
         if _month(now_s) != self._month:
             self._month, self.num_bytes = _month(now_s), 0
@@ -121,7 +121,7 @@ class MonthlyTraffic:
 
     def pause(self, limit: str, limit_bytes: float, now_s: float) -> Pause | None:
         """Return an offline pause if the month's traffic is used up: membership costs traffic too."""
-        self.turn(now_s)
+        self.reset_in_new_month(now_s)
         if self.num_bytes < limit_bytes:
             return None
         local = datetime.fromtimestamp(now_s)
@@ -139,7 +139,7 @@ class Pauses:
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
 
-    def wanted(self, config: PeerConfig) -> Pause | None:
+    def current_pause(self, config: PeerConfig) -> Pause | None:
         """Return the pause that applies now, or None."""
         now_s = time.time()
         if self.asked is not None and self.asked.until_s is not None and now_s >= self.asked.until_s:

@@ -82,9 +82,9 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
     with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0, home.path) as runtime:
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
-            write_whole(home.manifest, manifest.to_bytes(), private=True)
+            write_whole(home.manifest, manifest.to_bytes())
         if invite is not None:
-            write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
+            write_whole(home.invite, invite.to_text().encode() + b"\n")  # it is a secret
         supervisor = Supervisor(config, str(identity.peer_id), watch)
         try:
             await supervisor.run(runtime)
@@ -128,13 +128,13 @@ class Supervisor:
         self._note(events.PeerStarted(self._peer_id, earlier(self._home)))
         self._note(events.LimitsSet(self._config.limits_in_force))
         self._note(events.MonthCounted(self._pauses.month.num_bytes))
-        self.condition.pause = self._pauses.wanted(self._config)
+        self.condition.pause = self._pauses.current_pause(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
             for number in ASKED:
                 if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
                     asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)  # until the loop is closed
-            looking = asyncio.create_task(self._look())
+            looking = asyncio.create_task(self._look_regularly())
             work = [asyncio.create_task(self._keep(name)) for name in self._config.children]
             try:
                 await self._until_over(work)
@@ -152,14 +152,14 @@ class Supervisor:
             for task in filter(asyncio.Task.done, work):
                 task.result()  # raises what ended it
         except GossamerError as error:
-            self._ends_as("failed", str(error), error.hint)
+            self._set_final_state("failed", str(error), error.hint)
             raise
 
     async def _stop(self, work: list[asyncio.Task[None]], looking: asyncio.Task[None]) -> None:
         """Stop the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self.condition.ending is None
         if work[0].done() and self.condition.ending is None:
-            self._ends_as("done", "the run is over")
+            self._set_final_state("done", "the run is over")
         self._pauses.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
@@ -167,13 +167,13 @@ class Supervisor:
             if name not in self._children:
                 continue
             if is_leaving:
-                self._ends_as("leaving", f"{self._leave_reason}: {last_work}")
+                self._set_final_state("leaving", f"{self._leave_reason}: {last_work}")
             save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
             exits[name] = await self._children[name].stop(LEAVE_S[name] + (SAVES * save_s if name == TRAINER else 0.0))
         if is_leaving:
-            self._ends_as("left", self._farewell(exits.get(TRAINER)))
+            self._set_final_state("left", self._final_reason(exits.get(TRAINER)))
 
-    def _farewell(self, trainer: ChildExit | None) -> str:
+    def _final_reason(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
             return self._leave_reason
         if not self.condition.has_trained:
@@ -191,7 +191,7 @@ class Supervisor:
         failures = 0
         while True:
             await self._changes.until(lambda: self._may_run(name))
-            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
+            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._on_event, name))
             await child.start(self._config.niceness)
             if name == TRAINER:
                 await self._changes.until(lambda: bool(self.status.run_id) or self._home.manifest.exists())
@@ -211,7 +211,7 @@ class Supervisor:
             if name == TRAINER and was_away and not self.condition.trains and exit.failure is not None and exit.failure.final:
                 self._pauses.asked = refused_pause(exit.failure.error, exit.failure.hint)
                 self._away.add(name)
-                self._look_at_pause()
+                self._update_pause()
                 continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
@@ -219,9 +219,9 @@ class Supervisor:
 
     def _settings(self) -> ChildSettings:
         config = self._config
-        told_to_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
+        waits_for_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
         resting = self.condition.pause is not None or bool(self._restarting)
-        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, paused=resting)
+        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, waits_for_start=waits_for_start, paused=resting)
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed if a restart would not help. Failures of the node rarely end a peer whose trainer trains."""
@@ -237,15 +237,15 @@ class Supervisor:
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
         pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
         self._note(RESTARTED[name](exit.reason, failures))
-        self.condition.fell(name, exit.reason, pause_s)
+        self.condition.note_exit(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------------ pauses
 
-    def _look_at_pause(self) -> None:
+    def _update_pause(self) -> None:
         """Start or end a pause, as the operator or the settings require."""
-        before, rest = self.condition.pause, self._pauses.wanted(self._config)
+        before, rest = self.condition.pause, self._pauses.current_pause(self._config)
         if rest != before:
             self.condition.pause = rest
             if (rest is None) != (before is None):
@@ -298,14 +298,14 @@ class Supervisor:
 
     # ------------------------------------------------------------------ events and requests
 
-    def _hear(self, name: str, event: Event) -> None:
+    def _on_event(self, name: str, event: Event) -> None:
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
         elif isinstance(event, events.TrafficCounted):
             self._note(events.MonthCounted(self._pauses.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
-            self.condition.hear(name, event, time.monotonic())
+            self.condition.take_event(name, event, time.monotonic())
         if isinstance(event, events.CheckpointSaved):
             self._save_s = event.seconds
         self._note(event)
@@ -318,15 +318,15 @@ class Supervisor:
         if not isinstance(event, events.Report):
             self._log.append(event)
 
-    async def _look(self) -> None:
+    async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._look_at_pause()
+            self._update_pause()
             for event in self._housekeeping.look(self.status):
                 self._note(event)
             self._describe()
 
-    def _ends_as(self, state: str, reason: str, way_out: str = "") -> None:
+    def _set_final_state(self, state: str, reason: str, way_out: str = "") -> None:
         self.condition.ending = changed(state, reason, way_out)
         self._describe()
 
@@ -371,7 +371,7 @@ class Supervisor:
         if not self._config.trains:
             raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
         self._pauses.asked = asked_pause(time.time(), seconds)
-        self._look_at_pause()
+        self._update_pause()
         return {"state": self.status.state, "reason": self.status.reason}
 
     def _leave(self, *, finish: bool) -> None:
@@ -379,11 +379,11 @@ class Supervisor:
             self.leave("asked to leave")
             return
         self._pauses.asked = LAST_PAUSE
-        self._look_at_pause()
+        self._update_pause()
 
     def _resume(self) -> dict[str, Any]:
         self._pauses.asked = None
-        self._look_at_pause()
+        self._update_pause()
         if (rest := self.condition.pause) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
         return {"state": self.status.state, "reason": self.status.reason}
@@ -399,7 +399,7 @@ class Supervisor:
         self._config = config
         self._note(events.LimitsSet(config.limits_in_force))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
-        self._look_at_pause()
+        self._update_pause()
         self._notify_node()
         self._changes.notify()
         return {"value": value}

@@ -55,7 +55,7 @@ class KnownPeer:
     finished: bool = False  # it reports that it has reached the end of the run
     paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
     seen_s: float = 0.0  # when a record, a call or a meeting last showed it
-    told_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
+    global_step_at_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
     failures: int = 0  # in a row: not reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
@@ -89,7 +89,7 @@ class KnownPeer:
         return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
 
     def is_newer(self, record: MemberRecord) -> bool:
-        """Tell whether this record is newer than ours."""
+        """Return whether this record is newer than ours."""
         return self.record is None or record.supersedes(self.record)
 
     def is_back(self, now_s: float) -> None:
@@ -117,7 +117,7 @@ class AddressBook:
         return len(self) >= MAX_ENTRIES
 
     def is_news(self, record: MemberRecord) -> bool:
-        """Tell whether a record is worth verifying: of another peer, and newer than ours."""
+        """Return whether a record is worth verifying: of another peer, and newer than ours."""
         entry = self._entries.get(record.peer_id)
         return record.peer_id != self._me and (entry is None or entry.is_newer(record))
 
@@ -135,7 +135,7 @@ class AddressBook:
         entry.seen_s = now_s
         entry.record = record
 
-    def hint(self, peer_id: PeerId, address: str, now_s: float) -> None:
+    def add_address(self, peer_id: PeerId, address: str, now_s: float) -> None:
         """Add an address from an invite, a command line or the last session."""
         if peer_id == self._me:
             return
@@ -144,12 +144,12 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
-    def saw(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
+    def note_call(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
         """Note that a member of the run has called us, and its global step. Its back-off stays: a call proves less than a meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
-            entry.global_step, entry.told_s = global_step, now_s
+            entry.global_step, entry.global_step_at_s = global_step, now_s
             entry.finished = entry.finished or finished
 
     def shows(self, peer_id: PeerId, credential: Credential | None) -> None:
@@ -157,37 +157,37 @@ class AddressBook:
         if peer_id in self._entries:
             self._entries[peer_id].shown = credential
 
-    def tells_clock(self, peer_id: PeerId, global_step: int) -> None:
+    def note_global_step(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
             self._entries[peer_id].global_step = global_step
 
-    def met(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
+    def note_meeting(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         self._learn_success(entry, met=True)
         entry.meetings += 1
         entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
-        entry.global_step, entry.told_s = global_step, now_s
+        entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
-    def failed(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+    def note_failure(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer after a failure that may be the network's: longer each time, and at least twice as long as we waited."""
         entry = self._entry(peer_id, now_s)
         self._back_off(entry, now_s, waited_s)
         self._learn_success(entry, met=False)
 
-    def broke_off(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+    def note_broken_meeting(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer that broke off a meeting or let it time out, and refuse its calls meanwhile."""
-        self.failed(peer_id, now_s, waited_s)
+        self.note_failure(peer_id, now_s, waited_s)
         entry = self._entry(peer_id, now_s)
         entry.unwelcome_until_s = entry.backs_off_until_s
 
-    def refused(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
+    def note_refusal(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
         """Back off from a peer that answers but does not meet us: longer each time, at most `most_s`."""
         entry = self._entry(peer_id, now_s)
         entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
@@ -195,7 +195,7 @@ class AddressBook:
         entry.refusals += 1
         self._learn_success(entry, met=False)
 
-    def not_now(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
+    def note_not_ready(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
         """Back off shortly from a peer that cannot meet yet, or no longer."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
@@ -207,12 +207,12 @@ class AddressBook:
             if entry.refusals:
                 entry.refusals, entry.backs_off_until_s = 0, now_s
 
-    def lost(self, peer_id: PeerId, now_s: float) -> None:
+    def note_no_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Back off from a peer that did not answer a request other than a meeting; adds no entry."""
         if peer_id in self._entries:
             self._back_off(self._entries[peer_id], now_s)
 
-    def answered(self, peer_id: PeerId, now_s: float) -> None:
+    def note_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a peer has just answered: it is reachable."""
         entry = self._entries.get(peer_id)
         if entry is not None:
@@ -220,7 +220,7 @@ class AddressBook:
             if entry.failures:
                 entry.is_back(now_s)
 
-    def leaves(self, peer_id: PeerId, now_s: float) -> None:
+    def note_leaving(self, peer_id: PeerId, now_s: float) -> None:
         """Take a peer that leaves for not live until a newer record of it arrives."""
         entry = self._entry(peer_id, now_s)
         entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
@@ -232,11 +232,11 @@ class AddressBook:
             del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
 
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether a peer is banned now."""
+        """Return whether a peer is banned now."""
         return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether we answer a call of this peer."""
+        """Return whether we answer a call of this peer."""
         return self.get(peer_id).unwelcome_until_s <= now_s
 
     def live(self, now_s: float) -> list[KnownPeer]:
@@ -306,7 +306,7 @@ class AddressBook:
             content = json.loads(path.read_text())
             for line in content["known"]:
                 for address in line["addresses"]:
-                    self.hint(PeerId.from_text(line["peer"]), str(address), now_s)
+                    self.add_address(PeerId.from_text(line["peer"]), str(address), now_s)
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
         except (OSError, ValueError, KeyError, TypeError, GossamerError):

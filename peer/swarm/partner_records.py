@@ -113,7 +113,7 @@ class PartnerRecord:
         self.refused_s = now_s
 
     def rests(self, now_s: float) -> bool:
-        """Tell whether it rests; a clock that was set back ends a rest."""
+        """Return whether it rests; a clock that was set back ends a rest."""
         return self.rest_s == math.inf or self.refused_s <= now_s < self.rests_until_s
 
     def words(self) -> str:
@@ -200,7 +200,7 @@ class PartnerRecords:
         return Trust(level < 1.0, START_SHARE + (1.0 - START_SHARE) * level, MAX_TOKEN_RATIO**level)
 
     def is_doubtful(self, peer: PeerId) -> bool:
-        """Tell whether a partner's messages have lately helped clearly less than others'."""
+        """Return whether a partner's messages have lately helped clearly less than others'."""
         return self.get(peer).shortfall >= DOUBTFUL
 
     def rests_until_s(self, peer: PeerId) -> float:
@@ -209,7 +209,7 @@ class PartnerRecords:
         return max(record.rests_until_s, self._origins_rest(peer, record)[1])
 
     def is_shunned(self, peer: PeerId, now_s: float) -> bool:
-        """Tell whether a partner rests: it is not called, and its calls are refused."""
+        """Return whether a partner rests: it is not called, and its calls are refused."""
         record = self.get(peer)
         since_s, until_s = self._origins_rest(peer, record)
         return record.rests(now_s) or since_s <= now_s < until_s

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
 from gossamer.protocol.addresses import host_of, network_of, route
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.terms import RunTerms, vouched_by
+from gossamer.protocol.messages.terms import RunTerms, sybil_group_key
 
 SybilGroup = list[KnownPeer]
 
@@ -30,35 +30,35 @@ class SybilGroups:
         """Return the live peers whose statements count: those with a known global step that their group counts."""
         return [entry for group in self._groups(now_s) for entry in group]
 
-    def typical_global_step(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
+    def typical_global_step(self, now_s: float, total_steps: int, own_global_step: int | None = None) -> int:
         """Return the lower median of the groups' global steps and our own; 0 if none is known.
 
         Each peer reports its own step, so the median protects against overstatement. Steps beyond the end of the run do not count. Without
-        `own_steps`, peers that have not begun do not count.
+        `own_global_step`, peers that have not begun do not count.
         """
         groups = [[entry.global_step for entry in group if entry.global_step <= total_steps] for group in self._groups(now_s)]
-        if own_steps is None:
-            groups = [[global_step for global_step in clocks if global_step] for clocks in groups]
-        groups = [clocks for clocks in groups if clocks]
-        clocks = groups[0] if len(groups) == 1 else [_lower_median(clocks) for clocks in groups]
-        return _lower_median(clocks if own_steps is None else [*clocks, own_steps])
+        if own_global_step is None:
+            groups = [[global_step for global_step in global_steps if global_step] for global_steps in groups]
+        groups = [global_steps for global_steps in groups if global_steps]
+        global_steps = groups[0] if len(groups) == 1 else [_lower_median(global_steps) for global_steps in groups]
+        return _lower_median(global_steps if own_global_step is None else [*global_steps, own_global_step])
 
-    def half_say(self, now_s: float, says: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
-        """Tell whether half of the groups agree, our own statement (if any) included; False if no other peer agrees."""
-        if not any(says(entry) for entry in self.book.live(now_s)):  # grouping 256 entries takes far longer than this test
+    def half_agree(self, now_s: float, agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
+        """Return whether half of the groups agree, our own statement (if any) included; False if no other peer agrees."""
+        if not any(agrees(entry) for entry in self.book.live(now_s)):  # grouping 256 entries takes far longer than this test
             return False
-        groups = [[says(entry) for entry in group] for group in self._groups(now_s)]
-        shares = [float(said) for said in groups[0]] if len(groups) == 1 else [sum(group) / len(group) for group in groups]
-        said = sum(shares) + bool(own)
-        return any(shares) and 2 * said >= len(shares) + (own is not None)
+        groups = [[agrees(entry) for entry in group] for group in self._groups(now_s)]
+        shares = [float(agreeing) for agreeing in groups[0]] if len(groups) == 1 else [sum(group) / len(group) for group in groups]
+        agreeing = sum(shares) + bool(own)
+        return any(shares) and 2 * agreeing >= len(shares) + (own is not None)
 
-    def half_name(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
-        """Tell whether more than half of the groups have `many` members (or all reachable ones) among these peers."""
+    def half_list(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
+        """Return whether more than half of the groups have `many` members (or all reachable ones) among these peers."""
         groups = [[entry.peer_id in peers for entry in group if not entry.failures] for group in self._groups(now_s)]
         named = [sum(group) >= min(many, len(group)) for group in groups if group]
         return 2 * sum(named) > len(named)
 
-    def answerable(self, entry: KnownPeer) -> set[object]:
+    def accountable(self, entry: KnownPeer) -> set[object]:
         """Return what a peer's statement is attributed to: the peer itself once we have met it, else its invite and networks."""
         return {entry.peer_id} if entry.meetings else self._marks(entry)
 
@@ -78,14 +78,14 @@ class SybilGroups:
         return [members for _, members in groups]
 
     def _marks(self, entry: KnownPeer) -> set[object]:
-        voucher = vouched_by(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
-        if voucher is None and not entry.meetings:
+        key = sybil_group_key(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
+        if key is None and not entry.meetings:
             return {"a stranger"}
         # A relay hides its peers' networks. On a local network each host counts, because its address cannot be faked.
         direct = [(address, route(address)) for address in entry.addresses if route(address) != "relayed"]
         networks: set[object] = {network_of(address) if way == "direct" else host_of(address) for address, way in direct}
-        return {voucher, *networks} if voucher else networks or {"a stranger"}
+        return {key, *networks} if key else networks or {"a stranger"}
 
 
-def _lower_median(clocks: Sequence[int]) -> int:
-    return sorted(clocks)[(len(clocks) - 1) // 2] if clocks else 0
+def _lower_median(global_steps: Sequence[int]) -> int:
+    return sorted(global_steps)[(len(global_steps) - 1) // 2] if global_steps else 0

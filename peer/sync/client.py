@@ -61,7 +61,7 @@ class FetchClient:
     @contextlib.asynccontextmanager
     async def source(self, peer: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
         """Open a stream to a source for the body. Raises TransportError."""
-        async with _within(CONNECT_S, f"no connection to {peer.short()}"):
+        async with _timeout(CONNECT_S, f"no connection to {peer.short()}"):
             stream = await self.transport.connect(peer, addresses, Purpose.FETCH)
         try:
             yield Source(self, stream)
@@ -114,7 +114,7 @@ class Source:
         await self.ask(ContentsKind.SLOW, 0, 0, nonce=nonce, fragment=fragment)
         await send_chunks(self.stream, Part.SKETCH, sketch, 0)
 
-    async def sighting(self) -> Sighting:
+    async def observed_address(self) -> Sighting:
         """Request the address from which the source sees us. Raises as `take`."""
         await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
         _, data = await self.take()
@@ -133,19 +133,19 @@ class Source:
         peer_list = PeerList.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
         there_s = peer_list.unix_ms / 1000 + took_s / 2
-        time.heard(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
+        time.add_reading(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
         return peer_list
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
         """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
-        began_s, heard_s = loop.time(), [0.0]
+        began_s, arrived_s = loop.time(), [0.0]
         await self.ask(ContentsKind.ECHO, 0, num_bytes)
         await send(self.stream, Chunk(Part.CONTENTS, 0, data))
-        _, back = await self.take(lambda header: heard_s.append(loop.time()))
+        _, back = await self.take(lambda header: arrived_s.append(loop.time()))
         if back != data:
             raise BadContents("an echo of something else")
-        return heard_s[-1] - began_s, loop.time() - heard_s[-1]
+        return arrived_s[-1] - began_s, loop.time() - arrived_s[-1]
 
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
         """Return the answer to the first request that has none: its verified header, and the bytes.
@@ -208,7 +208,7 @@ async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) 
 
 async def send(stream: Stream, message: Message) -> None:
     """Send a message. Raises PeerGone, and DeadlineExceeded when the peer takes nothing."""
-    async with _within(FRAME_S, f"{stream.partner.short()} takes nothing"):
+    async with _timeout(FRAME_S, f"{stream.partner.short()} takes nothing"):
         await stream.send(message)
 
 
@@ -231,7 +231,7 @@ def part_bytes(request: FetchRequest, total_bytes: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _within(seconds: float, late: str) -> AsyncIterator[None]:
+async def _timeout(seconds: float, late: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -251,7 +251,7 @@ def _is_small(header: Contents) -> None:
 
 async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
     """Return the next message. Raises Refused for a Refusal, DeadlineExceeded when the peer falls silent, PeerGone, BadMessage."""
-    async with _within(within_s, f"{stream.partner.short()} fell silent"):
+    async with _timeout(within_s, f"{stream.partner.short()} fell silent"):
         message = await stream.receive()
     if isinstance(message, Refusal):
         raise Refused(message.code, message.detail)

@@ -30,7 +30,7 @@ from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
-from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.pieces import Pieces, RunResult, complete_result_name, fetch_hashes
 from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
@@ -43,7 +43,7 @@ from gossamer.protocol.messages.terms import RunTerms
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
-HEARD_S = 9.0  # to wait for a peer that has a result and does not answer any more
+SERVING_S = 9.0  # to wait for a peer that has a result and does not answer any more
 RANK_S = 2.0  # before the next peer in the order of ids writes its weights down
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
@@ -73,7 +73,7 @@ class ResultAgreement:
     _useless: Counter[object] = field(default_factory=Counter)  # answers, by the peer, invite or network that is accountable for them
     _names: itertools.count[int] = field(default_factory=itertools.count)
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _heard_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
+    _serving_until_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
 
     async def run(self) -> None:
         """Agree on a result, and stay until all within reach have it or the time is up."""
@@ -81,7 +81,7 @@ class ResultAgreement:
         while self.own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
                 found = await self.find() if self.own.result is None else {}
-                is_our_turn = not found and loop_s() - max(began_s, self._heard_s) >= RANK_S * min(RANKS, self._rank())
+                is_our_turn = not found and loop_s() - max(began_s, self._serving_until_s) >= RANK_S * min(RANKS, self._rank())
                 if self.own.result is None and is_our_turn:
                     await self._write_down()
             if self.own.result is None:
@@ -94,13 +94,13 @@ class ResultAgreement:
         """Ask peers which result they have; leave out those that do not answer, or have none. This also shows who is at the end."""
         known = self._speakers()
         asked, found = self.sources.rng.sample(known, min(ASKED, len(known))), Found()
-        for entry, name in await self.sources.ask_all(asked, self._settled_name, ANSWER_S):
+        for entry, name in await self.sources.ask_all(asked, self._result_name, ANSWER_S):
             if isinstance(name, GossamerError):
-                self._useless.update(() if entry.meetings else self.sources.groups.answerable(entry))
+                self._useless.update(() if entry.meetings else self.sources.groups.accountable(entry))
             elif name and name not in self._refused:
                 found.setdefault(name, []).append(entry)
         if found:
-            self._heard_s = loop_s() + HEARD_S
+            self._serving_until_s = loop_s() + SERVING_S
         return found
 
     async def take_first(self) -> None:
@@ -124,7 +124,7 @@ class ResultAgreement:
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._useless.update(self.sources.groups.answerable(entry))
+                self._useless.update(self.sources.groups.accountable(entry))
 
     @property
     def _met_transfer_s(self) -> float:
@@ -143,7 +143,7 @@ class ResultAgreement:
         began_s, num_by = loop_s(), Counter[PeerId]()
         try:
             with contextlib.closing(Pieces.open(self.file, name, self.terms.state_bytes)) as pieces:
-                result = self.own.coming = await self._named(name, found[name], pieces)
+                result = self.own.coming = await self._fetch_hashes(name, found[name], pieces)
                 if result is None:
                     return False
                 transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
@@ -161,10 +161,10 @@ class ResultAgreement:
             self._refused.add(name)
             self.emit(ProcessReported("finishing", f"kept our own weights: {adopted.reason}"))
             return False
-        self._settled(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
+        self._set_result(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
         return True
 
-    async def _named(self, name: bytes, peers: list[KnownPeer], pieces: Pieces) -> RunResult | None:
+    async def _fetch_hashes(self, name: bytes, peers: list[KnownPeer], pieces: Pieces) -> RunResult | None:
         """Ask the peers that have a result for its hashes, one after the other; None where none of them answers."""
         for peer in peers:
             with contextlib.suppress(GossamerError):
@@ -177,20 +177,20 @@ class ResultAgreement:
         first = pieces.num_pieces * self._rank() // (1 + sum(entry.finished for entry in self.sources.book.live(loop_s())))
         return sorted(pieces.missing(), key=lambda piece: (piece - first) % pieces.num_pieces)
 
-    def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
-        """Return whom to ask for pieces: peers that have all; if we have met one of them, then those at the end, then all others."""
-        if not any(entry.meetings for entry in settled):
-            return settled  # no one else may want it
-        near = [entry for entry in self._speakers() if entry not in settled]
+    def _holders(self, have_all: list[KnownPeer]) -> list[KnownPeer]:
+        """Return the peers to ask for pieces: those that have all; if we have met one of them, then peers at the end, then all others."""
+        if not any(entry.meetings for entry in have_all):
+            return have_all  # no one else may want it
+        near = [entry for entry in self._speakers() if entry not in have_all]
         near.sort(key=lambda entry: not entry.finished)
-        return [*sorted(settled, key=lambda entry: not entry.meetings), *near]
+        return [*sorted(have_all, key=lambda entry: not entry.meetings), *near]
 
     def _speakers(self) -> list[KnownPeer]:
         """Return, in random order, the peers worth asking: those that we have met, and a few strangers of each invite or network."""
         near = self.sources.book.reachable(loop_s())
         cost, chosen = Counter(self._useless), list[KnownPeer]()
         for entry in self.sources.rng.sample(near, len(near)):
-            marks = self.sources.groups.answerable(entry)
+            marks = self.sources.groups.accountable(entry)
             if all(cost[mark] < TRIES for mark in marks):
                 chosen.append(entry)
                 if not entry.meetings:
@@ -203,7 +203,7 @@ class ResultAgreement:
 
     async def _write_down(self) -> None:
         """Make our own weights the result."""
-        name = f"clone-result-{next(self._names)}"
+        name = f"copy-result-{next(self._names)}"
         try:
             async with self.meetings.set_aside():
                 written = await self.link.request(messages.WriteResult(name))
@@ -215,7 +215,7 @@ class ResultAgreement:
         finally:
             self.payloads.remove(name)
         if is_whole:
-            self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
+            self._set_result(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
     async def _adopt(self, path: Path) -> messages.Adopted:
         """Have the trainer judge a whole result; or its successor, where the trainer dies: the sources may have left by then."""
@@ -228,7 +228,7 @@ class ResultAgreement:
                     return adopted
                 await asyncio.sleep(PAUSE_S)
 
-    def _settled(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
+    def _set_result(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
         files.remove(self.file)
         self.own.result = result
         self.emit(ResultTaken(result.name.hex(), sources, self.terms.state_bytes, seconds))
@@ -258,9 +258,9 @@ class ResultAgreement:
         near, theirs = self._speakers(), dict[PeerId, bytes]()
 
         async def ask_name(source: Source) -> None:
-            theirs[source.peer_id] = await self._settled_name(source)
+            theirs[source.peer_id] = await self._result_name(source)
             if not theirs[source.peer_id]:
-                theirs[source.peer_id] = await whole_coming(source, self.terms.state_bytes)
+                theirs[source.peer_id] = await complete_result_name(source, self.terms.state_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
@@ -271,9 +271,9 @@ class ResultAgreement:
                 return True
         return False
 
-    async def _settled_name(self, source: Source) -> bytes:
+    async def _result_name(self, source: Source) -> bytes:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
         header = await source.header(ContentsKind.RESULT)
         if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
-            self.sources.book.saw(source.peer_id, loop_s(), header.global_step, finished=True)
+            self.sources.book.note_call(source.peer_id, loop_s(), header.global_step, finished=True)
         return header.name

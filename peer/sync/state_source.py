@@ -40,7 +40,7 @@ OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESUL
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """The bytes that answer a request, and what their header says."""
+    """The bytes that answer a request, and the contents of their header."""
 
     total_bytes: int  # of the whole content
     data: memoryview
@@ -96,7 +96,7 @@ class StateSource:
     def serving(self, stream: Stream) -> Iterator[None]:
         """Note that a peer fetches on this stream. An earlier stream of the same peer is broken, and is closed."""
         if (earlier := self._streams.pop(stream.partner, None)) is not None:
-            earlier.hang_up()
+            earlier.close_now()
         self._streams[stream.partner] = stream
         try:
             yield
@@ -109,7 +109,7 @@ class StateSource:
         if request.kind in OF_RESULT:
             return self._part_of_result(stream.partner, request)
         if request.kind is ContentsKind.SLOW:
-            return await self._coded(stream, request)
+            return await self._code_fragment(stream, request)
         answer = await self._piece(stream.partner, request)
         with contextlib.suppress(TimeoutError):  # meetings go first
             async with asyncio.timeout(min(YIELD_S, last_s)):
@@ -127,7 +127,7 @@ class StateSource:
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
             return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)
-        self._count(partner, num_bytes)
+        self._charge(partner, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
@@ -136,7 +136,7 @@ class StateSource:
 
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         global_step, result = self.lifecycle.global_step, self.result or self.coming
-        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
+        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the result that we have, if any
             return ServedPart(self.terms.state_bytes, memoryview(b""), global_step, self.result.name if self.result else b"")
         if result is None:
             return ServedPart(0, memoryview(b""), global_step)
@@ -146,14 +146,14 @@ class StateSource:
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
         return ServedPart.part_of(data, request, global_step, result.name)
 
-    async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
+    async def _code_fragment(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
         if not self.lifecycle.has_begun or request.fragment in self.lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "the weights here are being synchronized")
         if request.fragment >= len(self.terms.fragments):
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
         sizes = self.terms.fragments[request.fragment]
-        self._count(stream.partner, sizes.slow_bytes)
+        self._charge(stream.partner, sizes.slow_bytes)
         name, global_step = f"give-{next(self._names)}", self.lifecycle.global_step
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
@@ -171,7 +171,7 @@ class StateSource:
             for file in (sketch, coded):
                 self.payloads.remove(file)
 
-    def _count(self, partner: PeerId, num_bytes: int) -> None:
+    def _charge(self, partner: PeerId, num_bytes: int) -> None:
         now_s, global_step = loop_s(), self.lifecycle.global_step
         self._given = {
             peer: had
@@ -187,7 +187,7 @@ class StateSource:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._free_copy)
         copy = self._copy
         age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.global_step - copy.global_step) if copy else (math.inf, 0)
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
@@ -200,7 +200,7 @@ class StateSource:
         return self._copy
 
     async def _renew(self) -> None:
-        name = f"clone-{next(self._names)}"
+        name = f"copy-{next(self._names)}"
         try:
             await self.link.request(messages.BringUp(name))
             made_s, global_step = loop_s(), self.lifecycle.global_step
@@ -215,5 +215,5 @@ class StateSource:
             self._copying = None
             self.payloads.remove(name)
 
-    def _let_go(self) -> None:
+    def _free_copy(self) -> None:
         self._copy = None

@@ -1,6 +1,6 @@
 """Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-Refusals and gated meetings count only in a row, and only with most Sybil groups, so nobody can force weights on us. Whatever made us ask, a
+Refusals and gated meetings count only in a row and with most Sybil groups, so no peer can force weights on us. Whatever made us ask, a
 source must sign a global step near those of most others (`Wanted`).
 """
 
@@ -23,7 +23,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fresh_fragment, wanted
+from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fragment_to_sync, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -33,7 +33,7 @@ from gossamer.protocol.messages.messages import RunPhase
 
 LOOK_S = 10.0  # between two decisions
 FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already
-START_S = 60.0  # for the trainer to begin once it was told
+START_S = 60.0  # for the trainer to begin after Start
 COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin with
 OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
 REMEMBERED = 64  # of those meetings
@@ -63,7 +63,7 @@ class StateSync:
     _met_s: float = -math.inf  # when the last meeting completed
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
-        """Take in how a meeting ended. A peer that calls us only to refuse us says nothing about our weights."""
+        """Take in how a meeting ended. A peer that calls us only to refuse us proves nothing about our weights."""
         if finish.outcome is MeetingOutcome.COMPLETED:
             self._met_s = loop_s()
             self._forget_refusals()
@@ -84,15 +84,15 @@ class StateSync:
                     self.emit(ProcessReported("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
                     await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
-                await self._act()
+                await self._carry_out()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_S):
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
-                await self._act()
-            await self._rest()
+                await self._carry_out()
+            await self._wait()
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         """Wait for the next decision: a moment where there is something to do."""
         until_s = loop_s() + LOOK_S
         while loop_s() < until_s:
@@ -100,13 +100,13 @@ class StateSync:
             if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
                 return
 
-    async def _act(self) -> None:
+    async def _carry_out(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""
         is_waiting = self.lifecycle.state is LifecycleState.WAITING
         found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
         if decision is Act.ASK_CLOCKS:
-            await (self.transfer.hear_global_steps() if is_waiting else self.transfer.ask_global_steps())
+            await (self.transfer.learn_global_steps() if is_waiting else self.transfer.ask_global_steps())
             decision = decide(self.view(are_steps_fresh=True))
         match decision:
             case messages.Start():
@@ -114,31 +114,31 @@ class StateSync:
             case Act.TAKE_RESULT:
                 await self.agreement.take(found)
             case Act.SYNC_FRAGMENTS:
-                await self.fragments.run(lambda header: fresh_fragment(self.view()).check_global_step(header))
+                await self.fragments.run(lambda header: fragment_to_sync(self.view()).check_global_step(header))
             case Wanted() if is_waiting:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
-                    self._forgive()
+                    self._reset_refusals()
             case messages.StepBack():
                 self.link.notify(decision)
-                self._forgive()
+                self._reset_refusals()
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
-        lifecycle, own_steps = self.lifecycle, self.lifecycle.global_step
+        lifecycle, own_global_step = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
             total_steps=self.membership.total_steps,
             gap_steps=self.membership.terms.max_clock_gap_steps,
-            own_steps=own_steps,
-            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_steps),
+            own_global_step=own_global_step,
+            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_global_step),
             others_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
             has_start=self.has_start,
             is_founder=self.is_founder,
-            others_have_begun=is_waiting and self.groups.half_say(loop_s(), lambda entry: entry.global_step > 0),
+            others_have_begun=is_waiting and self.groups.half_agree(loop_s(), lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
@@ -150,15 +150,15 @@ class StateSync:
         )
 
     def _is_ending(self) -> bool:
-        """Tell whether half of the others are at the end of the run: then there is a result, or soon will be."""
-        return self.groups.half_say(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
+        """Return whether half of the others are at the end of the run: then there is a result, or soon will be."""
+        return self.groups.half_agree(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:
             return False
         voters = self._voters()
         by = [partner for partner in by if partner in voters]
-        return len(by) >= OUTCAST and self.groups.half_name(loop_s(), set(by), MANY)
+        return len(by) >= OUTCAST and self.groups.half_list(loop_s(), set(by), MANY)
 
     def _voters(self) -> set[PeerId]:
         """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
@@ -172,7 +172,7 @@ class StateSync:
         self._too_far.clear()
         self._gated.clear()
 
-    def _forgive(self) -> None:
+    def _reset_refusals(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
         self._forget_refusals()
         self.groups.book.forget_refusals(loop_s())

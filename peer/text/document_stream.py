@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import datasets
@@ -19,13 +18,13 @@ import numpy as np
 
 from gossamer.peer.text.batches import Draw, permutation, random_stream
 from gossamer.peer.text.document import Document
-from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
+from gossamer.peer.text.tables import ROWS, from_arrow, need_column
+from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from gossamer.protocol.run.sections import DataSource
 
 MIN_UNITS: Final = 32  # of a data set; not more, because reading a stripe reads all rows of its neighbours too
-ROWS: Final = 1000  # decoded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,15 +87,8 @@ def _documents(rows: Any, first: int = 0, stripe: int = 0, num_stripes: int = 1)
         if following < num_passed + len(column):
             chosen = np.arange(following - num_passed, len(column), num_stripes)
             following = num_passed + int(chosen[-1]) + num_stripes
-            yield from map(_document, column.take(chosen))
+            yield from map(from_arrow, column.take(chosen))
         num_passed += len(column)
-
-
-def _document(value: Any) -> Document:
-    if not value.is_valid:
-        return ""
-    found = value.as_py() if not hasattr(value, "values") else value.values.to_numpy(zero_copy_only=False)
-    return found if isinstance(found, str) else found.astype(np.int64)
 
 
 def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
@@ -110,36 +102,5 @@ def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
             f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
             hint="check the network, and [data] in the manifest",
         ) from error
-    _need_column(f"the data set {section.name}", section.column, row)
+    need_column(f"the data set {section.name}", section.column, row)
     return DocumentStream(dataset, section.column, draw)
-
-
-def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
-    """Yield the documents of a local file, `json` (one object per line) or `parquet`.
-
-    Raises BadSettings for a file that is not such a table, BadManifest if it has no such column of text.
-    """
-    datasets.disable_progress_bars()
-    try:
-        dataset = datasets.load_dataset(kind, data_files=str(file), split="train", streaming=True)
-        row = next(iter(dataset), {column: ""})
-        _need_column(str(file), column, row)
-        yield from _documents(dataset.select_columns([column]).with_format("arrow"))
-    except GossamerError:
-        raise
-    except Exception as error:  # of many types
-        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it") from error
-
-
-def _need_column(name: str, column: str, row: dict[str, Any]) -> None:
-    """Raise BadManifest, with the columns of text, if a row has neither text nor tokens in the manifest's column."""
-    if _is_document(row.get(column)):
-        return
-    columns = ", ".join(name for name, value in row.items() if _is_document(value))
-    has_none = "it has no column of text: name another data set in [data]"
-    hint = f"set [data] column; its columns of text: {columns}" if columns else has_none
-    raise BadManifest(f"{name} has no text in a column {column!r}", hint=hint)
-
-
-def _is_document(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(token, int) for token in value))

@@ -93,7 +93,7 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
 
 
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
-    from gossamer.peer.text.document_stream import table_documents  # `datasets` takes long to import
+    from gossamer.peer.text.tables import table_documents  # pyarrow takes long to import
 
     for document in table_documents(file, kind, column):
         yield Block(document, is_held_out(document), ends_document=True)

@@ -70,7 +70,7 @@ class StreamedCorpus:
         buffer = self._present or self._begin(step)
         assert self._steps is not None
         if step >= self._steps[1]:
-            buffer = self._turn_over(step, buffer)
+            buffer = self._switch_buffer(step, buffer)
         starts = buffer.order.starts(step - self._steps[0])
         return torch.from_numpy(cut(buffer.tokens, starts, self._draw.num_window_tokens))
 
@@ -102,7 +102,7 @@ class StreamedCorpus:
         self._steps = self._steps or (step, step + self._num_steps(buffer))
         return self._adopt(buffer)
 
-    def _turn_over(self, step: int, buffer: Buffer) -> Buffer:
+    def _switch_buffer(self, step: int, buffer: Buffer) -> Buffer:
         """Switch to the next buffer, or read the current one again if the next is late."""
         assert self._steps is not None
         try:

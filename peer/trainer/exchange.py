@@ -9,7 +9,7 @@ Threads. Two threads use it, with one lock between them, `_weights`: its holder 
   needs the lock only if the loss is measured.
 - Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
 
-A merge changes slow weights at once. The model's own weights follow at `Replica.move`, on the trainer's thread.
+A merge changes slow weights at once. The model's own weights follow at `Replica.move_fast_weights`, on the trainer's thread.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class TrainerExchange:
         for _ in range(count):
             request = self._waiting.popleft()
             if isinstance(request, int):
-                self._change_node(request)
+                self._serve_new_node(request)
                 continue
             reply = self.carry_out(request)
             if reply is not None:
@@ -141,7 +141,7 @@ class TrainerExchange:
 
     @contextlib.contextmanager
     def while_weights_are_read(self) -> Iterator[None]:
-        """Answer the node while the code inside only reads the weights. The model moves by what was decided at the next `Replica.move`."""
+        """Answer the node while the code inside only reads the weights. The model itself moves at the next step boundary."""
         self._still = mark(self._replica.inner.device)
         self._weights.release()
         try:
@@ -154,7 +154,7 @@ class TrainerExchange:
         meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
         before = None if meeting is None else self._predictions()
         reply = self._answer(request)
-        self._replica.move()
+        self._replica.move_fast_weights()
         if meeting is not None and before is not None and isinstance(reply, messages.Applied):
             self._emit(OutputsMoved(meeting.fragment, output_distance([before, self._predictions()])))
             self.measures_next = False
@@ -168,8 +168,8 @@ class TrainerExchange:
             elif self._replica.manifest.outer.no_partner == "defer":
                 self._replica.countdown.reset(fragment)
             else:
-                self._solo(fragment, NO_NODE)
-                self._replica.move()
+                self._solo_step(fragment, NO_NODE)
+                self._replica.move_fast_weights()
         if due:
             self._finish_on_device()
 
@@ -185,12 +185,12 @@ class TrainerExchange:
         self._syncs.forget()
         self._solo_later.clear()
 
-    def end_alone(self) -> None:
+    def take_last_solo_steps(self) -> None:
         """Drop every meeting and take the last averaging's step of every fragment alone: its slow weights become the fast ones."""
         self.drop_all()
         for fragment in range(len(self._replica.fragments)):
-            self._replica.step_alone(fragment, RunPhase.FINISH)
-        self._replica.move()
+            self._replica.take_solo_step(fragment, RunPhase.FINISH)
+        self._replica.move_fast_weights()
 
     def wait(self, seconds: float) -> None:
         """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
@@ -251,10 +251,10 @@ class TrainerExchange:
         """Return whether a request needs no lock. A Check is judged here by its length, and needs one if the loss is to be measured."""
         if not isinstance(request, messages.Check):
             return isinstance(request, messages.AnyTimeRequest)
-        with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
-            with self._work_on(request.meeting) as meeting:
-                self._judge(meeting, request)
-                return not meeting.is_probed
+        is_after = behind(self._snapshot_mark(request), self._stream)
+        with is_after, contextlib.suppress(ValueError, torch.OutOfMemoryError), self._holding_open(request.meeting) as meeting:
+            self._judge(meeting, request)
+            return not meeting.is_probed
         return True  # the answer is the error
 
     def _send(self, reply: messages.Reply | None) -> None:
@@ -288,7 +288,7 @@ class TrainerExchange:
             case messages.Prepare():
                 return self._prepare(request)
             case messages.Encode():
-                with self._work_on(request.meeting) as meeting:
+                with self._holding_open(request.meeting) as meeting:
                     return self._encode(meeting)
             case messages.Check():
                 return self._check(request)
@@ -297,9 +297,9 @@ class TrainerExchange:
             case messages.Drop(number):
                 fragment = self._drop(number)
                 if fragment in self._solo_later:
-                    self._solo_if_due(fragment)
+                    self._solo_step_if_due(fragment)
             case messages.Solo(fragment):
-                self._solo_if_due(fragment)
+                self._solo_step_if_due(fragment)
             case messages.Defer(fragment):
                 if fragment in replica.countdown.due():
                     replica.countdown.reset(fragment)
@@ -314,9 +314,9 @@ class TrainerExchange:
             case messages.MoveFragments():
                 return self._syncs.move(request, replica)
             case messages.BringUp():
-                self._bring_up()
+                self._take_overdue_steps()
             case messages.WriteResult(name):
-                self.end_alone()
+                self.take_last_solo_steps()
                 write_result(replica)
                 return self._answer(messages.CopyState(name))
             case messages.Adopt():
@@ -347,7 +347,7 @@ class TrainerExchange:
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
-        with self._work_on(request.meeting) as meeting:
+        with self._holding_open(request.meeting) as meeting:
             is_last = request.phase is RunPhase.FINISH
             weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
@@ -362,7 +362,7 @@ class TrainerExchange:
 
     def _check(self, request: messages.Check) -> messages.Reply:
         """Judge the partner's payload, and measure its gain if it is to be; one that is not accepted cannot be applied."""
-        with self._work_on(request.meeting) as meeting:
+        with self._holding_open(request.meeting) as meeting:
             self._judge(meeting, request)
             judgement = self._measure(meeting) if meeting.is_probed else None
             accepted, failed = not meeting.reason, "" if meeting.reason else pack(meeting.side.failed_blocks)
@@ -402,7 +402,7 @@ class TrainerExchange:
 
     def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
         """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
-        with self._work_on(request.meeting) as meeting:
+        with self._holding_open(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 state = meeting.side.state
                 failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
@@ -410,7 +410,7 @@ class TrainerExchange:
             return meeting, meeting.step[1]
 
     @contextlib.contextmanager
-    def _work_on(self, number: int) -> Iterator[OpenMeeting]:
+    def _holding_open(self, number: int) -> Iterator[OpenMeeting]:
         """Keep an open meeting from being dropped meanwhile. Raises ValueError where there is none."""
         meeting = self._meetings.get(number)
         with contextlib.nullcontext() if meeting is None else meeting.working:
@@ -440,29 +440,29 @@ class TrainerExchange:
 
     # ------------------------------------------------------------------ without a partner
 
-    def _solo_if_due(self, fragment: int) -> None:
+    def _solo_step_if_due(self, fragment: int) -> None:
         if fragment in self._replica.countdown.due():
-            self._solo(fragment, "no partner answered in time")
+            self._solo_step(fragment, "no partner answered in time")
 
-    def _solo(self, fragment: int, reason: str) -> None:
+    def _solo_step(self, fragment: int, reason: str) -> None:
         """Take the outer step of a fragment alone; while the fragment is in a meeting the step waits for the meeting's end."""
         if self._replica.fragments[fragment].meeting is not None:
             self._solo_later.add(fragment)
             return
-        self._replica.step_alone(fragment, self._replica.phase)
+        self._replica.take_solo_step(fragment, self._replica.phase)
         self._solo_later.discard(fragment)
         self._emit(SoloStep(fragment, reason))
 
-    def _bring_up(self) -> None:
+    def _take_overdue_steps(self) -> None:
         """Take the outer step of fragments that have long waited for a partner: a joining peer fetches their slow weights."""
         replica = self._replica
         for fragment in replica.countdown.due():
             if replica.fragments[fragment].since.steps > replica.manifest.outer.max_clock_gap_steps // LATE_SHARE:
-                self._solo(fragment, "a joining peer fetches these weights")
+                self._solo_step(fragment, "a joining peer fetches these weights")
 
     # ------------------------------------------------------------------ the node itself
 
-    def _change_node(self, session: int) -> None:
+    def _serve_new_node(self, session: int) -> None:
         """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
         self.drop_all()
         self._session = session

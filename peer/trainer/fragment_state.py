@@ -85,7 +85,7 @@ class MergeGate:
     trained here count as if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT`
     reaches, unless the gap leads back along our own movement by more than `BACK`.
 
-    A peer that was away, alone for long, or in the other half of a network split is farther off; to a new peer everybody is. For these
+    A peer that was away, alone for long, or in the other half of a network split is farther off; from a new peer all peers are. For these
     cases a peer has an `allowance`: the part of a gap that the reach does not explain is taken from it. It grows again by a tenth of
     the peer's own movement, up to `FULL_STEPS` of its steps at their present length. No claim of a partner increases it, except a clock
     that ours follows. So a partner that always sends as much as is allowed gets through once, and is then limited to the rate at which
@@ -116,7 +116,7 @@ class MergeGate:
         return "" if fits else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
 
     def kept(self, gap: float, own: Lengths, share: float) -> float:
-        """Return the part of a gap that may be merged without a probe: at most `share` of what training explains, never of the allowance."""
+        """Return the part of a gap that may be merged without a probe: at most `share` of what training explains."""
         return min(1.0, share * self._explained(own) / gap) if gap else 1.0
 
     def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
@@ -126,7 +126,7 @@ class MergeGate:
         gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach else self._bounds.gaps
         self._bounds = Bounds(0.5 * math.hypot(reach, min(merged, reach + unexplained)), allowance - unexplained, gaps)
 
-    def step_alone(self, moved: float) -> None:
+    def take_solo_step(self, moved: float) -> None:
         """Update the bounds after an outer step without a partner."""
         self._bounds = replace(self._bounds, reach=self._bounds.reach + moved)
 
@@ -154,10 +154,10 @@ class MergeGate:
 
 
 class FragmentState:
-    """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move` alone.
+    """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move_fast_weights` alone.
 
     Slow weights and momentum are needed at meetings only, so beside a GPU they rest in pinned memory of the host. They are replaced and
-    never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, and the model at the next `move`.
+    never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, the model at the next boundary.
     """
 
     def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
@@ -165,9 +165,9 @@ class FragmentState:
         self.has_momentum = has_momentum
         fast = gather(codec.fragment, parameters)
         self.device = fast.device
-        self.slow = self.at_rest(fast)  # f32[numel]
+        self.slow = self.to_host(fast)  # f32[numel]
         nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one stored zero: a run without momentum keeps none
-        self.momentum = self.at_rest(nothing.clone()) if has_momentum else nothing
+        self.momentum = self.to_host(nothing.clone()) if has_momentum else nothing
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
@@ -178,47 +178,47 @@ class FragmentState:
         """Count an inner step."""
         self.since = replace(self.since, tokens=self.since.tokens + num_tokens, steps=self.since.steps + 1)
 
-    def miss(self, num_steps: int) -> None:
+    def count_missed_steps(self, num_steps: int) -> None:
         """Count clock steps that were not trained here."""
         self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
 
     def replace(self, slow: Tensor, momentum: Tensor) -> None:
         """Take over another peer's slow weights and momentum, and forget counts and gate; the fast weights are the caller's to set."""
-        self.slow, self.momentum = self.at_rest(slow), self.at_rest(momentum) if self.has_momentum else momentum
+        self.slow, self.momentum = self.to_host(slow), self.to_host(momentum) if self.has_momentum else momentum
         self.since, self.gate = Since(), MergeGate()
 
-    def at_rest(self, values: Tensor) -> Tensor:
+    def to_host(self, values: Tensor) -> Tensor:
         """Return values where slow weights rest: beside a GPU a pinned copy on the host, else the values themselves."""
         if self.device.type != "cuda":
             return values
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values)  # waits for the GPU
 
-    def here(self, values: Tensor) -> Tensor:
+    def on_device(self, values: Tensor) -> Tensor:
         """Return resting values, or a part of them, on the device."""
         return values.to(self.device)
 
     def fast(self) -> Tensor:
-        """Return the fast weights as they are after the next `move`: a new f32[numel]."""
+        """Return the fast weights as they are after the next `move_fast_weights`: a new f32[numel]."""
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
 
-    def step_alone(self, rule: NoLoCo) -> None:
-        """Take the outer step without a partner. The model itself is moved by `move`."""
+    def take_solo_step(self, rule: NoLoCo) -> None:
+        """Take the outer step without a partner. The model itself is moved by `move_fast_weights`."""
         fast = self.fast()
-        self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))
+        self.gate.take_solo_step(self.since.moved(length_of(fast - self.on_device(self.slow))))
         self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
 
     def merge(self, step: OuterStep, since: Since) -> None:
         """Make an outer step count that was computed at the counts `since`. Nothing is allocated, so nothing can fail half done.
 
-        Takes ownership of its tensors. The model itself is moved by `move`.
+        Takes ownership of its tensors. The model itself is moved by `move_fast_weights`.
         """
         self._owed = step.shift if self._owed is None else self._owed.add_(step.shift)
         self.slow, self.momentum = step.slow, step.momentum
         self.since -= since
 
-    def move(self) -> None:
+    def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps since the last call: never while a gradient is computed at them."""
         if self._owed is not None:
             if self._owed.is_cuda:  # made on another stream: its memory must not be reused there before this stream has read it
@@ -231,19 +231,19 @@ class FragmentState:
 
         `step(slow, momentum, part)` takes the slab at `part` and returns its next slow weights and momentum.
         """
-        slow, shift = self._place(), torch.empty_like(snapshot)
-        momentum = self._place() if self.has_momentum else self.momentum
+        slow, shift = self._empty_like_slow(), torch.empty_like(snapshot)
+        momentum = self._empty_like_slow() if self.has_momentum else self.momentum
         size = SLAB_VALUES if self.device.type == "cpu" else DEVICE_SLAB_VALUES
         for start in range(0, slow.numel(), size):
             part = slice(start, start + size)
-            new_slow, new_momentum = step(self.here(self.slow[part]), self.here(self.momentum[part]), part)
+            new_slow, new_momentum = step(self.on_device(self.slow[part]), self.on_device(self.momentum[part]), part)
             torch.sub(new_slow, snapshot[part], out=shift[part])
             if self.has_momentum:
                 momentum[part] = new_momentum
             slow[part] = new_slow  # last: this copy waits for the GPU, and so for everything that reads the snapshot
         return OuterStep(slow, momentum, shift)
 
-    def _place(self) -> Tensor:
+    def _empty_like_slow(self) -> Tensor:
         return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=self.device.type == "cuda")
 
 

@@ -59,7 +59,7 @@ class MeetingSide:
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
         """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed, and weights whose sum is 1."""
         state = self.state
-        message = rule.message(state.here(state.slow), self.snapshot, weight)
+        message = rule.message(state.on_device(state.slow), self.snapshot, weight)
         self._sketch = state.codec.sketch(message, seed)
         self._rule, self._weight, self._seed, self._message = rule, weight, seed, message
         return self._sketch
@@ -140,7 +140,7 @@ class MeetingSide:
         self.state.gate.accept(accepted.gap_length, accepted.own, accepted.part)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
-        movement = self.snapshot - self.state.here(self.state.slow)
+        movement = self.snapshot - self.state.on_device(self.state.slow)
         moved, own = length_of(movement), length_of(message)
         partner = math.sqrt(max(0.0, own**2 + gap_length**2 + 2.0 * float(torch.dot(message, gap))))
         back = -float(torch.dot(movement, gap)) / moved if moved else 0.0

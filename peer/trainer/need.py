@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from gossamer.optim.inner import num_state_values, shared_out
+from gossamer.optim.inner import divide_parameters, num_state_values
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
@@ -33,7 +33,7 @@ CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/mod
 PROGRAMS: Final = "for the programs"
 TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
-PULLED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
+SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -66,7 +66,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     num_params = sum(sizes)
     count, has_own_memory = computing.num_devices, device == "cuda"
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
-    shares = [{name: shapes[name] for name in names} for names in shared_out(manifest.inner.optimizer, shapes, count)]
+    shares = [{name: shapes[name] for name in names} for names in divide_parameters(manifest.inner.optimizer, shapes, count)]
     share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
@@ -74,7 +74,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         "for weights and their gradients": 2 * weights * (1 if has_own_memory else count),
         "for the optimizer": share if has_own_memory else optimizer,
         **({} if has_own_memory else {**slow, COPY: weights + optimizer}),
-        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
+        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
@@ -91,7 +91,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     )
 
 
-def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
+def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
     """Return how a peer should compute so that the run fits: as wanted, else fewer sequences at a time. Raises BadSettings if none fits."""
     sizes = [wanted.micro_batch or wanted.rows(manifest.inner.batch_size)]
     while sizes[-1] > 1:
@@ -106,14 +106,14 @@ def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) ->
     raise refusal
 
 
-def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
+def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
     """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
     num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
     left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
     step = {
         "for what a batch leaves in the model": left * (1 if has_own_memory else computing.num_devices),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
-        **({} if has_own_memory else {PULLED: weights}),  # beside a GPU they rest on the host, where another model was brought before
+        **({} if has_own_memory else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }
     tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # a copy of ours; the other peer's slow ones rest on the host
     return max(step, tried_on, key=lambda parts: sum(parts.values()))

@@ -188,7 +188,7 @@ class ProbeGate:
         return (gain.value - self._typical(gain)) / max(1e-9, self._spread(gain))
 
     def _spread(self, gain: Gain) -> float:
-        """Return the standard deviation of honest gains that are measured on as many tokens: of the gains themselves, and of their noise."""
+        """Return the standard deviation of honest gains measured on as many tokens: of the gains themselves, and of their noise."""
         most = MOST_SPREAD * gain.scale
         if len(self._gains) < ENOUGH:
             return most

@@ -36,7 +36,7 @@ from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.exchange import TrainerExchange
-from gossamer.peer.trainer.need import fitting, rooms, within
+from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.trainer import Trainer
@@ -85,11 +85,12 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     device = devices[0]
     there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
     wanted = _wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
-    computing = fitting(manifest, device.type, there, wanted)
+    computing = computing_that_fits(manifest, device.type, there, wanted)
     processes = _start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
     if settings.config.model is not None and tokenizer.name != BYTES:
+        home.tokenizer.mkdir(mode=0o700, exist_ok=True)
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
     model = _initial_model(manifest, settings.config.model)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.inner import gradient_of, shared_out
+from gossamer.optim.inner import divide_parameters, gradient_of
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
@@ -59,7 +59,7 @@ class Rank:
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        self._shares = shares = shared_out(manifest.inner.optimizer, shapes, count)
+        self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number])
         self._number = number
         self._num_parameters = len(shapes)
@@ -130,9 +130,9 @@ class Rank:
                 _send(part, receiver)
 
 
-def follow(hear: Callable[[], bytes]) -> NoReturn:
-    """Be a rank beside the first. `hear` returns its next line: the settings, then orders. Raises RuntimeError where a rank is gone."""
-    settings = RankSettings(*json.loads(hear()))
+def follow(next_line: Callable[[], bytes]) -> NoReturn:
+    """Be a rank beside the first. `next_line` returns the settings, then orders. Raises RuntimeError where a rank is gone."""
+    settings = RankSettings(*json.loads(next_line()))
     manifest, device = SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest(), torch.device(settings.device)
     keep_products_exact()
     if settings.threads:
@@ -149,7 +149,7 @@ def follow(hear: Callable[[], bytes]) -> NoReturn:
     own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.own.forget)
     orders: dict[str, Callable[..., object]] = {"backward": backward} | {method.__name__: method for method in own}
     while True:
-        name, arguments = json.loads(hear())
+        name, arguments = json.loads(next_line())
         orders[name](*arguments)
 
 

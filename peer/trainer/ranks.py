@@ -1,7 +1,7 @@
 """Several devices in one trainer: it is the first rank, and starts and orders a process for each further device.
 
 Only the first rank has the link, the text, the outer state and the checkpoints; the others compute. When one rank dies, all die, and the
-supervisor starts the trainer again from its checkpoint. Partners cannot tell how many ranks a peer has.
+supervisor starts the trainer again from its checkpoint. Partners cannot detect how many ranks a peer has.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class RankProcesses:
         return Ranks(manifest, model, self)
 
     @contextmanager
-    def all(self, name: str, *arguments: object) -> Iterator[None]:
+    def running_on_all(self, name: str, *arguments: object) -> Iterator[None]:
         """Run code beside a method (rank.py) that all of them call with arguments that fit into JSON. Raises as `together`."""
         with self.together():
             for process in self._processes:
@@ -144,32 +144,32 @@ class Ranks:
         """As OneDevice.backward."""
         changed = self._rank.changed()
         order = changed, list(batch.shape), seed, computing.micro_batch, computing.recompute, computing.compiles
-        with self._processes.all("backward", *order):
+        with self._processes.running_on_all("backward", *order):
             return self._rank.backward(changed, batch, seed, computing)
 
     def clip(self, most: float) -> Tensor:
         """As OneDevice.clip."""
-        with self._processes.all("clip", most):
+        with self._processes.running_on_all("clip", most):
             return self._rank.clip(most)
 
     def step(self, rate: float) -> None:
         """As OneDevice.step."""
-        with self._processes.all("step", rate):
+        with self._processes.running_on_all("step", rate):
             self._rank.step(rate)
 
     def state(self) -> dict[str, Tensor]:
         """As OneDevice.state."""
-        with self._processes.all("give_state"):
+        with self._processes.running_on_all("give_state"):
             return self._rank.give_state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """As OneDevice.restore."""
-        with self._processes.all("take_state"):
+        with self._processes.running_on_all("take_state"):
             self._rank.take_state(state)
 
     def forget(self) -> None:
         """As OneDevice.forget."""
-        with self._processes.all("forget"):
+        with self._processes.running_on_all("forget"):
             self._rank.own.forget()
 
     def cpu_s(self) -> float:

@@ -106,7 +106,7 @@ class Replica:
                 raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
             self.inner.devices.step(rate)
         finally:
-            self.move()  # by meetings that were decided beside the gradient
+            self.move_fast_weights()  # by meetings that were decided beside the gradient
         self.own_steps += 1
         self.global_step = min(self.global_step + 1, self.manifest.run.total_steps)  # a meeting may have set it to the end meanwhile
         self.tokens += num_tokens
@@ -128,14 +128,14 @@ class Replica:
 
     # ------------------------------------------------------------------ outer steps
 
-    def move(self) -> None:
+    def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps that were taken since the last call: at a step boundary."""
         for fragment in self.fragments:
-            fragment.move()
+            fragment.move_fast_weights()
 
-    def step_alone(self, fragment: int, phase: RunPhase) -> None:
-        """Take the outer step of a fragment without a partner; the model follows at the next `move`."""
-        self.fragments[fragment].step_alone(FINISH if phase is RunPhase.FINISH else self.rule)
+    def take_solo_step(self, fragment: int, phase: RunPhase) -> None:
+        """Take the outer step of a fragment without a partner; the model follows at the next `move_fast_weights`."""
+        self.fragments[fragment].take_solo_step(FINISH if phase is RunPhase.FINISH else self.rule)
         self.count_outer_step(fragment, 0)
 
     def count_outer_step(self, fragment: int, partner_global_step: int) -> None:
@@ -160,7 +160,7 @@ class Replica:
     def set_global_step(self, global_step: int) -> None:
         """Set the clock to other peers' global step; the difference is credited to every fragment as steps that were not trained here."""
         for fragment in self.fragments:
-            fragment.miss(global_step - self.global_step)
+            fragment.count_missed_steps(global_step - self.global_step)
         self.global_step = global_step
 
     def take_over(self, parts: Sequence[FragmentWeights], global_step: int) -> None:

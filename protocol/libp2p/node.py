@@ -68,6 +68,7 @@ class Libp2pNode:
     handler: StreamHandler
     bootstraps: Callable[[], Sequence[str]] = tuple  # multiaddrs with /p2p/<peer id>; called whenever no connection exists
     is_banned: Callable[[PeerId], bool] = lambda partner: False  # called for each peer that opens a stream to us
+    has_met: Callable[[PeerId], bool] = lambda partner: False  # the same: whether a meeting with it has been completed
     # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
     bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
     peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
@@ -89,7 +90,7 @@ class Libp2pNode:
         local = [address for address in self._addresses if route(address) == "local" and not is_loopback(address)]
         sealed = seal(local, self.peer_id, host) if local and host else ""
         own = dict.fromkeys(filter(None, (self._reachability.open_at, *self._addresses, sealed)))
-        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reach))
+        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reachable))
 
     @property
     def through(self) -> tuple[str, ...]:
@@ -166,7 +167,7 @@ class Libp2pNode:
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
                 directory = DhtDirectory(RecordProtocol(p2p, self.shelf, dialer, lambda: self.bare_record(self.addresses)))
                 await directory.open()
-                admission = Admission(is_banned=self.is_banned)
+                admission = Admission(None, self.is_banned, self.has_met)
                 opening = tunnel_transport(daemon.control, self.settings.folder, self._serve, admission, self.carried, dialer)
                 tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self.settings.folder / "reach.sock", lambda: self.relays_at)
@@ -264,24 +265,24 @@ class Libp2pNode:
                 _, named = await unit.daemon.control.identify()
                 self._addresses = without_sightings(named, unit.daemon.addresses)
                 await self._stay_connected(unit)
-                await unit.directory.tend()
+                await unit.directory.maintain()
             except Unreachable as error:
                 unit.daemon.kill()
                 return f"it does not respond: {error}"
             if unit.p2p.is_broken:
                 return "the connection for directory calls broke"
-            unit.p2p.tidy()
+            unit.p2p.drop_finished_tasks()
             has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
 
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""
         if not unit.directory.num_neighbours:
-            await _dial(unit, [*self.bootstraps(), *self._acquaintances()])
+            await _dial(unit, [*self.bootstraps(), *self._known_addresses()])
         if not unit.directory.num_neighbours:
             await unit.directory.join(await unit.daemon.control.connected())
 
-    def _acquaintances(self) -> list[str]:
+    def _known_addresses(self) -> list[str]:
         records = self.shelf.records()
         some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
         return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
@@ -311,6 +312,6 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
     await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None})
 
 
-def _reach(address: str) -> int:
+def _reachable(address: str) -> int:
     """Rank a multiaddr by its reach: 0 public, 1 through a relay, 2 local network, 3 loopback."""
     return {"direct": 0, "relayed": 1}.get(route(address), 3 if is_loopback(address) else 2)

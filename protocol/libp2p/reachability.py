@@ -55,7 +55,7 @@ class Reachability:
         loop = asyncio.get_running_loop()
         reserved_s, had_reservation = loop.time(), False  # loop time at which we last had a reservation, or needed none
         while True:
-            await asyncio.sleep(TICK_S[self._is_settled and (self.is_open is True or had_reservation or self._timeout_s > FIRST_S)])
+            await asyncio.sleep(TICK_S[self._is_reachable and (self.is_open is True or had_reservation or self._timeout_s > FIRST_S)])
             connected = await control.connected()
             await self._ask_some(control, connected, port)
             _, addresses = await control.identify()
@@ -77,12 +77,12 @@ class Reachability:
                     return f"other peers now reach this peer through {len(through)} relay{'s' if len(through) > 1 else ''}"
 
     @property
-    def _is_settled(self) -> bool:
+    def _is_reachable(self) -> bool:
         return self.is_open is True or (self.is_open is False and bool(self.through))
 
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
         now_s = asyncio.get_running_loop().time()
-        again_s = AGAIN_S[self._is_settled]
+        again_s = AGAIN_S[self._is_reachable]
         direct = [peer for peer, end in connected.items() if route(end) == "direct"]
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]
         asked = random.sample(due, min(len(due), ASKED_AT_ONCE))

@@ -31,7 +31,7 @@ class RecordStore:
     rng: random.Random = field(default_factory=random.Random)
     _view: dict[PeerId, Held] = field(default_factory=dict)
 
-    def read(self, data: bytes) -> Held | None:
+    def keep_latest(self, data: bytes) -> Held | None:
         """Parse and verify a record, and keep it if it is its peer's latest. Return None for an invalid record; never raise."""
         held = self._checked(data)
         if held is not None:
@@ -51,7 +51,7 @@ class RecordStore:
         held = self._view.get(peer)
         return held.record if held is not None else None
 
-    def lasting(self, place: int, most: int) -> list[Held]:
+    def known_to_last(self, place: int, most: int) -> list[Held]:
         """Return up to `most` records that need not be sent again, the nearest to a place first."""
         return nearest((held for held in self._view.values() if self.is_lasting(held)), place, most)
 
@@ -78,7 +78,7 @@ class RecordStore:
         if len(self._view) > RECORDS_IN_VIEW:
             self._drop_expired()
         if len(self._view) > RECORDS_IN_VIEW:
-            networks = {peer: _network(held.record) for peer, held in self._view.items()}
+            networks = {peer: _network_of_record(held.record) for peer, held in self._view.items()}
             crowded, _ = Counter(networks.values()).most_common(1)[0]
             del self._view[self.rng.choice([peer for peer, network in networks.items() if network == crowded])]
 
@@ -87,11 +87,11 @@ class RecordStore:
             del self._view[peer]
 
 
-def _network(record: MemberRecord) -> str:
+def _network_of_record(record: MemberRecord) -> str:
     return network_of(record.addresses[0]) if record.addresses else ""
 
 
-def shorten(held: Held, known: Collection[bytes]) -> bytes:
+def gist_if_known(held: Held, known: Collection[bytes]) -> bytes:
     """Return a record's gist if the receiver's `known` gists contain it, else the whole record."""
     if known and (gist := held.record.gist) in known:
         return gist
@@ -100,7 +100,7 @@ def shorten(held: Held, known: Collection[bytes]) -> bytes:
 
 def join_records(records: list[Held], known: Collection[bytes] = ()) -> bytes:
     """Encode a reply to a receiver with these `known` gists: each shortened record, preceded by its length (u16, little-endian)."""
-    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (shorten(held, known) for held in records))
+    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (gist_if_known(held, known) for held in records))
 
 
 def split_reply(reply: bytes) -> Iterator[bytes]:

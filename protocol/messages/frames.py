@@ -109,15 +109,15 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
 }
 
 
-def write_alone(value: DataclassInstance) -> bytes:
+def write_unframed(value: DataclassInstance) -> bytes:
     """Encode a value outside a frame, as the protobuf message of the same name."""
     wire: Wire = getattr(peer_pb2, type(value).__name__)()
     fill(wire, value)
     return wire.SerializeToString()
 
 
-def read_alone(kind: type[V], data: bytes, name: str, most_bytes: int) -> V:
-    """Decode what `write_alone` wrote, called `name` in errors. Raises BadMessage if it is invalid or too large; checks no signature."""
+def read_unframed(kind: type[V], data: bytes, name: str, most_bytes: int) -> V:
+    """Decode what `write_unframed` wrote, called `name` in errors. Raises BadMessage if it is invalid or too large; checks no signature."""
     limits.need_count(f"size of {name}", len(data), most_bytes)
     wire: Wire = getattr(peer_pb2, kind.__name__)()
     parse(wire, data)

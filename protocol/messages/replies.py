@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from gossamer.protocol import limits
-from gossamer.protocol.messages.frames import read_alone, write_alone
+from gossamer.protocol.messages.frames import read_unframed, write_unframed
 
 SIGHTING_BYTES = 256  # upper bound
 PEER_LIST_BYTES = limits.MAX_LISTED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
@@ -18,12 +18,12 @@ class _Reply(limits.Bounded):
 
     def to_bytes(self) -> bytes:
         """Return the encoded reply."""
-        return write_alone(self)  # type: ignore[arg-type]
+        return write_unframed(self)  # type: ignore[arg-type]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a reply. Raises BadMessage. Member records in it are not parsed."""
-        return read_alone(cls, data, "a reply", cls.MOST_BYTES)
+        return read_unframed(cls, data, "a reply", cls.MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -140,7 +140,7 @@ def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, n
         _check_credential(peer, credential, terms, now_s)
 
 
-def vouched_by(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
+def sybil_group_key(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
     """Return the key that identifies a member's Sybil group: its invite's bearer key; its own if it is named; None in an open run."""
     if terms.access == "open":
         return None

@@ -44,7 +44,7 @@ class Inbox:
         if len(self._frames) >= self._max_frames:
             self._has_room.clear()
 
-    async def arrived(self) -> bool:
+    async def wait_for_message(self) -> bool:
         """Wait until there is a frame or the queue has ended; return whether there is a frame."""
         await self._arrived.wait()
         return bool(self._frames)
@@ -105,7 +105,7 @@ class Stream:
     bytes_received: int = field(default=0, init=False)  # encoded bytes taken from the transport so far
     _gates: tuple[Gate, Gate] = field(default=(_open_gate, _open_gate), init=False)
 
-    def pass_gates(self, up: Gate, down: Gate) -> None:
+    def set_gates(self, up: Gate, down: Gate) -> None:
         """Make each frame wait for a gate from now on: outbound frames for `up`, inbound frames for `down`."""
         self._gates = (up, down)
 
@@ -125,24 +125,24 @@ class Stream:
         self.bytes_received += len(frame)
         return from_frame(frame)
 
-    async def arrived(self) -> bool:
+    async def wait_for_message(self) -> bool:
         """Wait until a message has arrived or the stream has ended; return whether a message has arrived."""
-        return await self._inbox.arrived()
+        return await self._inbox.wait_for_message()
 
     async def close(self) -> None:
         """Close the stream in both directions. Messages sent before are still delivered if possible. Idempotent."""
-        self.hang_up()
+        self.close_now()
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Close the stream from code that cannot await. Idempotent."""
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
-            self._write = _nowhere  # frees the transport's objects even if this stream is still referenced
+            self._write = _write_to_closed  # frees the transport's objects even if this stream is still referenced
             on_close(self)
 
 
-async def _nowhere(frame: bytes) -> None:
+async def _write_to_closed(frame: bytes) -> None:
     raise PeerGone("this side closed the stream")
 
 

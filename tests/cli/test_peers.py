@@ -19,8 +19,8 @@ ROW = Partner("12D3KooWabcdef", "direct", 0.0234, completed=3, refused=1, failed
 def test_each_partner_has_one_row(shell: Shell) -> None:
     peer = Running(shell)
     peer.partners = [ROW]
-    said = peer.during(lambda: shell("peers", "--json"))
-    assert json.loads(said.out) == {"peers": [asdict(ROW) | {"record": None}]}
+    result = peer.during(lambda: shell("peers", "--json"))
+    assert json.loads(result.out) == {"peers": [asdict(ROW) | {"record": None}]}
     assert "abcdef" in peer.during(lambda: shell("peers")).out
 
 
@@ -57,8 +57,8 @@ def with_records(shell: Shell) -> Running:
 
 def test_records_are_shown_in_words(shell: Shell) -> None:
     peer = with_records(shell)
-    said = peer.during(lambda: shell("peers")).out.splitlines()
-    good, harmful, away = said[-3:]
+    result = peer.during(lambda: shell("peers")).out.splitlines()
+    good, harmful, away = result[-3:]
     assert good == f"{GOOD.short()}  9 merged, probed 9 times: 9 helped, 0 harmed"
     assert harmful == f"{HARMFUL.short()}  0 merged, not probed yet; 5 refused as harmful; rests for good"
     assert away.startswith(f"{AWAY.short()}  0 merged, not probed yet; 3 refused as harmful; rests until 2")
@@ -73,5 +73,5 @@ def test_a_partner_is_forgiven_by_its_id_or_the_end_of_it(shell: Shell) -> None:
     assert HARMFUL.short() in shell("peers", "--forgive", HARMFUL.short()).out
     assert json.loads(shell("peers", "--forgive", str(AWAY), "--json").out) == {"forgiven": str(AWAY)}
     assert forgiven(Home(shell.home)) == [HARMFUL, AWAY]
-    said = shell("peers", "--forgive", "nobody")
-    assert said.code == 2 and "0 partners" in said.err
+    result = shell("peers", "--forgive", "nobody")
+    assert result.code == 2 and "0 partners" in result.err

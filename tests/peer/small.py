@@ -59,7 +59,7 @@ def small_corpus(manifest: Manifest, peer: bytes = b"me") -> ResidentCorpus:
     return ResidentCorpus(Tokens(text[:8000], text[8000:], 1.0), Draw(0, peer, inner.batch_size, inner.sequence_length))
 
 
-def unheard(event: Event) -> None:
+def ignored(event: Event) -> None:
     """Where nobody asks what happens."""
 
 
@@ -96,7 +96,7 @@ class AskedReplica(Replica):
 
 
 def small_replica(
-    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = unheard, device: str = "cpu"
+    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = ignored, device: str = "cpu"
 ) -> AskedReplica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
     model = build_model(manifest.model, manifest.run.seed).to(device)

@@ -148,15 +148,15 @@ class Seat:
             self._carry_out(command)
         return commands
 
-    def hear(self) -> None:
+    def deliver(self) -> None:
         """Deliver the next message from the partner."""
         self.feed(PartnerSent(self.incoming.popleft()))
 
     def _carry_out(self, command: Command) -> None:
         match command:
             case AskTrainer(request):
-                told = TrainerAnswered(self.trainer.reply(request)) if self.trainer_is_there else TrainerGone()
-                self.waiting.append(told)
+                answer = TrainerAnswered(self.trainer.reply(request)) if self.trainer_is_there else TrainerGone()
+                self.waiting.append(answer)
             case Connect():
                 self.waiting.append(Connected())
             case Send(message):
@@ -253,7 +253,7 @@ class Table:
                 if seat.waiting:
                     seat.feed(seat.waiting.popleft())
                 elif seat.incoming:
-                    seat.hear()
+                    seat.deliver()
         return seats
 
 
@@ -286,14 +286,14 @@ def _walk(table: Table, seat: Seat, state: MeetingState) -> None:
     for _ in range(1000):
         if seat.state is state:
             return
-        if seat.state is MeetingState.JUDGING and state is MeetingState.IN_DOUBT:
+        if seat.state is MeetingState.AWAITING_DECISION and state is MeetingState.IN_DOUBT:
             seat.feed(PartnerGone())
         elif seat.waiting:
             seat.feed(seat.waiting.popleft())
         elif seat.incoming:
-            seat.hear()
+            seat.deliver()
         elif other.waiting:
             other.feed(other.waiting.popleft())
         elif other.incoming:
-            other.hear()
+            other.deliver()
     raise AssertionError(f"never in {state}")

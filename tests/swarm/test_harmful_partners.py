@@ -69,7 +69,7 @@ async def acquainted(swarm: Swarm, peers: int | list[Peer]) -> list[Peer]:
     await swarm.until(lambda: all(peer.peer.node and peer.lifecycle.may_meet for peer in peers))
     for peer in peers:
         for other in peers:
-            peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+            peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
     return peers
 
 
@@ -199,7 +199,7 @@ def test_new_keys_of_an_invite_are_soon_refused_at_their_hello_and_its_proven_me
             await asyncio.sleep(1.0)
         assert proven.partners()[str(victim.peer_id)] >= 2
         for key in keys:
-            key.peer.book.met(victim.peer_id, asyncio.get_running_loop().time(), 0)
+            key.peer.book.note_meeting(victim.peer_id, asyncio.get_running_loop().time(), 0)
             await key.node.meetings.try_next(0, everybody - {victim.peer_id})
             await asyncio.sleep(1.0)
         reasons = [key.meetings[-1].reason for key in keys]

@@ -66,7 +66,7 @@ class Link:
         if self.is_up and self.end is not None:
             self.end.put(request)
 
-    def hear(self, record: messages.Answer) -> None:
+    def take(self, record: messages.Answer) -> None:
         if not self.is_up:  # either end died with this on its lips
             return
         if isinstance(record, messages.TrainerReport):
@@ -87,7 +87,7 @@ class End:
 
     def __init__(self) -> None:
         self.session = 0
-        self.said: list[messages.Answer] = []
+        self.sent: list[messages.Answer] = []
         self._coming: SimpleQueue[messages.Request | int | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()  # one for each time that the thread began to wait
         self._next: messages.Request | int | None = None
@@ -120,7 +120,7 @@ class End:
 
     def send(self, record: messages.Answer, session: int) -> None:
         if session and session == self.session:
-            self.said.append(record)
+            self.sent.append(record)
 
     def close(self) -> None:
         self.session = 0
@@ -150,9 +150,9 @@ class Disk(Saver):
 class Trainer:
     """Drives the real trainer. `frozen`, it answers requests without making inner steps."""
 
-    def __init__(self, replica_of: Callable[[Callable[[Event], None]], CountedReplica], step_s: float, told_to_start: bool) -> None:
+    def __init__(self, replica_of: Callable[[Callable[[Event], None]], CountedReplica], step_s: float, waits_for_start: bool) -> None:
         config = PeerConfig(home=Path("unused"))
-        self._child = child = Supervision(ChildSettings(config=config, peer_id="", runtime=config.home, told_to_start=told_to_start))
+        self._child = child = Supervision(ChildSettings(config=config, peer_id="", runtime=config.home, waits_for_start=waits_for_start))
         self.replica = replica_of(child.emit)
         self.frozen = False
         self.handled: list[messages.Reply] = []
@@ -219,11 +219,11 @@ class Trainer:
         return Checkpoint(tensors, self.replica.state())
 
     def _deliver(self) -> None:
-        said, self._end.said = self._end.said, []
-        for record in said:
+        sent, self._end.sent = self._end.sent, []
+        for record in sent:
             if not isinstance(record, messages.TrainerReport):
                 self.handled.append(record)
                 self.on_handled(record)
                 record = self.spoil(record)
             if self._link is not None:
-                self._link.hear(record)
+                self._link.take(record)

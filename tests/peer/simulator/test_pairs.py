@@ -152,7 +152,7 @@ class Nobody:
     def arrange(self, now: Fraction, arrived: object, floor: object) -> None:
         pass
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         self.steps.append((peer, fragment))
 
 

@@ -9,7 +9,7 @@ import psutil
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, asked_pause, memory_pause, refused_pause, ruled_pause
-from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Seldom, Surroundings, others_cpu_s
+from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, CachedReading, Idleness, Lookout, Surroundings, others_cpu_s
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()
@@ -76,5 +76,5 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
 
 def test_a_slow_measurement_is_repeated_only_after_its_interval() -> None:
     measured: list[int] = []
-    seldom = Seldom(30.0, lambda: measured.append(1) or len(measured))  # type: ignore[func-returns-value]
+    seldom = CachedReading(30.0, lambda: measured.append(1) or len(measured))  # type: ignore[func-returns-value]
     assert [seldom.read(now_s) for now_s in (5.0, 20.0, 35.0, 40.0)] == [1, 1, 2, 2]

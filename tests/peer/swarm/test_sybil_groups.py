@@ -24,7 +24,7 @@ def groups_of(clocks: Sequence[int]) -> SybilGroups:
     book = AddressBook(ME.peer_id)
     for number, global_step in enumerate(clocks, 1):
         learn(book, somebody(number), global_step)
-    book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # a peer without a known step
+    book.add_address(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # a peer without a known step
     return SybilGroups(book, OPEN)
 
 
@@ -52,8 +52,8 @@ def test_at_most_half_of_the_peers_are_behind_the_typical_clock(clocks: list[int
 
 
 def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
-    for lie in (1, 900, 10**9):
-        assert groups_of([102, lie]).typical_global_step(0.0, 1000, 100) in (100, 102)
+    for claimed in (1, 900, 10**9):
+        assert groups_of([102, claimed]).typical_global_step(0.0, 1000, 100) in (100, 102)
     assert groups_of([900]).typical_global_step(0.0, 1000, 100) == 100, "one against one"
     assert groups_of([900, 0, 0, 0]).typical_global_step(0.0, 1000, 0) == 0, "where all are at the start"
     assert groups_of([100, 102, 104, 2**40]).typical_global_step(0.0, 2**41) == 102
@@ -61,7 +61,7 @@ def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
 
 def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
     for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
-        assert groups_of(clocks).half_say(0.0, lambda entry: entry.global_step > 0) == has_begun
+        assert groups_of(clocks).half_agree(0.0, lambda entry: entry.global_step > 0) == has_begun
 
 
 @pytest.mark.parametrize("num_identities", [1, 6, 100])
@@ -72,8 +72,8 @@ def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: i
     add_identities(book, num_identities, 900, invite=1)
     groups = SybilGroups(book, TERMS)
     assert groups.typical_global_step(0.0, 1000, 100) == 100
-    assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
-    assert not groups.half_name(0.0, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
+    assert not groups.half_agree(0.0, lambda entry: entry.finished, own=False)
+    assert not groups.half_list(0.0, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
 
 
 def test_if_all_peers_have_one_invite_the_partners_among_them_count() -> None:
@@ -84,10 +84,10 @@ def test_if_all_peers_have_one_invite_the_partners_among_them_count() -> None:
     groups = SybilGroups(book, TERMS)
     assert groups.typical_global_step(0.0, 1000, 100) == 900, "all are strangers"
     for number in (1, 2, 3):
-        book.met(somebody(number).peer_id, 0.0, 100 + number)
+        book.note_meeting(somebody(number).peer_id, 0.0, 100 + number)
     assert groups.typical_global_step(0.0, 1000, 100) == 101
     assert len(groups.voters(0.0)) == 3
-    assert not groups.half_say(0.0, lambda entry: entry.finished, own=False)
+    assert not groups.half_agree(0.0, lambda entry: entry.finished, own=False)
 
 
 def test_invites_used_in_one_network_are_one_group() -> None:
@@ -106,5 +106,5 @@ def test_in_an_open_run_strangers_are_one_group_whatever_networks_they_claim() -
         learn(book, somebody(number), 900, place=number)
     for number, place in ((20, 21), (30, 31)):
         learn(book, somebody(number), 100, place=place)
-        book.met(somebody(number).peer_id, 0.0, 100)
+        book.note_meeting(somebody(number).peer_id, 0.0, 100)
     assert SybilGroups(book, OPEN).typical_global_step(0.0, 1000, 90) == 100
