@@ -298,9 +298,7 @@ class AddressBook:
 
     def to_bytes(self, now_s: float) -> bytes:
         """Return the best peers and the bans as a file for the next session."""
-        known = [
-            {"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met} for entry in self._best(now_s)
-        ]
+        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met} for entry in self._best(now_s)]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
         return json.dumps({"known": known, "banned": bans}, indent=1).encode()
 

@@ -77,7 +77,9 @@ class SybilGroups:
 
     def _share(self, voters: Sequence[KnownPeer], says: Callable[[KnownPeer], bool]) -> tuple[float, float]:
         ballots = self._ballots(voters)
-        return sum(weight for weight, peers in ballots for entry in peers if says(entry)), sum(weight * len(peers) for weight, peers in ballots)
+        return sum(weight for weight, peers in ballots for entry in peers if says(entry)), sum(
+            weight * len(peers) for weight, peers in ballots
+        )
 
     def _ballots(self, voters: Sequence[KnownPeer]) -> list[tuple[float, SybilGroup]]:
         """Return the voters by invite, with the weight of each one of them."""

