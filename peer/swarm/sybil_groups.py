@@ -11,12 +11,14 @@ Networks are those from which peers have connected to us, or at which we have re
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
-from gossamer.protocol.identity import PeerId
+from gossamer.protocol.identity import PeerId, signable
 from gossamer.protocol.messages.terms import RunTerms, vouched_by
+from gossamer.protocol.run.invite import Credential
 
 SybilGroup = list[KnownPeer]
 STRANGER = "a stranger"
@@ -56,10 +58,16 @@ class SybilGroups:
         said, total = self._share(voters, says)
         return 2 * (said + bool(own)) >= total + (own is not None) - EPSILON
 
-    def most_say(self, voters: Sequence[KnownPeer], says: Callable[[KnownPeer], bool]) -> bool:
-        """Tell whether more than half of the groups of these voters agree, ourselves counted as one that does not."""
+    def share(self, voters: Sequence[KnownPeer], says: Callable[[KnownPeer], bool], own: bool) -> float:
+        """Return the share of the weight of these voters and ours that agrees; `own` tells whether we do."""
         said, total = self._share(voters, says)
-        return 2 * said > total + 1 + EPSILON
+        return (said + own) / (total + 1)
+
+    def drawn(self, peer: PeerId, credential: Credential | None) -> tuple[bytes, bytes]:
+        """Return a peer's place in an order that is the same for all: by its invite, whose key no guest has chosen, then by its id."""
+        voucher = vouched_by(peer, credential, self.terms) or peer
+        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw)).digest() for one in (voucher, peer))
+        return first, second
 
     def half_name(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:
         """Tell whether more than half of the groups have `many` members, or all reachable ones, among these peers."""

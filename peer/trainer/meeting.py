@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
-from gossamer.optim.noloco import NoLoCo, token_weight
+from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
 
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
@@ -106,6 +106,8 @@ class MeetingSide:
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
         self.state.gate.accept(accepted.gap_length, accepted.own)
+        if self._rule is FINISH:
+            self.state.final_gap = max(self.state.final_gap, accepted.gap_length)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
         movement = self.snapshot - self.state.here(self.state.slow)
