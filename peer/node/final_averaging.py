@@ -60,7 +60,7 @@ class FinalAveraging:
             self._rounds.clear()
 
     async def _average_and_agree(self) -> bool:
-        _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_first(), self._average())]
+        _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_agreed(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
             averaging.cancel()

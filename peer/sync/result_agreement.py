@@ -5,9 +5,9 @@
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
-4. If half of them have others for PATIENCE_S, no result is agreed: all give up theirs, average again, and write anew. Twice at most.
-5. A peer with a result stays until all within reach have the same one, or all its pieces: for LINGER_S at most, or longer while a peer
-   still fetches.
+4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed: we give it up, average again, and write anew. Twice at most.
+5. A peer with a result stays until all within reach have the same one, or all its pieces: until nothing has changed for LINGER_S, or longer
+   while a peer still fetches.
 
 Only partners, peers that we have met, have a say. A peer without any asks a few strangers of each invite or network, until these have cost
 us TRIES useless answers. So a Sybil group delays an ending by seconds at most.
@@ -52,6 +52,7 @@ MOST_SPLITS = 2  # after which the peers average again
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
+MOST_LINGER_S = 60.0  # while they do not agree
 SOURCES = 4  # at once
 TRIES = 3  # useless answers of strangers that share an invite or a network
 STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # a transfer between strangers takes no longer than this, and is no slower
@@ -80,7 +81,9 @@ class ResultAgreement:
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _heard_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
     _began_s: float | None = None  # when we first looked for this result; loop time
-    _split_s: float | None = None  # since when half of the partners have had others
+    _fetching: set[PeerId] = field(default_factory=set)  # who fetches or judges our result
+    _changed_s: float = -math.inf  # when a partner last had another result than before
+    _split_s: float | None = None  # since when half of the partners have not had ours
     _num_splits: int = 0
 
     async def run(self) -> bool:
@@ -101,10 +104,13 @@ class ResultAgreement:
         """Ask peers which result they have, and return what we may take. This also shows who is at the end."""
         known = self._speakers()
         asked = self.sources.rng.sample(known, min(ASKED, len(known)))
-        for entry, name in await self.sources.ask_all(asked, self._settled_name, ANSWER_S):
-            self._held[entry.peer_id] = b"" if isinstance(name, GossamerError) else name
+        for entry, name in await self.sources.ask_all(asked, self._name_at, ANSWER_S):
             if isinstance(name, GossamerError):
                 self._useless.update(() if entry.has_met else self.sources.groups.answerable(entry))
+                continue
+            if entry.has_met and name != self._held.get(entry.peer_id, b""):
+                self._changed_s = loop_s()
+            self._held[entry.peer_id] = name
         found = Found()
         for entry in self.sources.book.live(loop_s()):
             if held := self._held.get(entry.peer_id):
@@ -114,11 +120,13 @@ class ResultAgreement:
             self._heard_s = loop_s() + HEARD_S
         return found
 
-    async def take_first(self) -> None:
-        """Wait until a peer has a result that is good enough, and take it."""
+    async def take_agreed(self) -> None:
+        """Wait until there is a result that is agreed, and take it."""
         while self.own.result is None:
-            if found := await self.find():
+            found = await self.find()
+            if any(map(self._is_agreed, found)):
                 await self.take(found)
+            self._began_s = None  # nobody's turn has come before our averaging has ended
             await asyncio.sleep(PAUSE_S)
 
     async def take(self, found: Found) -> None:
@@ -165,14 +173,21 @@ class ResultAgreement:
         """Tell whether more than half of the partners at the end and we have this result."""
         return self._share(lambda their: their == name) > 0.5
 
+    def _has_half(self, name: bytes) -> bool:
+        """Tell whether more than half of the partners at the end and we have this result, or are about to judge it."""
+        said = self.sources.groups.share(
+            self._voters(), lambda entry: entry.peer_id in self._fetching or self._held.get(entry.peer_id) == name, own=True
+        )
+        return said > 0.5
+
     def _share(self, says: Callable[[bytes], bool]) -> float:
         own = self.own.result.name if self.own.result else b""
         return self.sources.groups.share(self._voters(), lambda entry: says(self._held.get(entry.peer_id, b"")), says(own))
 
     def _is_split(self) -> bool:
-        """Tell whether half of the partners and we have had other results for so long that none of them will be agreed."""
+        """Tell whether half of the partners and we have not taken ours for so long that it will not be agreed."""
         own = self.own.result
-        if own is None or self._num_splits >= MOST_SPLITS or self._share(lambda their: their not in (b"", own.name)) < 0.5:
+        if own is None or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
@@ -183,6 +198,7 @@ class ResultAgreement:
         self.emit(ProcessReported("finishing", "the partners have different results: averaging again"))
         self._refused |= {name for name in (*self._held.values(), self.own.result.name if self.own.result else b"") if name}
         self._held.clear()
+        self._fetching.clear()
         self.own.result, self.lifecycle.has_agreed = None, False
         self._began_s = self._split_s = None
         self._num_splits += 1
@@ -233,6 +249,7 @@ class ResultAgreement:
         if adopted.reason:
             files.remove(self.file)
             self._refused.add(name)
+            self._heard_s = -math.inf
             self.emit(ProcessReported("finishing", f"kept our own weights: {adopted.reason}"))
             return False
         self._refused |= {self.own.result.name} if self.own.result else set()
@@ -305,8 +322,8 @@ class ResultAgreement:
 
     async def _linger(self) -> bool:
         """Stay until all within reach have our result, or take the one that is agreed. False: there is none."""
-        began_s = loop_s()
-        while loop_s() < began_s + LINGER_S or self._is_needed(began_s):
+        began_s = self._changed_s = loop_s()
+        while loop_s() < self._until(began_s) or self._is_needed(began_s):
             result = self.own.result
             assert result is not None
             if found := await self.find():
@@ -314,10 +331,14 @@ class ResultAgreement:
             elif self._is_split():
                 self._give_up()
                 return False
-            elif self._split_s is None and await self._all_have(result.name, began_s + LINGER_S):
+            elif self._split_s is None and await self._all_have(result.name, self._until(began_s)):
                 return True
             await asyncio.sleep(PAUSE_S)
         return True
+
+    def _until(self, began_s: float) -> float:
+        """Return until when to stay: longer while partners still change what they have."""
+        return min(self._changed_s + LINGER_S, began_s + MOST_LINGER_S)
 
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
@@ -343,6 +364,14 @@ class ResultAgreement:
                         return False
                 return True
         return False
+
+    async def _name_at(self, source: Source) -> bytes:
+        """Return as `_settled_name`; note whether a source that has no result fetches ours."""
+        name, own = await self._settled_name(source), self.own.result
+        self._fetching.discard(source.peer_id)
+        if own is not None and not name and (await source.header(ContentsKind.RESULT_PIECES)).name == own.name:
+            self._fetching.add(source.peer_id)
+        return name
 
     async def _settled_name(self, source: Source) -> bytes:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
