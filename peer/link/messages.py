@@ -141,6 +141,7 @@ class Adopt(OfFile):
 
     global_step: int
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
+    is_agreed: bool = False  # most partners have taken it: only its form is judged
 
 
 class Drop(OfMeeting):

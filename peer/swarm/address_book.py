@@ -18,7 +18,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.protocol.addresses import network_of, route, with_peer
+from gossamer.protocol.addresses import network_of, network_seen, route, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
@@ -60,6 +60,8 @@ class KnownPeer:
     refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
     unwelcome_until_s: float = 0.0  # its own calls are refused too
+    network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
+    was_met: bool = False  # a meeting with it completed in an earlier session
     meetings: int = 0  # completed with it
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
@@ -76,6 +78,11 @@ class KnownPeer:
     def has_global_step(self) -> bool:
         """Whether its global step is known."""
         return self.record is not None or self.global_step > 0
+
+    @property
+    def has_met(self) -> bool:
+        """Whether a meeting with it has ever completed: only then it has a vote."""
+        return self.meetings > 0 or self.was_met
 
     @property
     def is_familiar(self) -> bool:
@@ -161,6 +168,11 @@ class AddressBook:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
             self._entries[peer_id].global_step = global_step
+
+    def connected(self, peer_id: PeerId, observed: str) -> None:
+        """Note the multiaddr at which a connection shows a known peer, empty if that is unknown."""
+        if peer_id in self._entries:
+            self._entries[peer_id].network = network_seen(observed)
 
     def note_meeting(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
@@ -296,7 +308,7 @@ class AddressBook:
 
     def to_bytes(self, now_s: float) -> bytes:
         """Return the best peers and the bans as a file for the next session."""
-        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses)} for entry in self._best(now_s)]
+        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met} for entry in self._best(now_s)]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
         return json.dumps({"known": known, "banned": bans}, indent=1).encode()
 
@@ -305,15 +317,18 @@ class AddressBook:
         try:
             content = json.loads(path.read_text())
             for line in content["known"]:
+                peer_id = PeerId.from_text(line["peer"])
                 for address in line["addresses"]:
-                    self.add_address(PeerId.from_text(line["peer"]), str(address), now_s)
+                    self.add_address(peer_id, str(address), now_s)
+                if peer_id in self._entries:
+                    self._entries[peer_id].was_met = bool(line.get("met", False))
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
         except (OSError, ValueError, KeyError, TypeError, GossamerError):
             return
 
     def _best(self, now_s: float) -> list[KnownPeer]:
-        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, -entry.seen_s))[:KEPT]
+        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, not entry.was_met, -entry.seen_s))[:KEPT]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)
@@ -330,9 +345,9 @@ class AddressBook:
         """Remove a peer that is not live or fails; else, of those never met, the oldest of the most common origin."""
         num_from = Counter(origin for entry in self._entries.values() for origin in entry.origins)
 
-        def badness(entry: KnownPeer) -> tuple[bool, int, int, int]:
+        def badness(entry: KnownPeer) -> tuple[bool, int, bool, int, int]:
             num_alike = sum(num_from[origin] for origin in entry.origins if origin)
-            return not self._is_live(entry, now_s), entry.failures, -entry.meetings, num_alike
+            return not self._is_live(entry, now_s), entry.failures, not entry.has_met, -entry.meetings, num_alike
 
         worst = max(self._entries.values(), key=badness)  # the first of equals
         del self._entries[worst.peer_id]

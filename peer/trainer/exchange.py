@@ -112,11 +112,11 @@ class TrainerExchange:
         """Start to read the link."""
         self._thread.start()
 
-    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted]:
+    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted | messages.WriteResult | messages.Adopt]:
         """Carry out and answer what waits for a step boundary; yield, in order, what the training loop must act upon.
 
-        These are Start, FinishDone, and the Adopted of a state that was accepted from peers that still train. Exhaust the iterator before
-        the next inner step. Raises an exception of the exchange's thread: a bug of ours.
+        These are Start, FinishDone, the Adopted of a state that was accepted from peers that still train, and the request about a result.
+        Exhaust the iterator before the next inner step. Raises an exception of the exchange's thread: a bug of ours.
         """
         if self._bug is not None:
             raise self._bug
@@ -132,8 +132,9 @@ class TrainerExchange:
                 self._link.send(reply, self._session)
             if isinstance(request, messages.Start | messages.FinishDone):
                 yield request
-            elif isinstance(request, messages.Adopt) and request.is_result:
+            elif isinstance(request, messages.WriteResult) or (isinstance(request, messages.Adopt) and request.is_result):
                 self.send_progress()
+                yield request
             elif isinstance(reply, messages.Adopted) and reply.accepted:
                 yield reply
         if count:

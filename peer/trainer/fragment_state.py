@@ -28,6 +28,7 @@ FIRST_ALLOWANCE: Final = 2.0  # of the message's length: a peer that has met nob
 FULL_STEPS: Final = 60.0  # own steps: the level to which the allowance grows again, or falls
 EARNED: Final = 0.1  # of our own movement
 LEAST_KEPT: Final = 0.25  # of a gap: a message of which less could be merged is refused
+FINAL: Final = 2.0  # times the longest gap of the last averaging; two peers of it may both have been met by a third alone
 UNRELATED: Final = 0.99  # of the longer message's length
 
 
@@ -171,6 +172,7 @@ class FragmentState:
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
+        self.final_gap = 0.0  # the longest in the last averaging; 0: there was none
         self._parameters = parameters
         self._owed: Tensor | None = None  # still to be added to the model's fast weights
 
@@ -202,6 +204,13 @@ class FragmentState:
         """Return the fast weights as they are after the next `move_fast_weights`: a new f32[numel]."""
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
+
+    def reaches(self, weights: Tensor) -> bool:
+        """Return whether the run's result may have these weights: as far from ours as the last averaging explains, if we took part."""
+        fast = self.fast()
+        moved, away = length_of(fast - self.on_device(self.slow)), length_of(self.on_device(weights) - fast)
+        own = Lengths(self.since.moved(moved), moved / max(1, self.since.steps), length_of(fast), 0.0, 0.0)
+        return not self.final_gap or away <= max(FINAL * self.final_gap, self.gate.limit(own))
 
     def take_solo_step(self, rule: NoLoCo) -> None:
         """Take the outer step without a partner. The model itself is moved by `move_fast_weights`."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
-from gossamer.optim.noloco import NoLoCo, token_weight
+from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
 from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
 
@@ -138,6 +138,8 @@ class MeetingSide:
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
         self.state.gate.accept(accepted.gap_length, accepted.own, accepted.part)
+        if self._rule is FINISH:
+            self.state.final_gap = max(self.state.final_gap, accepted.gap_length)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
         movement = self.snapshot - self.state.on_device(self.state.slow)

@@ -194,6 +194,9 @@ class Trainer:
                 case messages.FinishDone():
                     if self._replica.phase is RunPhase.FINISH:
                         self.state = State.OVER
+                case messages.WriteResult() | messages.Adopt():  # the run may be over for the others before this trainer could be restarted
+                    if self._replica.phase is RunPhase.FINISH:
+                        self._saver.save(self._replica)
                 case messages.Adopted():
                     if self._saver.has_checkpoint:
                         self._saver.begin(self._replica, self._reading())

@@ -135,10 +135,13 @@ class Checkpoint:
 
 
 class Disk(Saver):
-    """Keeps nothing: what survives a peer, the test saves."""
+    """Keeps nothing: what survives a peer, the test saves, when it wants or `on_save`."""
+
+    on_save: Callable[[], None]
 
     def save(self, replica: Replica) -> None:
         self.has_checkpoint = True
+        self.on_save()
 
     def begin(self, replica: Replica, reading: AbstractContextManager[None] = ALONE) -> None:
         self.has_checkpoint = True
@@ -164,7 +167,9 @@ class Trainer:
         self._end = End()
         now_s = asyncio.get_running_loop().time
         self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit, random.Random(0))
+        self.on_save: Callable[[], None] = lambda: None
         saver = Disk(Home(config.home), config, child.emit, now_s)
+        saver.on_save = lambda: self.on_save()
         self._real = real.Trainer(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
 
     @property

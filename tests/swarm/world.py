@@ -54,6 +54,7 @@ class Habits:
 
     step_s: float = 0.25
     optimizer_s: float | None = None  # that a step lasts after its gradient's `step_s`; None: it takes no time, and `step_s` lies between
+    text: int = 0  # on which of the texts it trains, and by which it judges
     waits_for_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
     has_start: bool = True
@@ -172,6 +173,8 @@ class Peer:
         """Have it show this from its next start on, and live in a network of its own if `place` names one."""
         self.habits = replace(self.habits, credential=credential)
         self.addresses = (f"/ip4/20.{place}.0.1/tcp/4001",) if place else ADDRESSES
+        if place:
+            self.swarm.network.places[self.peer_id] = self.addresses[0]
         return self
 
     # ---- life ----
@@ -272,7 +275,7 @@ class Peer:
         return paced
 
     def _new_replica(self, emit: Callable[[Event], None]) -> CountedReplica:
-        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw, emit)
+        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw, emit, self.habits.text)
         if self.checkpoint is not None:
             replica.restore(self.checkpoint.tensors, self.checkpoint.state)
         return replica
