@@ -1,7 +1,8 @@
 """The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/sync/result_agreement.py).
 
 Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. The rounds and the wait start anew
-whenever a partner reaches the end, or comes back to it after a restart. A peer that still trains is waited for if it would arrive within WAIT_S at our own pace.
+whenever a partner reaches the end, or comes back to it after a restart. A peer that still trains is waited for if it would arrive within
+WAIT_S at our own pace.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class FinalAveraging:
         self._rounds[fragment] += 1
 
     async def run(self) -> None:
-        """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle. Again, where they differ."""
+        """Average until every fragment has had its rounds, the time is up, or a peer has a result; agree. Repeat where results differ."""
         while not await self._average_and_agree():
             self._rounds.clear()
 

@@ -5,7 +5,8 @@
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
-4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed: we give it up, average again, and write anew. Twice at most.
+4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed: we give it up, average again, and write anew, twice at
+   most.
 5. A peer with a result stays until all within reach have the same one, or all its pieces: until nothing has changed for LINGER_S, or longer
    while a peer still fetches.
 
