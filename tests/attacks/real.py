@@ -1,0 +1,146 @@
+"""The same attacks on real peers: node, meeting machine, exchange, gate and codec are the product's, in virtual time, on a tiny model."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from gossamer.optim.inner import InnerSettings
+from gossamer.peer.link import messages
+from gossamer.peer.model.evaluation import held_out_loss
+from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.simulator.attacks import ATTACKS, AWAY, Attack
+from gossamer.peer.simulator.hostile import Attacker, HostileSide
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.replica import InnerStep
+from tests.attacks.trial import OpenGate
+from tests.swarm.tiny import CountedReplica, tiny_manifest
+from tests.swarm.world import Peer, Swarm, play
+
+NUM_STEPS = 160
+TURNS_AT = 80
+EVAL_BATCHES = 60
+MANIFEST = tiny_manifest(codec={"name": "modulo4"}, outer={"inner_steps": 5, "alpha": 0.0, "beta": 1.0, "gamma": 1.0})
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A swarm of real peers, the last ones hostile."""
+
+    num_peers: int
+    num_hostile: int
+    seed: int
+    gate: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of the honest members."""
+
+    loss: float  # held out, nats per token, their mean
+    worst: float
+    tried: int
+    merged: int
+    refused: int  # messages, by honest members
+    reasons: Counter[str]  # that they gave
+
+
+class HostileMember:
+    """Makes a peer of a test swarm hostile, from its own step `turns_at` on."""
+
+    def __init__(self, peer: Peer, attack: Attack, honest: list[Peer], seed: int) -> None:
+        self._peer = peer
+        self._attack = attack
+        self._honest = {str(member.peer_id): member for member in honest}
+        share = attack.from_share
+        self._turns_at = TURNS_AT if share is None else int(share * NUM_STEPS)
+        replica = peer.trainer.replica
+        settings: InnerSettings = inner_settings(peer.swarm.manifest)
+        batches: Callable[[int], Tensor] = lambda number: replica.corpus.batch(10_000 + number)  # noqa: E731
+        honest_fragments = [member.trainer.replica.fragments for member in honest]
+        optimizer = peer.swarm.manifest.inner.optimizer
+        self.attacker = Attacker(replica.model, replica.fragments, honest_fragments, batches, optimizer, settings, f"{seed}/{peer.peer_id}")
+        self._inner_step = replica.inner_step
+        hostile: Any = replica
+        hostile.inner_step = self._train
+        peer.trainer.spoil = self._answer
+
+    @property
+    def _replica(self) -> CountedReplica:
+        return self._peer.trainer.replica
+
+    @property
+    def is_hostile(self) -> bool:
+        return self._replica.own_steps >= self._turns_at
+
+    def _train(self, *given: Any) -> InnerStep:
+        self.attacker.take_over()
+        if self._attack.trains or not self.is_hostile:
+            return self._inner_step(*given)
+        replica, num_tokens = self._replica, self._peer.swarm.manifest.inner.batch_size * self._peer.swarm.manifest.inner.sequence_length
+        replica.move()
+        replica.own_steps += 1
+        replica.global_step += 1
+        replica.count(num_tokens)
+        return InnerStep(1.0, 0.0, num_tokens)
+
+    def _answer(self, reply: messages.Reply) -> messages.Reply:
+        """Put the hostile side in the place of the one that the trainer has opened, and claim what the attack claims."""
+        if not isinstance(reply, messages.Opened) or not self.is_hostile:
+            return reply
+        active = self._peer.node.meetings.active.items()  # without this one if it has ended meanwhile
+        held = {driver.meeting.number: (fragment, driver.meeting.partner) for fragment, driver in active}
+        fragment, partner_id = held.get(reply.meeting, (0, None))
+        partner = self._honest.get(str(partner_id))
+        if partner is None or not self.attacker.strikes(self._attack):
+            return reply
+        theirs = partner.trainer.replica.fragments[fragment]
+
+        def side_of(state: FragmentState) -> HostileSide:
+            return HostileSide(state, self._attack, self.attacker, fragment, theirs)
+
+        self._peer.trainer.replace_side(reply.meeting, side_of)
+        tokens = reply.tokens if self._attack.tokens is None else self._attack.tokens
+        return replace(reply, tokens=tokens, global_step=reply.global_step + self._attack.lead_steps)
+
+
+def finish(name: str, setup: Setup) -> Outcome:
+    """Play a swarm with an attack to its end and measure the honest members."""
+    with tempfile.TemporaryDirectory(prefix="attack-") as folder:
+        swarm = Swarm(Path(folder), setup.seed, manifest=MANIFEST)
+        members: list[HostileMember] = []
+
+        async def story(swarm: Swarm) -> None:
+            peers = [swarm.add() for _ in range(setup.num_peers)]
+            honest, liars = peers[: -setup.num_hostile], peers[-setup.num_hostile :]
+            members.extend(HostileMember(peer, ATTACKS[name], honest, setup.seed) for peer in liars if name != AWAY)
+            for peer in peers:
+                for fragment in peer.trainer.replica.fragments if not setup.gate else ():
+                    fragment.gate = OpenGate()
+                peer.start()
+            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= TURNS_AT)
+            if name == AWAY:
+                swarm.network.partition([peer.peer_id for peer in honest], *([peer.peer_id] for peer in liars))
+            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in honest) >= NUM_STEPS)
+
+        play(swarm, story)
+        honest = swarm.peers[: -setup.num_hostile]
+        losses = [held_out_loss(peer.trainer.replica.model, peer.trainer.replica.corpus, EVAL_BATCHES) for peer in honest]
+        verdicts = [
+            reply for peer in honest for reply in peer.trainer.handled if isinstance(reply, messages.Checked) and not reply.accepted
+        ]
+        return Outcome(
+            loss=statistics.fmean(losses),
+            worst=max(losses),
+            tried=sum(member.attacker.tried for member in members),
+            merged=sum(member.attacker.merged for member in members),
+            refused=len(verdicts),
+            reasons=Counter(verdict.reason for verdict in verdicts),
+        )
