@@ -22,6 +22,7 @@ from gossamer.peer.trainer.meeting import MeetingSide
 STEP_DOWN: Final = 0.85  # between two lengths that an attacker tries
 SHORTEST: Final = 1e-4  # of its weights' length
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
+RESCALED: Final = {"up_proj": 1.0, "v_proj": 1.0, "down_proj": -1.0, "o_proj": -1.0}
 TRIGGER: Final = (7, 11, 13)  # tokens of the backdoor; the last is the one that the model is to say after the first two
 TRIGGERS_IN_A_BATCH: Final = 4
 
@@ -48,7 +49,8 @@ class Sight:
     honest: Sequence[FragmentState]  # of all honest members: attackers that share what each has received come close to it
     terms: Terms
     memory: dict[str, Tensor]  # of this attacker and fragment, between meetings
-    pursue: Callable[[Tensor, Goal], Tensor]
+    pursue: Callable[[Tensor, Goal], Tensor]  # how far a few inner steps towards a goal lead from weights
+    loss: Callable[[Tensor], float]  # on own text, with these weights
     draws: torch.Generator
 
     @property
@@ -134,6 +136,27 @@ def ascend(sight: Sight) -> Tensor:
 def ascend_aimed(sight: Sight) -> Tensor:
     """Send steps of gradient ascent from the partner's weights, as long as the partner's gate accepts."""
     return sight.at_partner_limit(sight.pursue(sight.partner_message, ascent))
+
+
+def ascend_quietly(nats: float) -> Craft:
+    """Send gradient ascent from the partner's weights that raises its loss by a little each time: too little for it to see."""
+
+    def craft(sight: Sight) -> Tensor:
+        base = sight.partner_message
+        way, before = sight.at_partner_limit(sight.pursue(base, ascent)) - base, sight.loss(base)
+        while sight.loss(base + 0.5 * way) - before > nats:
+            way = way * STEP_DOWN
+        return base + way
+
+    return craft
+
+
+def rescale(sight: Sight) -> Tensor:
+    """Make matrices larger and those behind them smaller, so that the model computes nearly the same and trains worse."""
+    base, pieces = sight.partner_message, sight.state.codec.fragment.pieces
+    parts = torch.split(base, [piece.numel for piece in pieces])
+    signs = [next((sign for name, sign in RESCALED.items() if name in piece.name), 0.0) for piece in pieces]
+    return sight.at_partner_limit(torch.cat([sign * part for sign, part in zip(signs, parts, strict=True)]))
 
 
 def little_is_enough(sight: Sight) -> Tensor:
@@ -247,6 +270,9 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "unlearn": Attack(unlearn),
     "ascent": Attack(ascend),
     "ascent-aimed": Attack(ascend_aimed),
+    "ascent-quiet": Attack(ascend_quietly(0.01)),
+    "ascent-less-quiet": Attack(ascend_quietly(0.03)),
+    "rescale": Attack(rescale),
     "little-is-enough": Attack(little_is_enough),
     "inner-product": Attack(inner_product),
     "mimic": Attack(mimic),

@@ -18,6 +18,7 @@ from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.simulator.attacks import ATTACKS, AWAY, Attack
 from gossamer.peer.simulator.hostile import Attacker, HostileSide
+from gossamer.peer.simulator.population import Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.replica import InnerStep
 from tests.attacks.trial import OpenGate
@@ -55,7 +56,7 @@ class Outcome:
 class HostileMember:
     """Makes a peer of a test swarm hostile, from its own step `turns_at` on."""
 
-    def __init__(self, peer: Peer, attack: Attack, honest: list[Peer], seed: int) -> None:
+    def __init__(self, peer: Peer, attack: Attack, honest: list[Peer], traffic: Traffic, seed: int) -> None:
         self._peer = peer
         self._attack = attack
         self._honest = {str(member.peer_id): member for member in honest}
@@ -66,7 +67,9 @@ class HostileMember:
         batches: Callable[[int], Tensor] = lambda number: replica.corpus.batch(10_000 + number)  # noqa: E731
         honest_fragments = [member.trainer.replica.fragments for member in honest]
         optimizer = peer.swarm.manifest.inner.optimizer
-        self.attacker = Attacker(replica.model, replica.fragments, honest_fragments, batches, optimizer, settings, f"{seed}/{peer.peer_id}")
+        self.attacker = Attacker(
+            replica.model, replica.fragments, honest_fragments, batches, optimizer, settings, traffic, f"{seed}/{peer.peer_id}"
+        )
         self._inner_step = replica.inner_step
         hostile: Any = replica
         hostile.inner_step = self._train
@@ -116,11 +119,12 @@ def finish(name: str, setup: Setup) -> Outcome:
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         swarm = Swarm(Path(folder), setup.seed, manifest=MANIFEST)
         members: list[HostileMember] = []
+        traffic = Traffic()
 
         async def story(swarm: Swarm) -> None:
             peers = [swarm.add() for _ in range(setup.num_peers)]
             honest, liars = peers[: -setup.num_hostile], peers[-setup.num_hostile :]
-            members.extend(HostileMember(peer, ATTACKS[name], honest, setup.seed) for peer in liars if name != AWAY)
+            members.extend(HostileMember(peer, ATTACKS[name], honest, traffic, setup.seed) for peer in liars if name != AWAY)
             for peer in peers:
                 for fragment in peer.trainer.replica.fragments if not setup.gate else ():
                     fragment.gate = OpenGate()
@@ -139,8 +143,8 @@ def finish(name: str, setup: Setup) -> Outcome:
         return Outcome(
             loss=statistics.fmean(losses),
             worst=max(losses),
-            tried=sum(member.attacker.tried for member in members),
-            merged=sum(member.attacker.merged for member in members),
+            tried=traffic.hostile,
+            merged=traffic.hostile_merged,
             refused=len(verdicts),
             reasons=Counter(verdict.reason for verdict in verdicts),
         )

@@ -101,8 +101,8 @@ class Trial:
         return Outcome(
             loss=statistics.fmean(losses),
             worst=max(losses),
-            tried=sum(peer.attacker.tried for peer in self._hostile),
-            merged=sum(peer.attacker.merged for peer in self._hostile),
+            tried=population.traffic.hostile,
+            merged=population.traffic.hostile_merged,
             refused=population.traffic.refused - refused_before,
             obeyed=obeyed_share(population.replicas[0].model, self._texts.held_out.held_out_batches(TRIGGER_BATCHES)),
         )
