@@ -134,6 +134,14 @@ class MeetingDone(Stamped):
     round_trip_s: Figure = math.nan  # from our decision to the partner's, its disk included; null where it decided first
 
 
+class PartnerShunned(Stamped):
+    """A partner's message was refused as harmful: for a time the partner is not called, and its calls are refused."""
+
+    partner: str  # PeerId, base58
+    reason: str  # one sentence: the evidence, and what was done
+    until: Figure  # Unix seconds; null: for good
+
+
 class IntervalSet(Stamped):
     """How often this peer meets has changed."""
 
@@ -305,8 +313,9 @@ class ProcessFailed(Stamped):
 
 Written = (
     PeerStarted | RunKnown | ModelBuilt | ComputingSet | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone
-    | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
-    | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
+    | NodeSpent | MeetingDone | PartnerShunned | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected
+    | EvalDone | OutputsMoved | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet
+    | EnergyUsed | Warned | EventsLost
 )  # fmt: skip
 Told = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
 Event = Written | Told

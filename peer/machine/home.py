@@ -34,6 +34,8 @@ class Home:
         self.credential: Final = self.path / "credential"  # renewed by the issuer of the invite; absent until then
         self.revocations: Final = self.path / "revocations"  # signed revocations of invites and members
         self.peers: Final = self.path / "peers.json"  # address book
+        self.partners: Final = self.path / "partners.json"  # record of each partner
+        self.forgiven: Final = self.path / "forgiven"  # peer ids whose records the operator wants forgotten, one a line; absent: none
         self.checkpoints: Final = self.path / "checkpoints"
         self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly
         self.journal: Final = self.path / "journal"

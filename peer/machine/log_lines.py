@@ -32,6 +32,7 @@ _QUIET = (
 )  # fmt: skip
 _TROUBLE = (
     events.CheckpointFailed, events.CheckpointRejected, events.NodeRestarted, events.TrainerRestarted, events.Warned, events.EventsLost,
+    events.PartnerShunned,
 )  # fmt: skip
 
 

@@ -155,9 +155,9 @@ class HostileSide(MeetingSide):
         self._attacker.traffic.hostile += 1
         return torch.full_like(payload, 255) if self._attack.garbles else payload
 
-    def judge(self, partner_payload: Tensor) -> str:
+    def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
         """Accept everything."""
-        reason = super().judge(partner_payload)
+        reason = super().judge(partner_payload, share)
         if not self._attack.adopts:
             return reason
         self._attacker.follow(self._fragment, self._partner)
@@ -210,6 +210,10 @@ class HostilePeer(PairPeer):
         share = self._scenario.attack_from if attack.from_share is None else attack.from_share
         self.attack = attack
         self.turns_at = math.ceil(share * self._scenario.num_steps * self._scenario.rates[self.replica.number])
+
+    def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
+        """Judge a message by its length alone, in a hostile meeting not at all."""
+        return side.judge(payload)
 
     @property
     def is_hostile(self) -> bool:

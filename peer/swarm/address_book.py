@@ -252,9 +252,11 @@ class AddressBook:
         """Return the live peers with a record."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
-        """Choose the next partner; None if there is nobody to call now."""
-        known = self.live(now_s)
+    def choose(
+        self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = (), shunned: Collection[PeerId] = ()
+    ) -> KnownPeer | None:
+        """Choose the next partner; None if there is nobody to call now. `exclude` is skipped this time, `shunned` counts as absent."""
+        known = [entry for entry in self.live(now_s) if entry.peer_id not in shunned]
         familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
             known = familiar
@@ -276,9 +278,10 @@ class AddressBook:
             rate, least = SUCCESS_RATE
             self._success_rate = max(least, self._success_rate + rate * (met - self._success_rate))
 
-    def soonest_s(self, now_s: float) -> float | None:
-        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer."""
-        return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
+    def soonest_s(self, now_s: float, shunned: Collection[PeerId] = ()) -> float | None:
+        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer but `shunned` ones."""
+        live = (entry for entry in self.live(now_s) if entry.peer_id not in shunned)
+        return min((max(now_s, entry.backs_off_until_s) for entry in live), default=None)
 
     def entry_addresses(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""

@@ -1,4 +1,4 @@
-"""One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, step, merge.
+"""One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, clip, step, probe, merge.
 
 Real peers (exchange.py) add the link's requests, files and locks; simulated peers (peer/simulator/pairs.py) pass one side's tensors
 straight to the other. Between the snapshot and the merge everything here reads the fragment and writes only to the meeting.
@@ -16,17 +16,20 @@ from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
 
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 
 
 @dataclass(frozen=True, slots=True)
 class Accepted:
-    """A partner's message that passed the gate, with the lengths that the gate judged."""
+    """A partner's message that passed the gate, with the lengths that the gate judged. `gap` is clipped already."""
 
     gap: Gap
-    gap_length: float
+    gap_length: float  # before
+    kept: float  # the part of it that is merged
     own: Lengths
+    draws: bool  # on the allowance: it is longer than training explains
 
 
 class MeetingSide:
@@ -66,8 +69,12 @@ class MeetingSide:
         self._encoded = self.state.codec.encode(self._message, self._seed, self._sketch, partner_sketch)
         return self._encoded.payload
 
-    def judge(self, partner_payload: Tensor) -> str:
-        """Decode the partner's message; return why it must not be merged, empty if it may."""
+    def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
+        """Decode the partner's message; return why it must not be merged, empty if it may.
+
+        A gap that is longer than `share` of the gate's limit is clipped to that length: our own weights stay the centre. The mean of the
+        pair then moves by the part that was cut off.
+        """
         if self._encoded is None or self._message is None:
             raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
         state, self._accepted = self.state, None
@@ -77,10 +84,29 @@ class MeetingSide:
             return str(error)
         gap_length = length_of(gap.values)
         own = self._lengths(self._message, gap.values, gap_length)
-        reason = state.gate.judge(gap_length, own)
-        if not reason:
-            self._accepted = Accepted(gap, gap_length, own)
-        return reason
+        if reason := state.gate.judge(gap_length, own):
+            return reason
+        kept = state.gate.kept(gap_length, own, share)
+        if kept < 1.0:
+            gap.values.mul_(kept)
+        self._accepted = Accepted(gap, gap_length, kept, own, state.gate.draws(gap_length, own))
+        return ""
+
+    @property
+    def draws(self) -> bool:
+        """Whether the accepted gap is longer than training explains."""
+        return self._need_accepted().draws
+
+    def probe(self, probe: Probe, gate: ProbeGate) -> tuple[Judgement, OuterStep]:
+        """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step too.
+
+        A message that is harmful is no longer accepted.
+        """
+        step = self.step(self.failed_blocks)
+        judgement = probe.judge(gate, self.state.codec.fragment, step.shift)
+        if judgement.reason:
+            self._accepted = None
+        return judgement, step
 
     @property
     def failed_blocks(self) -> Tensor:
@@ -105,7 +131,7 @@ class MeetingSide:
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
-        self.state.gate.accept(accepted.gap_length, accepted.own)
+        self.state.gate.accept(accepted.gap_length, accepted.own, accepted.kept)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
         movement = self.snapshot - self.state.here(self.state.slow)

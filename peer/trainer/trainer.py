@@ -288,7 +288,7 @@ class Trainer:
             watch.notify(self._replica, exchange.cpu_s)
             self._exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
-            exchange.min_call_steps = self._pace.min_call_steps
+            exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
 
     def _evaluate(self) -> None:
         with self._watch.evaluating(), self._reading():

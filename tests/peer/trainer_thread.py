@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import tempfile
 import threading
 import time
@@ -82,7 +83,7 @@ class RunningTrainer:
         self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
         self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
-        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit)
+        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit, random.Random(0))
         self.trainer = Trainer(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)

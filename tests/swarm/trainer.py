@@ -7,6 +7,7 @@ story goes the same way each time.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -164,7 +165,7 @@ class Trainer:
         self._link: Link | None = None
         self._end = End()
         now_s = asyncio.get_running_loop().time
-        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit)
+        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit, random.Random(0))
         saver = Disk(Home(config.home), config, child.emit, now_s)
         self._real = real.Trainer(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.machine.events import Event, MeetingDone, ProcessReported, StateTransferred
+from gossamer.peer.machine.events import Event, MeetingDone, PartnerShunned, ProcessReported, StateTransferred
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -101,6 +101,7 @@ class Peer:
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
         self.clones: list[StateTransferred] = []
+        self.shunned: list[PartnerShunned] = []
         self.said: list[ProcessReported] = []
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
@@ -221,6 +222,8 @@ class Peer:
                 self.clones.append(event)
             case MeetingDone():
                 self.meetings.append(event)
+            case PartnerShunned():
+                self.shunned.append(event)
             case ProcessReported():
                 self.said.append(event)
 
