@@ -21,6 +21,8 @@ from gossamer.peer.trainer.meeting import MeetingSide
 
 STEP_DOWN: Final = 0.85  # between two lengths that an attacker tries
 SHORTEST: Final = 1e-4  # of its weights' length
+PROBED_LENGTHS: Final = 30  # that an attacker tries at most
+PROBED_DRAWS: Final = 3  # of text for each
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
 RESCALED: Final = {"up_proj": 1.0, "v_proj": 1.0, "down_proj": -1.0, "o_proj": -1.0}
 TRIGGER: Final = (7, 11, 13)  # tokens of the backdoor; the last is the one that the model is to say after the first two
@@ -51,6 +53,9 @@ class Sight:
     memory: dict[str, Tensor]  # of this attacker and fragment, between meetings
     pursue: Callable[[Tensor, Goal], Tensor]  # how far a few inner steps towards a goal lead from weights
     loss: Callable[[Tensor], float]  # on own text, with these weights
+    probe: Callable[
+        [Tensor, Tensor], str
+    ]  # why the own probe would refuse to move weights by a shift, on text drawn anew; empty: it would not
     draws: torch.Generator
 
     @property
@@ -149,6 +154,17 @@ def ascend_quietly(nats: float) -> Craft:
         return base + way
 
     return craft
+
+
+def ascend_below_probe(sight: Sight) -> Tensor:
+    """Send gradient ascent from the partner's weights, as far as the own probe would not notice in several draws of text."""
+    base = sight.partner_message
+    way = sight.at_partner_limit(sight.pursue(base, ascent)) - base
+    for _ in range(PROBED_LENGTHS):
+        if not any(sight.probe(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
+            break
+        way = way * STEP_DOWN
+    return base + way
 
 
 def rescale(sight: Sight) -> Tensor:
@@ -260,6 +276,7 @@ class Attack:
     adopts: bool = True  # takes the partner's weights over after a meeting, and not its own outer step
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
+    has_new_keys: bool = False  # has another identity in each meeting
     garbles: bool = False  # the payload's bytes are not a message
 
 
@@ -270,8 +287,9 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "unlearn": Attack(unlearn),
     "ascent": Attack(ascend),
     "ascent-aimed": Attack(ascend_aimed),
-    "ascent-quiet": Attack(ascend_quietly(0.01)),
-    "ascent-less-quiet": Attack(ascend_quietly(0.03)),
+    "ascent-quiet": Attack(ascend_quietly(0.03)),
+    "ascent-below-probe": Attack(ascend_below_probe),
+    "ascent-new-keys": Attack(ascend_below_probe, has_new_keys=True),
     "rescale": Attack(rescale),
     "little-is-enough": Attack(little_is_enough),
     "inner-product": Attack(inner_product),

@@ -8,6 +8,7 @@ accept. `Attacker` and `HostileSide` know nothing of the simulator: tests/attack
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -27,6 +28,8 @@ from gossamer.peer.simulator.pairs import PairPeer
 from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica, Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, Since
 from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.probe import Probe, ProbeGate
+from gossamer.protocol.identity import PeerId
 
 LOSS_BATCHES: Final = 8  # on which an attacker measures a loss
 LOSS_FROM: Final = 1000  # the first of them
@@ -47,10 +50,14 @@ class Attacker:
         batches: Callable[[int], Tensor],
         optimizer: str,
         settings: InnerSettings,
+        probe: Probe,
+        probe_gate: ProbeGate,
         traffic: Traffic,
         seed: str,
     ) -> None:
         self.traffic = traffic
+        self._probe = probe
+        self._probe_gate = probe_gate
         self._model = model
         self._fragments = fragments
         self._honest = honest
@@ -79,6 +86,7 @@ class Attacker:
             memory=self._memories[fragment],
             pursue=lambda start, goal: self._pursue(self._fragments[fragment].codec.fragment, start, goal),
             loss=lambda weights: self._loss(self._fragments[fragment].codec.fragment, weights),
+            probe=lambda weights, shift: self._reason(self._fragments[fragment].codec.fragment, weights, shift),
             draws=self._draws,
         )
 
@@ -98,6 +106,15 @@ class Attacker:
         self._followed = {
             fragment: partner for fragment, partner in self._followed.items() if self._fragments[fragment].meeting is not None
         }
+
+    def _reason(self, piece: Fragment, weights: Tensor, shift: Tensor) -> str:
+        """Return why an honest peer that has met whom this one has met would refuse to move weights of a fragment by a shift."""
+        parameters = dict(self._model.named_parameters())
+        own = gather(piece, parameters)
+        scatter(piece, weights, parameters)
+        reason = self._probe.judge(copy.deepcopy(self._probe_gate), piece, shift).reason
+        scatter(piece, own, parameters)
+        return reason
 
     @torch.no_grad()
     def _loss(self, piece: Fragment, weights: Tensor) -> float:
@@ -193,6 +210,7 @@ class HostilePeer(PairPeer):
         scenario = population.scenario
         self._scenario = scenario
         self._honest = honest
+        self._keys = Random(f"{scenario.seed}/keys/{replica.number}")
         self.attacker = Attacker(
             replica.model,
             self.fragments,
@@ -200,6 +218,8 @@ class HostilePeer(PairPeer):
             lambda number: replica.batches.batch(replica.own_steps + number),
             scenario.manifest.inner.optimizer,
             scenario.inner(Fraction(1)),
+            self.probe,
+            self.probe_gate,
             population.traffic,
             f"{scenario.seed}/attack/{replica.number}",
         )
@@ -212,8 +232,8 @@ class HostilePeer(PairPeer):
         self.turns_at = math.ceil(share * self._scenario.num_steps * self._scenario.rates[self.replica.number])
 
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
-        """Judge a message by its length alone, in a hostile meeting not at all."""
-        return side.judge(payload)
+        """Judge a message as an honest member, in a hostile meeting not at all."""
+        return side.judge(payload) if isinstance(side, HostileSide) else super().judge(side, payload, partner)
 
     @property
     def is_hostile(self) -> bool:
@@ -238,6 +258,8 @@ class HostilePeer(PairPeer):
         """Open a meeting, hostile to honest members."""
         if isinstance(partner, HostilePeer) or not self.is_hostile or not self.attacker.strikes(self.attack):
             return super().open(fragment, partner)
+        if self.attack.has_new_keys:
+            self.peer_id = PeerId.of_public_key(self._keys.randbytes(32))
         return HostileSide(self.fragments[fragment], self.attack, self.attacker, fragment, partner.fragments[fragment])
 
 

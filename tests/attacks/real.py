@@ -5,14 +5,11 @@ from __future__ import annotations
 import statistics
 import tempfile
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
-from torch import Tensor
-
-from gossamer.optim.inner import InnerSettings
 from gossamer.peer.link import messages
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.plan import inner_settings
@@ -20,14 +17,16 @@ from gossamer.peer.simulator.attacks import ATTACKS, AWAY, Attack
 from gossamer.peer.simulator.hostile import Attacker, HostileSide
 from gossamer.peer.simulator.population import Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.probe import Probe, probe_pool
 from gossamer.peer.trainer.replica import InnerStep
-from tests.attacks.trial import OpenGate
+from tests.attacks.trial import OpenGate, OpenProbeGate
 from tests.swarm.tiny import CountedReplica, tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 NUM_STEPS = 160
 TURNS_AT = 80
 EVAL_BATCHES = 60
+FAR = 10_000  # batches of an attacker's text that nobody trains on
 MANIFEST = tiny_manifest(codec={"name": "modulo4"}, outer={"inner_steps": 5, "alpha": 0.0, "beta": 1.0, "gamma": 1.0})
 
 
@@ -63,12 +62,18 @@ class HostileMember:
         share = attack.from_share
         self._turns_at = TURNS_AT if share is None else int(share * NUM_STEPS)
         replica = peer.trainer.replica
-        settings: InnerSettings = inner_settings(peer.swarm.manifest)
-        batches: Callable[[int], Tensor] = lambda number: replica.corpus.batch(10_000 + number)  # noqa: E731
-        honest_fragments = [member.trainer.replica.fragments for member in honest]
-        optimizer = peer.swarm.manifest.inner.optimizer
+        manifest, random = peer.swarm.manifest, Random(f"{seed}/{peer.peer_id}")
         self.attacker = Attacker(
-            replica.model, replica.fragments, honest_fragments, batches, optimizer, settings, traffic, f"{seed}/{peer.peer_id}"
+            replica.model,
+            replica.fragments,
+            [member.trainer.replica.fragments for member in honest],
+            lambda number: replica.corpus.batch(FAR + number),
+            manifest.inner.optimizer,
+            inner_settings(manifest),
+            Probe(replica.model, replica.inner.computing.dtype, probe_pool(replica.corpus), random),
+            replica.probe_gate,
+            traffic,
+            f"{seed}/{peer.peer_id}",
         )
         self._inner_step = replica.inner_step
         hostile: Any = replica
@@ -114,6 +119,13 @@ class HostileMember:
         return replace(reply, tokens=tokens, global_step=reply.global_step + self._attack.lead_steps)
 
 
+def open_gates(replica: CountedReplica) -> None:
+    """Have a replica accept everything finite."""
+    replica.probe_gate = OpenProbeGate()
+    for fragment in replica.fragments:
+        fragment.gate = OpenGate()
+
+
 def finish(name: str, setup: Setup) -> Outcome:
     """Play a swarm with an attack to its end and measure the honest members."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
@@ -126,8 +138,8 @@ def finish(name: str, setup: Setup) -> Outcome:
             honest, liars = peers[: -setup.num_hostile], peers[-setup.num_hostile :]
             members.extend(HostileMember(peer, ATTACKS[name], honest, traffic, setup.seed) for peer in liars if name != AWAY)
             for peer in peers:
-                for fragment in peer.trainer.replica.fragments if not setup.gate else ():
-                    fragment.gate = OpenGate()
+                if not setup.gate:
+                    open_gates(peer.trainer.replica)
                 peer.start()
             await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= TURNS_AT)
             if name == AWAY:

@@ -22,6 +22,7 @@ from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.fragment_state import Lengths, MergeGate
+from gossamer.peer.trainer.probe import Gain, Judgement, ProbeGate
 from gossamer.protocol.run.manifest import Manifest
 
 SETTINGS = "method=noloco codec=modulo4 batch_size=2 sequence_length=64 steps=80 inner_steps=5"
@@ -60,6 +61,19 @@ class OpenGate(MergeGate):
     def judge(self, gap: float, own: Lengths) -> str:
         return "" if gap < float("inf") else "the partner's message is not finite"
 
+    def kept(self, gap: float, own: Lengths, share: float) -> float:
+        return 1.0
+
+    def draws(self, gap: float, own: Lengths) -> bool:
+        return False
+
+
+class OpenProbeGate(ProbeGate):
+    """A gate that accepts every gain."""
+
+    def judge(self, gain: Gain) -> Judgement:
+        return Judgement(gain, "", 0.0)
+
 
 class Trial:
     """A swarm that is trained up to its turn. `finish` takes up an attack and trains it to the end, once."""
@@ -81,8 +95,10 @@ class Trial:
 
     def _enter(self, population: Population, *, gate: bool) -> list[PairPeer]:
         peers = members(population)
-        for fragment in [fragment for peer in peers for fragment in peer.fragments if not gate]:
-            fragment.gate = OpenGate()
+        for peer in peers if not gate else ():
+            peer.probe_gate = OpenProbeGate()
+            for fragment in peer.fragments:
+                fragment.gate = OpenGate()
         self._hostile = [peer for peer in peers if isinstance(peer, HostilePeer)]
         return peers
 
