@@ -31,7 +31,7 @@ from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.probe import Probe, ProbeGate
 from gossamer.protocol.identity import PeerId
 
-LOSS_BATCHES: Final = 8  # on which an attacker measures a loss
+LOSS_BATCHES: Final = 4  # on which an attacker measures a loss
 LOSS_FROM: Final = 1000  # the first of them
 PURSUIT_STEPS: Final = 5  # inner steps in which an attacker computes a direction
 

@@ -181,7 +181,7 @@ class PairPeer:
     def note_merge(self, partner: PairPeer) -> None:
         """Note in the partner's record that the message judged last is merged."""
         judged = self._judgement
-        self.records.merged(partner.peer_id, self.now_s, judged and judged.gain.value, judged.deviation if judged else 0.0)
+        self.records.merged(partner.peer_id, self.now_s, judged.gain.value if judged else None, judged.deviation if judged else 0.0)
 
     @property
     def now_s(self) -> float:

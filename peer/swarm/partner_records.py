@@ -27,6 +27,7 @@ from gossamer.protocol.identity import PeerId
 MAX_RECORDS: Final = 512
 GOOD_PROBES: Final = 8  # accepted since the last harmful message: a good record
 MEMORY: Final = 20  # probes that the mean gain averages over
+START_SHARE: Final = 0.5  # of the longest gap that honest training explains: what is merged of a partner without a record
 MAX_TOKEN_RATIO: Final = 16.0  # of a partner's tokens to ours, as claimed by a partner with a good record
 HARMED: Final = 1.0  # spreads of honest gains below the typical one: an accepted message that harmed
 SHORTFALL: Final = (0.5, 3.0)  # spreads below the typical gain: not counted, and counted at most of one probe
