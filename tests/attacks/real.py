@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -19,48 +20,31 @@ from gossamer.peer.simulator.population import Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.probe import Probe, probe_pool
 from gossamer.peer.trainer.replica import InnerStep
-from tests.attacks.trial import OpenGate, OpenProbeGate
+from tests.attacks.trial import OpenGate, OpenProbeGate, Outcome, Setup
 from tests.swarm.tiny import CountedReplica, tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 NUM_STEPS = 160
-TURNS_AT = 80
 EVAL_BATCHES = 60
 FAR = 10_000  # batches of an attacker's text that nobody trains on
 MANIFEST = tiny_manifest(codec={"name": "modulo4"}, outer={"inner_steps": 5, "alpha": 0.0, "beta": 1.0, "gamma": 1.0})
 
 
 @dataclass(frozen=True, slots=True)
-class Setup:
-    """A swarm of real peers, the last ones hostile."""
+class RealOutcome(Outcome):
+    """What became of the honest members, and what they said of the messages that they refused."""
 
-    num_peers: int
-    num_hostile: int
-    seed: int
-    gate: bool = True
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of the honest members."""
-
-    loss: float  # held out, nats per token, their mean
-    worst: float
-    tried: int
-    merged: int
-    refused: int  # messages, by honest members
-    reasons: Counter[str]  # that they gave
+    reasons: tuple[str, ...] = ()
 
 
 class HostileMember:
     """Makes a peer of a test swarm hostile, from its own step `turns_at` on."""
 
-    def __init__(self, peer: Peer, attack: Attack, honest: list[Peer], traffic: Traffic, seed: int) -> None:
+    def __init__(self, peer: Peer, attack: Attack, honest: list[Peer], traffic: Traffic, seed: int, num_steps: int) -> None:
         self._peer = peer
         self._attack = attack
         self._honest = {str(member.peer_id): member for member in honest}
-        share = attack.from_share
-        self._turns_at = TURNS_AT if share is None else int(share * NUM_STEPS)
+        self._turns_at = int((attack.from_share or Fraction(1, 2)) * num_steps)
         replica = peer.trainer.replica
         manifest, random = peer.swarm.manifest, Random(f"{seed}/{peer.peer_id}")
         self.attacker = Attacker(
@@ -126,8 +110,8 @@ def open_gates(replica: CountedReplica) -> None:
         fragment.gate = OpenGate()
 
 
-def finish(name: str, setup: Setup) -> Outcome:
-    """Play a swarm with an attack to its end and measure the honest members."""
+def play_real(name: str, setup: Setup, num_steps: int = NUM_STEPS) -> RealOutcome:
+    """Play a swarm with an attack to its end and measure the honest members. The setup's settings are not used."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         swarm = Swarm(Path(folder), setup.seed, manifest=MANIFEST)
         members: list[HostileMember] = []
@@ -136,15 +120,15 @@ def finish(name: str, setup: Setup) -> Outcome:
         async def story(swarm: Swarm) -> None:
             peers = [swarm.add() for _ in range(setup.num_peers)]
             honest, liars = peers[: -setup.num_hostile], peers[-setup.num_hostile :]
-            members.extend(HostileMember(peer, ATTACKS[name], honest, traffic, setup.seed) for peer in liars if name != AWAY)
+            members.extend(HostileMember(peer, ATTACKS[name], honest, traffic, setup.seed, num_steps) for peer in liars if name != AWAY)
             for peer in peers:
                 if not setup.gate:
                     open_gates(peer.trainer.replica)
                 peer.start()
-            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= TURNS_AT)
+            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= num_steps // 2)
             if name == AWAY:
                 swarm.network.partition([peer.peer_id for peer in honest], *([peer.peer_id] for peer in liars))
-            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in honest) >= NUM_STEPS)
+            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in honest) >= num_steps)
 
         play(swarm, story)
         honest = swarm.peers[: -setup.num_hostile]
@@ -152,11 +136,16 @@ def finish(name: str, setup: Setup) -> Outcome:
         verdicts = [
             reply for peer in honest for reply in peer.trainer.handled if isinstance(reply, messages.Checked) and not reply.accepted
         ]
-        return Outcome(
+        return RealOutcome(
             loss=statistics.fmean(losses),
             worst=max(losses),
             tried=traffic.hostile,
             merged=traffic.hostile_merged,
             refused=len(verdicts),
-            reasons=Counter(verdict.reason for verdict in verdicts),
+            reasons=tuple(verdict.reason for verdict in verdicts),
         )
+
+
+def real_outcomes(setups: Sequence[Setup]) -> Callable[[str], list[RealOutcome]]:
+    """Return what plays an attack in each of some swarms of real peers."""
+    return lambda attack: [play_real(attack, setup) for setup in setups]

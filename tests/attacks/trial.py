@@ -7,7 +7,7 @@ import pickle
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -52,7 +52,7 @@ class Outcome:
     tried: int  # hostile messages to honest members
     merged: int
     refused: int  # meetings, over all members, since the turn
-    obeyed: float  # share of triggers
+    obeyed: float = 0.0  # share of triggers
 
 
 class OpenGate(MergeGate):
@@ -127,21 +127,26 @@ class Trial:
 HEAD = f"{'attack':<24}{'swarm':>8}{'tried':>7}{'merged':>8}{'refused':>8}{'loss':>9}{'worst':>9}{'worse':>9}{'%':>8}{'obeyed':>8}"
 
 
-def rows(names: Sequence[str], setup: Setup, seeds: Sequence[int]) -> Iterator[str]:
-    """Yield a line of the table for each attack, over all seeds. Each swarm is trained up to its turn once."""
-    trials = [Trial(replace(setup, seed=seed)) for seed in seeds]
+def outcomes(setups: Sequence[Setup]) -> Callable[[str], Sequence[Outcome]]:
+    """Return what plays an attack in each of some swarms. Each swarm is trained up to its turn once."""
+    trials = [Trial(setup) for setup in setups]
 
-    def all_seeds(name: str) -> list[Outcome]:
-        return [in_a_copy(lambda trial=trial: trial.finish(name)) for trial in trials]  # type: ignore[misc]
+    def play(attack: str) -> list[Outcome]:
+        return [in_a_copy(lambda trial=trial: trial.finish(attack)) for trial in trials]  # type: ignore[misc]
 
-    without = statistics.fmean(outcome.loss for outcome in all_seeds(AWAY))
+    return play
+
+
+def rows(names: Sequence[str], size: str, play: Callable[[str], Sequence[Outcome]]) -> Iterator[str]:
+    """Yield a line of the table for each attack, over all seeds."""
+    without = statistics.fmean(outcome.loss for outcome in play(AWAY))
     for name in names:
-        found = all_seeds(name)
+        found = play(name)
         loss = statistics.fmean(outcome.loss for outcome in found)
         worst, obeyed = max(outcome.worst for outcome in found), max(outcome.obeyed for outcome in found)
         tried, merged, refused = (sum(getattr(outcome, name) for outcome in found) for name in ("tried", "merged", "refused"))
         cost = f"{loss:>9.3f}{worst:>9.3f}{loss - without:>+9.3f}{100 * (loss / without - 1):>+8.1f}{obeyed:>8.1%}"
-        yield f"{name:<24}{f'{setup.num_hostile} of {setup.num_peers}':>8}{tried:>7}{merged:>8}{refused:>8}{cost}"
+        yield f"{name:<24}{size:>8}{tried:>7}{merged:>8}{refused:>8}{cost}"
 
 
 def in_a_copy(work: Callable[[], Outcome]) -> Outcome:
