@@ -20,8 +20,9 @@ from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide
 
 STEP_DOWN: Final = 0.85  # between two lengths that an attacker tries
+COARSE_STEP_DOWN: Final = 0.7  # where each try takes an inner step's time
 SHORTEST: Final = 1e-4  # of its weights' length
-PROBED_LENGTHS: Final = 30  # that an attacker tries at most
+PROBED_LENGTHS: Final = 12  # that an attacker tries at most
 PROBED_DRAWS: Final = 3  # of text for each
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
 RESCALED: Final = {"up_proj": 1.0, "v_proj": 1.0, "down_proj": -1.0, "o_proj": -1.0}
@@ -150,7 +151,7 @@ def ascend_quietly(nats: float) -> Craft:
         base = sight.partner_message
         way, before = sight.at_partner_limit(sight.pursue(base, ascent)) - base, sight.loss(base)
         while sight.loss(base + 0.5 * way) - before > nats:
-            way = way * STEP_DOWN
+            way = way * COARSE_STEP_DOWN
         return base + way
 
     return craft
@@ -163,7 +164,7 @@ def ascend_below_probe(sight: Sight) -> Tensor:
     for _ in range(PROBED_LENGTHS):
         if not any(sight.probe(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
             break
-        way = way * STEP_DOWN
+        way = way * COARSE_STEP_DOWN
     return base + way
 
 

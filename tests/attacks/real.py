@@ -20,7 +20,7 @@ from gossamer.peer.simulator.population import Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.probe import Probe, probe_pool
 from gossamer.peer.trainer.replica import InnerStep
-from tests.attacks.trial import OpenGate, OpenProbeGate, Outcome, Setup
+from tests.attacks.trial import Outcome, Setup, open_gates
 from tests.swarm.tiny import CountedReplica, tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -103,13 +103,6 @@ class HostileMember:
         return replace(reply, tokens=tokens, global_step=reply.global_step + self._attack.lead_steps)
 
 
-def open_gates(replica: CountedReplica) -> None:
-    """Have a replica accept everything finite."""
-    replica.probe_gate = OpenProbeGate()
-    for fragment in replica.fragments:
-        fragment.gate = OpenGate()
-
-
 def play_real(name: str, setup: Setup, num_steps: int = NUM_STEPS) -> RealOutcome:
     """Play a swarm with an attack to its end and measure the honest members. The setup's settings are not used."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
@@ -123,7 +116,7 @@ def play_real(name: str, setup: Setup, num_steps: int = NUM_STEPS) -> RealOutcom
             members.extend(HostileMember(peer, ATTACKS[name], honest, traffic, setup.seed, num_steps) for peer in liars if name != AWAY)
             for peer in peers:
                 if not setup.gate:
-                    open_gates(peer.trainer.replica)
+                    open_gates([peer.trainer.replica])
                 peer.start()
             await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= num_steps // 2)
             if name == AWAY:

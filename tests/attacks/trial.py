@@ -9,6 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -21,7 +22,7 @@ from gossamer.peer.simulator.population import Diverged, Population, populate
 from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.fragment_state import Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
 from gossamer.peer.trainer.probe import Gain, Judgement, ProbeGate
 from gossamer.protocol.run.manifest import Manifest
 
@@ -75,6 +76,23 @@ class OpenProbeGate(ProbeGate):
         return Judgement(gain, "", 0.0)
 
 
+class Gated(Protocol):
+    """A peer or a replica."""
+
+    probe_gate: ProbeGate
+
+    @property
+    def fragments(self) -> Sequence[FragmentState]: ...
+
+
+def open_gates(peers: Sequence[Gated]) -> None:
+    """Have peers accept everything finite."""
+    for peer in peers:
+        peer.probe_gate = OpenProbeGate()
+        for fragment in peer.fragments:
+            fragment.gate = OpenGate()
+
+
 class Trial:
     """A swarm that is trained up to its turn. `finish` takes up an attack and trains it to the end, once."""
 
@@ -95,10 +113,8 @@ class Trial:
 
     def _enter(self, population: Population, *, gate: bool) -> list[PairPeer]:
         peers = members(population)
-        for peer in peers if not gate else ():
-            peer.probe_gate = OpenProbeGate()
-            for fragment in peer.fragments:
-                fragment.gate = OpenGate()
+        if not gate:
+            open_gates(peers)
         self._hostile = [peer for peer in peers if isinstance(peer, HostilePeer)]
         return peers
 
