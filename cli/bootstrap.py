@@ -14,12 +14,7 @@ from gossamer.peer.machine.status import Status
 
 @takes("given", PeerConfig, "listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic", "keep_trying")
 def bootstrap(
-    invite: InviteText = None,
-    invite_file: InviteFile = None,
-    home: HomeFolder = DEFAULT_HOME,
-    *,
-    given: Given,
-    metrics: Metrics = None,
+    invite: InviteText = None, invite_file: InviteFile = None, home: HomeFolder = DEFAULT_HOME, *, given: Given, metrics: Metrics = None
 ) -> None:
     """Run a bootstrap node: help new peers to find the run, without training.
 

@@ -1,4 +1,4 @@
-"""`peer dashboard`: a web page for this machine's browser, with the peers of one or several home folders."""
+"""`peer dashboard` and `peer watch`: the peers of one or several home folders, on a web page or on the whole terminal."""
 
 from __future__ import annotations
 
@@ -41,6 +41,13 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
         print("Ctrl-C stops the page; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
         settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
         uvicorn.Server(settings).run([listener])
+
+
+def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
+    """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
+    from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
+
+    FullScreen(homes or [home]).run()
 
 
 def listening(port: int) -> socket.socket:

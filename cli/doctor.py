@@ -26,13 +26,7 @@ InviteText = Annotated[
 
 
 @takes("given", LocalSettings, "devices", "listen", "port")
-def doctor(
-    invite: InviteText = None,
-    home: HomeFolder = DEFAULT_HOME,
-    *,
-    given: Given,
-    as_json: Json = False,
-) -> int:
+def doctor(invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, *, given: Given, as_json: Json = False) -> int:
     """Check this machine, its network and an invite.
 
     Takes less than 30 seconds and changes nothing.

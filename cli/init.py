@@ -27,13 +27,7 @@ DEFAULT_FILE = Path("gossamer.toml")
 
 
 @takes("changes", RunOptions)
-def init(
-    file: ManifestFile = DEFAULT_FILE,
-    home: HomeFolder = DEFAULT_HOME,
-    *,
-    changes: Given,
-    start: From = None,
-) -> None:
+def init(file: ManifestFile = DEFAULT_FILE, home: HomeFolder = DEFAULT_HOME, *, changes: Given, start: From = None) -> None:
     """Write a manifest for a new run.
 
     The file explains every key. This peer becomes the one that can invite others.

@@ -1,7 +1,7 @@
 """The `peer` command: its verbs, and its exit codes.
 
-Each verb is a file of that name, imported on demand. Slow packages (torch, hivemind) are imported only where they are used, so that
-`peer status` and `peer --help` answer at once.
+The file of a verb is imported on demand. Slow packages (torch, hivemind) are imported only where they are used, so that `peer status` and
+`peer --help` answer at once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,10 @@ VERBS = (
     "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause",
     "resume", "leave", "doctor", "service", "export", "eval", "compare", "simulate", "id",
 )  # fmt: skip
-FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
+FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
+    "pause": ("control", "pause"), "resume": ("control", "resume"), "leave": ("control", "leave"), "watch": ("dashboard", "watch"),
+    "eval": ("export", "evaluate"), "id": ("id", "identity"),
+}  # fmt: skip
 
 
 def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
@@ -35,7 +38,8 @@ def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(peer)
     for verb in verbs:
-        app.command(verb)(getattr(importlib.import_module(f"gossamer.cli.{verb}"), FUNCTIONS.get(verb, verb)))
+        file, function = FUNCTIONS.get(verb, (verb, verb))
+        app.command(verb)(getattr(importlib.import_module(f"gossamer.cli.{file}"), function))
     return app
 
 
@@ -74,7 +78,8 @@ def report_failure(failure: BaseException) -> ExitCode:
             _report(str(failure), failure.hint)
             return failure.exit_code
         case typer.TyperException():
-            _report(_sentence(failure.format_message()), "`peer --help` lists the verbs, `peer VERB --help` the options of one")
+            message = failure.format_message().strip().removesuffix(".")
+            _report(message[:1].lower() + message[1:], "`peer --help` lists the verbs, `peer VERB --help` the options of one")
             return ExitCode.BAD_INPUT
         case KeyboardInterrupt() | typer.Abort():
             _report("interrupted")
@@ -89,11 +94,6 @@ def _report(message: str, hint: str = "") -> None:
     print(f"error: {message}", file=sys.stderr)
     if hint:
         print(f"hint: {hint}", file=sys.stderr)
-
-
-def _sentence(message: str) -> str:
-    first = message.strip().removesuffix(".")
-    return first[:1].lower() + first[1:]
 
 
 def main() -> int:

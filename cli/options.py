@@ -10,8 +10,7 @@ import typer
 DEFAULT_HOME = Path("~/.gossamer")
 
 HomeFolder = Annotated[
-    Path,
-    typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Home folder of this peer: key, checkpoints and logs."),
+    Path, typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Home folder of this peer: key, checkpoints and logs.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout; everything else goes to stderr.")]
 
@@ -24,8 +23,6 @@ Data = Annotated[
 Metrics = Annotated[
     str | None,
     typer.Option(
-        "--metrics",
-        metavar="[ADDRESS:]PORT",
-        help="Serve metrics for Prometheus on this port; the default address is 127.0.0.1.",
+        "--metrics", metavar="[ADDRESS:]PORT", help="Serve metrics for Prometheus on this port; the default address is 127.0.0.1."
     ),
 ]

@@ -6,9 +6,8 @@ import json
 import sys
 import time
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -20,15 +19,7 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.systemd import lingers, systemctl, unit_file, unit_text
 from gossamer.protocol.errors import BadSettings
 
-
-class Action(StrEnum):
-    """What `peer service` does."""
-
-    INSTALL = "install"
-    REMOVE = "remove"
-    STATUS = "status"
-
-
+Action = Literal["install", "remove", "status"]
 What = Annotated[Action, typer.Argument(metavar="ACTION", help="install, remove or status.", show_default=False)]
 Print = Annotated[bool, typer.Option("--print", help="With install: print the unit file and change nothing.")]
 
@@ -42,13 +33,13 @@ def service(
     """
     folder = Home(home)
     match action:
-        case Action.INSTALL if only_print:
+        case "install" if only_print:
             print(unit_text(folder.path), end="")
-        case Action.INSTALL:
+        case "install":
             install(folder, invite)
-        case Action.REMOVE:
+        case "remove":
             remove(folder)
-        case Action.STATUS:
+        case "status":
             show(folder, as_json=as_json)
 
 
@@ -71,10 +62,7 @@ def install(folder: Home, invite: str | None) -> None:
     systemctl("enable", "--now", file.name)
     print("the peer runs: `peer status` shows its state, `peer logs` its log", file=sys.stderr)
     if not lingers():
-        print(
-            "hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot",
-            file=sys.stderr,
-        )
+        print("hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot", file=sys.stderr)
 
 
 def remove(folder: Home) -> None:

@@ -41,7 +41,6 @@ STEPS: Final = 1 << 48  # largest credible global step, which a float still repr
 TOKENS: Final = 1 << 53  # largest token count that a float represents exactly: weights by tokens are computed in floats
 TRANSFER_BYTES: Final = 1 << 40  # largest transfer, above any model's state; the sizes that the manifest implies are checked separately
 UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9999, the last that Python's datetime represents
-UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS  # the same in milliseconds
 
 # ---- records ----
 RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
@@ -64,14 +63,10 @@ SOURCES: Final = 64  # most data sources in a mixture
 # ---- limits by field name: a name means the same in every message, record and credential ----
 _LENGTHS: Final = {
     "run_id": RUN_ID_BYTES,
-    "nonce": NONCE_BYTES,
-    "partner_nonce": NONCE_BYTES,
     "meeting_id": MEETING_ID_BYTES,
-    "sha256": DIGEST_BYTES,
-    "name": DIGEST_BYTES,
-    "bootstraps_sha256": DIGEST_BYTES,
-    "signature": SIGNATURE_BYTES,
-    "bearer_signature": SIGNATURE_BYTES,
+    **dict.fromkeys(("nonce", "partner_nonce"), NONCE_BYTES),
+    **dict.fromkeys(("sha256", "name", "bootstraps_sha256"), DIGEST_BYTES),
+    **dict.fromkeys(("signature", "bearer_signature"), SIGNATURE_BYTES),
 }
 _MAY_BE_EMPTY: Final = ("partner_nonce", "name", "signature", "bearer_signature")
 _COUNTS: Final = {
@@ -79,18 +74,12 @@ _COUNTS: Final = {
     "fragment": FRAGMENTS,
     "codec": CODECS,
     "tokens": TOKENS,
-    "global_step": STEPS,
     "release": RELEASES,
-    "sequence": STEPS,
-    "sketch_bytes": TRANSFER_BYTES,
-    "payload_bytes": TRANSFER_BYTES,
-    "total_bytes": TRANSFER_BYTES,
-    "offset": TRANSFER_BYTES,
     "num_bytes": CHUNK_BYTES,
-    "expires_s": UNIX_SECONDS,
-    "not_after_s": UNIX_SECONDS,
-    "revoked_s": UNIX_SECONDS,
-    "unix_ms": UNIX_MILLISECONDS,
+    **dict.fromkeys(("global_step", "sequence"), STEPS),
+    **dict.fromkeys(("sketch_bytes", "payload_bytes", "total_bytes", "offset"), TRANSFER_BYTES),
+    **dict.fromkeys(("expires_s", "not_after_s", "revoked_s"), UNIX_SECONDS),
+    "unix_ms": 1000 * UNIX_SECONDS,
 }
 _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,

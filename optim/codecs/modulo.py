@@ -20,7 +20,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import checks, planes, sketches
 from gossamer.optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, leading, need_exact_products, sign_pool, transform, window
-from gossamer.optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
+from gossamer.optim.codecs.interface import Codec, Encoded, Gap, aligned, require_bounded, require_payload, require_vector
 from gossamer.optim.codecs.packings import blocks, num_blocks
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
@@ -37,7 +37,7 @@ class ModuloEncoded(Encoded):
     signs: Tensor
 
 
-class Modulo:
+class Modulo(Codec):
     """`bits` per value, in a window of plus and minus `kappa` gap scales."""
 
     block_values = BLOCK_VALUES
@@ -74,10 +74,7 @@ class Modulo:
         return sketches.to_bytes(values)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> ModuloEncoded:
-        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message.
-
-        Raises ValueError for a sketch that is not finite or has another size.
-        """
+        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message; see Codec."""
         require_vector(message)
         count, device = self.num_blocks(message.numel()), message.device
         steps = sketches.gap_steps(own_sketch, partner_sketch, count, 2.0 * self.kappa / 2**self.bits).to(device)
@@ -110,7 +107,6 @@ class Modulo:
         return payload[payload.numel() // (self._row_bytes + 2) * self._row_bytes :].view(torch.int16)
 
     def _encode_slab(self, encoded: ModuloEncoded, part: slice, rows: Tensor, dither: Tensor, scratch: Tensor) -> None:
-        """Write the codes and sums of some blocks."""
         one, two = scratch
         transform(torch.mul(rows, window(encoded.signs, part), out=one), two)
         torch.addcmul(window(dither, part), one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two)
@@ -170,7 +166,6 @@ def _slab_blocks(device: torch.device) -> int:
 
 
 def _parts(count: int, device: torch.device) -> Iterator[slice]:
-    """Yield the slabs as slices over the blocks."""
     for first in range(0, count, _slab_blocks(device)):
         yield slice(first, min(count, first + _slab_blocks(device)))
 
@@ -182,5 +177,4 @@ def _slabs(message: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _scratch(count: int, device: torch.device) -> Tensor:
-    """Return two buffers as long as the longest slab."""
     return torch.empty((2, min(count, _slab_blocks(device)), BLOCK_VALUES), dtype=torch.float32, device=device)

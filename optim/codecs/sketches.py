@@ -47,7 +47,6 @@ def _read(sketch: Tensor, num_blocks: int) -> Tensor:
 
 
 def _row_mean(values: Tensor) -> Tensor:
-    """Return the mean of each row."""
     total = torch.zeros(len(values), dtype=torch.float64)
     for column in values.unbind(1):
         total = total + column

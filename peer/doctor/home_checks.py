@@ -12,6 +12,7 @@ from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
+from gossamer.peer.machine.port import free_port
 
 SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
 
@@ -65,7 +66,7 @@ def port(case: Case) -> Finding:
     """Check that a peer could listen where it wants to."""
     if case.home.holder() and case.port is None:
         return ok("the peer that runs from this home listens already")
-    wanted = case.free_port()
+    wanted = free_port(case.home, case.listen, case.port)
     return ok(f"{case.listen} port {wanted} is free" if wanted else f"{case.listen}, any free port")
 
 

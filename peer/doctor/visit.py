@@ -82,14 +82,6 @@ class CallRound:
         return next((call.manifest for call in self.calls if call.manifest), None)
 
 
-def entry_addresses(home: Home, invite: Invite | None, me: PeerId | None) -> tuple[str, ...]:
-    """Return the addresses to call: those in the invite, then those in the address book."""
-    book = AddressBook(me or Identity(bytes(SEED_BYTES)).peer_id)
-    book.load(home.peers, time.time())
-    named = invite.bootstraps if invite else ()
-    return tuple(dict.fromkeys((*named, *book.entry_addresses(time.time()))))[:INVITE_BOOTSTRAPS]
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """The address to listen on, and the port that other peers try to reach."""
@@ -105,7 +97,10 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
     Raises nothing; blocks for VISIT_S at most.
     """
     run = invite or held
-    addresses = entry_addresses(home, invite, own.peer_id if own else None)
+    book = AddressBook((own or Identity(bytes(SEED_BYTES))).peer_id)
+    book.load(home.peers, time.time())
+    named = invite.bootstraps if invite else ()
+    addresses = tuple(dict.fromkeys((*named, *book.entry_addresses(time.time()))))[:INVITE_BOOTSTRAPS]
     if run is None or not addresses:
         return CallRound("no peer of the run is known" if run else "there is no run to look at")
     is_own = own is not None and not place.running

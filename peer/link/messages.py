@@ -1,8 +1,8 @@
-"""The records of the link: requests of the node, and replies and notices of the trainer. How they travel: socket.py.
+"""The records of the link, in order: the node's requests with a reply and without, the trainer's replies and reports. See socket.py.
 
-A request gets exactly one reply, or none where its class says so. Requests for coding or a copy are answered at once, the others at the
-trainer's next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie
-in the payload folder under the names of `payload_name`.
+A request gets the reply that its class names, or none. Requests for coding or a copy are answered at once, the others at the trainer's
+next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie in the
+payload folder under the names of `payload_name`.
 """
 
 from __future__ import annotations
@@ -60,9 +60,6 @@ class OfFile(LinkRecord):
     """A record about one file of the payload folder, or about one fragment sync: its name is in the names of its files."""
 
     name: str
-
-
-# --------------------------------------------------------------------------- node to trainer, answered
 
 
 class Open(OfMeeting):
@@ -129,12 +126,9 @@ class DecodeSlow(OfFile):
 
 
 class MoveFragments(OfFile):
-    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by FragmentsMoved.
+    """Move fragments by what was decoded, if that predicts no worse, and take over a clock that is ahead. Answered by FragmentsMoved."""
 
-    All together if that predicts no worse, else the fragments of each source by itself.
-    """
-
-    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
+    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source, each of which may move by itself
     global_step: int
 
 
@@ -149,18 +143,12 @@ class Adopt(OfFile):
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
 
 
-# --------------------------------------------------------------------------- node to trainer, not answered
-
-
 class Drop(OfMeeting):
     """Forget a meeting that does not count; the fragment stays due if it was."""
 
 
 class Solo(LinkRecord):
-    """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
-
-    While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
-    """
+    """Take the outer step of a fragment alone if it is still due, in a meeting at the end of that and only if that does not count."""
 
     fragment: int
 
@@ -190,9 +178,6 @@ class Start(LinkRecord):
 
 class FinishDone(LinkRecord):
     """The last averaging is over, or no partner is left for it: save and end."""
-
-
-# --------------------------------------------------------------------------- trainer to node: replies
 
 
 class Opened(OfMeeting):
@@ -257,9 +242,6 @@ class Adopted(OfFile):
     is_sound: bool = True  # False: it cannot be the state of an honest peer
 
 
-# --------------------------------------------------------------------------- trainer to node: unasked
-
-
 class Built(LinkRecord):
     """The sizes of the model on the wire: the first record to every node, which does not know the model."""
 
@@ -294,7 +276,6 @@ Request = AnsweredRequest | Notification
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 TrainerReport = Built | Due | Progress
 Answer = Reply | TrainerReport
-Record = Request | Answer
 
 
 def subject(record: AnsweredRequest | Reply) -> int | str:

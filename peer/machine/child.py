@@ -114,11 +114,9 @@ class Child:
         self._report_lost()
         code = ExitCode.DONE
         if error is not None:
-            known = error if isinstance(error, GossamerError) else None
-            code = known.exit_code if known else ExitCode.OUR_FAULT
-            words = str(error) if known else f"{type(error).__name__}: {error}"
-            final = isinstance(error, OperatorError)  # the operator must act
-            self._unsent += to_line(ProcessFailed(words, known.hint if known else "", int(code), final))
+            known = error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}")
+            code, final = known.exit_code, isinstance(known, OperatorError)  # the operator must act
+            self._unsent += to_line(ProcessFailed(str(known), known.hint, int(code), final))
         with contextlib.suppress(OSError):
             while self._unsent and select.select([], [self._events], [], _LAST_WORDS_S)[1]:
                 self._unsent = self._unsent[os.write(self._events, self._unsent) :]

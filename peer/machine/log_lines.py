@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from operator import attrgetter
@@ -26,10 +26,7 @@ MAX_LOG_BYTES = 16 << 20  # of stderr; as much again is kept beside it
 TAIL_BYTES = 4 << 20  # how far back each file is read
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-_QUIET = (
-    events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved,
-    events.ConnectionsChanged,
-)  # fmt: skip
+_QUIET = (events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved, events.ConnectionsChanged)
 _TROUBLE = (
     events.CheckpointFailed, events.CheckpointRejected, events.NodeRestarted, events.TrainerRestarted, events.Warned, events.EventsLost,
     events.PartnerShunned,
@@ -49,7 +46,6 @@ class LogLine:
 
 
 def _level_of(event: events.Event) -> str:
-    """Return the log level of an event."""
     if isinstance(event, _QUIET):
         return "debug"
     if isinstance(event, events.StateChanged) and event.state == "failed":
@@ -123,8 +119,3 @@ def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     if log.exists() and log.stat().st_size > max_bytes:
         shutil.copyfile(log, events.older(log))
         os.truncate(log, 0)
-
-
-def at_least(lines: Iterable[LogLine], level: str) -> Iterator[LogLine]:
-    """Yield the lines of this level or above."""
-    return (line for line in lines if LEVELS.index(line.level) >= LEVELS.index(level))

@@ -102,10 +102,8 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the public keys as a JSON-able object; a number that is not finite is null."""
-        shown: dict[str, Any] = {name: getattr(self, name) for name in SHOWN}
-        for name in ("loss", "eval_loss", "output_distance"):
-            if shown[name] is not None and not math.isfinite(shown[name]):
-                shown[name] = None
+        values = ((name, getattr(self, name)) for name in SHOWN)
+        shown = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values}
         return shown | {
             "mfu": self.mfu,
             "token_share": self.token_share,
@@ -117,8 +115,8 @@ class Status:
         }
 
 
-HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "flops", "earlier_s", "earlier_cpu_s", "tokens_of_others"}
-SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN)
+NAMES = [field.name for field in fields(Status)]
+SHOWN = NAMES[: NAMES.index("version") + 1]  # by `to_json`
 
 
 def apply(status: Status, event: events.Event) -> Status:
@@ -186,7 +184,8 @@ def _troubled(status: Status, event: events.Event) -> Status:
     """Apply the events about failures and recoveries."""
     match event:
         case events.TrainerRestarted():
-            anew = replace(_count_anew(status, "training", "coding"), earlier_s=_so_far_s(status))
+            so_far_s = status.train_seconds, status.blocked_seconds, status.checkpoint_seconds, status.evaluation_seconds
+            anew = replace(_count_anew(status, "training", "coding"), earlier_s=so_far_s)
             return _warn(anew, "trainer", _fell("trainer", event))
         case events.NodeRestarted():
             return _warn(_count_anew(status, "node"), "node", _fell("node", event))
@@ -212,31 +211,25 @@ def _warn(status: Status, topic: str, words: str) -> Status:
 
 
 def _stepped(status: Status, event: events.StepDone) -> Status:
-    loss = event.loss if event.tokens_per_second else status.loss  # without an inner step the last loss remains
-    now = replace(_trained(status, event), loss=loss, tokens_per_second=event.tokens_per_second)
+    train_s, blocked_s, checkpoint_s, evaluation_s = status.earlier_s
+    now = replace(
+        _used(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
+        step=event.global_step,
+        own_steps=event.step,
+        tokens=event.tokens,
+        loss=event.loss if event.tokens_per_second else status.loss,  # without an inner step the last loss remains
+        tokens_per_second=event.tokens_per_second,
+        train_seconds=train_s + event.train_s,
+        blocked_seconds=blocked_s + event.blocked_s,
+        checkpoint_seconds=checkpoint_s + event.checkpoint_s,
+        evaluation_seconds=evaluation_s + event.evaluation_s,
+    )
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
     point = HistoryPoint(
         event.ts, now.step, event.loss, event.tokens_per_second, share,
         now.meetings["completed"], now.meetings["failed"], now.bytes["sent"], now.bytes["received"],
     )  # fmt: skip
     return replace(now, history=now.history.add(point))
-
-
-def _trained(status: Status, event: events.StepDone) -> Status:
-    return replace(
-        _used(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
-        step=event.global_step,
-        own_steps=event.step,
-        tokens=event.tokens,
-        train_seconds=status.earlier_s[0] + event.train_s,
-        blocked_seconds=status.earlier_s[1] + event.blocked_s,
-        checkpoint_seconds=status.earlier_s[2] + event.checkpoint_s,
-        evaluation_seconds=status.earlier_s[3] + event.evaluation_s,
-    )
-
-
-def _so_far_s(status: Status) -> tuple[float, float, float, float]:
-    return status.train_seconds, status.blocked_seconds, status.checkpoint_seconds, status.evaluation_seconds
 
 
 def _used(status: Status, **cpu_s: float) -> Status:

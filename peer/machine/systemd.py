@@ -16,11 +16,7 @@ from typing import Final
 from gossamer.protocol.errors import BadSettings, ExitCode
 
 ASK_S: Final = 30.0  # to start a service, systemd waits for the process, not for training
-ONLY_THE_OPERATOR: Final = (
-    ExitCode.BAD_INPUT,
-    ExitCode.REFUSED_BY_RUN,
-    ExitCode.VERSION_MISMATCH,
-)  # exit codes that a restart cannot correct
+ONLY_THE_OPERATOR: Final = (ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH)  # can correct the cause
 
 UNIT: Final = """\
 [Unit]

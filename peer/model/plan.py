@@ -6,6 +6,7 @@ A manifest checks only the form of its names, since another release may know mor
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Final
 
 from gossamer.optim.codecs import CODECS, codec
@@ -31,18 +32,9 @@ def need_abilities(manifest: Manifest) -> None:
 
 
 def inner_settings(manifest: Manifest) -> InnerSettings:
-    """Take the inner optimizer's constants from a manifest."""
-    inner = manifest.inner
-    return InnerSettings(
-        total_steps=manifest.run.total_steps,
-        learning_rate=inner.learning_rate,
-        final_fraction=inner.final_fraction,
-        warmup_steps=inner.warmup_steps,
-        rewarm_steps=inner.rewarm_steps,
-        beta1=inner.beta1,
-        beta2=inner.beta2,
-        weight_decay=inner.weight_decay,
-    )
+    """Take the inner optimizer's constants from a manifest, which names them alike."""
+    names = {constant.name for constant in fields(InnerSettings)} - {"total_steps"}
+    return InnerSettings(manifest.run.total_steps, **{name: getattr(manifest.inner, name) for name in names})
 
 
 def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:

@@ -148,6 +148,7 @@ class Meetings:
         membership, lifecycle = self.membership, self.lifecycle
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
         self.peer_exchange.book.saw(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
+        self.peer_exchange.book.shows(partner, hello.credential)
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
@@ -247,6 +248,8 @@ class Meetings:
         """Update the partner's record, and report a message that was refused as harmful."""
         records, partner, now_s = self.records, meeting.partner, self.peer_exchange.time.local_s()
         checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
+        if meeting.partner_hello is not None:
+            self.peer_exchange.book.shows(partner, meeting.partner_hello.credential)
         if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:
             if records.merged(partner, now_s, checked.gain, checked.deviation):
                 self._shun(partner, "its latest messages together helped far less than those of others", now_s)

@@ -29,10 +29,7 @@ SCHEDULED: Final = "scheduled"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One simulation. `manifest.run.total_steps` is the mean number of inner steps per peer.
-
-    Raises BadSettings for impossible combinations.
-    """
+    """One simulation; `manifest.run.total_steps` is the mean per peer. Raises BadSettings for impossible combinations."""
 
     manifest: Manifest
     num_peers: int = NUM_PEERS
@@ -120,10 +117,7 @@ class Scenario:
         return number > 0 and self.drop_out > 0.0 and Random(f"{self.seed}/away/{peer}/{number}").random() < self.drop_out
 
     def steps_at_own_rates(self) -> Iterator[tuple[Fraction, list[int]]]:
-        """Yield each time at which inner steps end, in order, with the peers whose steps end then.
-
-        A peer whose absence begins during a step finishes the step first.
-        """
+        """Yield each time at which inner steps end, in order, with the peers whose steps end then; absences begin between steps."""
         rates = self.rates
         queue = [(1 / rate, peer) for peer, rate in enumerate(rates)]
         heapq.heapify(queue)

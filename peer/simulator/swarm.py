@@ -10,10 +10,9 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
 from gossamer.peer.simulator.resident import Resident, Run, identity_of
@@ -23,7 +22,7 @@ from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
 from gossamer.protocol.run.manifest import Manifest
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, spawn
 
 ARRIVAL_S = 60.0  # in which all but the host come
 SETTLE_S = 60.0  # from the last arrival to the cut, and from the healing to the end
@@ -121,7 +120,7 @@ class SwarmStory:
         self._peers = [self._resident(number) for number in range(scene.peers)]
         result.reachable = scene.peers - len(self._network.hidden)
         arrivals = sorted(self._rng.uniform(1.0, ARRIVAL_S) for _ in self._peers[1:])
-        self._start_aside(self._watch())
+        spawn(self._watch(), self._aside, "watch")
         self._start(self._peers[0])
         for peer, at_s in zip(self._peers[1:], arrivals, strict=True):
             await asyncio.sleep(max(0.0, at_s - loop_s()))
@@ -129,7 +128,7 @@ class SwarmStory:
         await asyncio.sleep(SETTLE_S)
         began_s, before = loop_s(), [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
         if scene.churn:
-            self._start_aside(self._churn())
+            spawn(self._churn(), self._aside, "churn")
         if scene.cut_s:
             await self._cut()
         await asyncio.sleep(SETTLE_S)
@@ -138,8 +137,6 @@ class SwarmStory:
         result.background_bytes_per_s = Spread.of(rates)
         await self._end()
         return result
-
-    # ---- what happens ----
 
     async def _cut(self) -> None:
         scene, network = self._scene, self._network
@@ -169,7 +166,7 @@ class SwarmStory:
                 victim = self._rng.choice(victims)
                 victim.stop()
                 self._result.kills += 1
-                self._start_aside(self._bring_back(victim))
+                spawn(self._bring_back(victim), self._aside, "bring back")
 
     async def _bring_back(self, peer: Resident) -> None:
         await asyncio.sleep(self._rng.uniform(*BACK_S))
@@ -179,15 +176,13 @@ class SwarmStory:
         there = sum(other.is_up for other in self._peers)
         peer.start()
         if there:
-            self._start_aside(self._time_newcomer(peer, min(ENOUGH, there)))
+            spawn(self._time_newcomer(peer, min(ENOUGH, there)), self._aside, "time newcomer")
 
     async def _time_newcomer(self, peer: Resident, enough: int) -> None:
         began_s = loop_s()
         while len(peer.sees()) < enough:  # noqa: ASYNC110 (records go out of force by themselves)
             await asyncio.sleep(LOOK_S)
         self._know_enough_s.append(loop_s() - began_s)
-
-    # ---- what must hold ----
 
     async def _watch(self) -> None:
         """Check that every peer with others within reach knows one of them; report progress."""
@@ -212,7 +207,8 @@ class SwarmStory:
             result.violations.append(f"{unknowing} newcomers never knew {ENOUGH} members")
         for peer in self._peers:
             result.violations += [f"{peer.peer_id.short()} died of {bug}" for bug in peer.counts.bugs]
-            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in self._banned(peer)]
+            banned_by = [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
+            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in banned_by]
             peer.stop()
         await self._network.close()
         result.meetings = dict(sum((Counter(peer.counts.meetings) for peer in self._peers), Counter[str]()))
@@ -223,27 +219,16 @@ class SwarmStory:
     def _counted(self) -> Iterator[str]:
         for peer in self._peers:
             for trainer in peer.applied:
-                self._result.violations += [
-                    f"{peer.peer_id.short()} applied a meeting twice" for times in trainer.applied.values() if times > 1
-                ]
+                num_twice = sum(times > 1 for times in trainer.applied.values())
+                self._result.violations += [f"{peer.peer_id.short()} applied a meeting twice"] * num_twice
                 yield from trainer.applied
-
-    def _banned(self, peer: Resident) -> list[str]:
-        return [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
-
-    # ---- how it is made ----
 
     def _resident(self, number: int) -> Resident:
         scene, rng = self._scene, self._rng
-        is_bootstrap = number < NUM_BOOTSTRAPS
-        if not is_bootstrap and rng.random() >= scene.reachable:
+        if number >= NUM_BOOTSTRAPS and rng.random() >= scene.reachable:
             self._network.hidden[identity_of(number).peer_id] = ()
-        link = Link(
-            latency_s=scene.latency_s * rng.uniform(0.5, 1.5),
-            jitter_s=scene.latency_s / 5,
-            bytes_per_s=scene.bandwidth / 8,
-            loss=scene.loss,
-        )
+        latency_s = scene.latency_s * rng.uniform(0.5, 1.5)
+        link = Link(latency_s, jitter_s=scene.latency_s / 5, bytes_per_s=scene.bandwidth / 8, loss=scene.loss)
         ahead_s = rng.choice((-scene.skew_s, scene.skew_s)) if number % WRONG_CLOCKS == WRONG_CLOCKS - 1 else 0.0
         return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _place(number))
 
@@ -251,11 +236,6 @@ class SwarmStory:
         for number in range(min(NUM_BOOTSTRAPS, self._scene.peers)):
             peer = host.peer_id if number == 0 else identity_of(number).peer_id
             yield f"{_place(number)}/p2p/{peer}"
-
-    def _start_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
 
 
 def _place(number: int) -> str:

@@ -48,8 +48,8 @@ class ChildProcess:
         """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
-        """Start the process; it imports its program and then waits for its settings (`tell`)."""
+    async def start(self, niceness: int = 0) -> None:
+        """Start the process; it imports its program and then waits for its settings (`notify`). No niceness without the permission."""
         path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with self._log.open("ab") as log:
             self._process = await asyncio.create_subprocess_exec(
@@ -57,12 +57,9 @@ class ChildProcess:
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                 env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
-
-    def set_niceness(self, niceness: int) -> None:
-        """Set the niceness of the process; no effect without the permission."""
-        with contextlib.suppress(psutil.Error):
-            if niceness and self.pid is not None:
-                psutil.Process(self.pid).nice(niceness)
+        if niceness:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(self._process.pid).nice(niceness)
 
     def notify(self, line: bytes) -> None:
         """Write a line to the child."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import Event, ProcessReported, StateChanged
 from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
-from gossamer.peer.supervisor.pause import Pause
+from gossamer.peer.supervisor.pauses import Pause
 
 SILENT_S = 15.0  # a trainer reports about once a second; a longer silence is shown
 HUNG_S = 300.0  # no inner step takes so long where training makes sense

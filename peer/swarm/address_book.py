@@ -22,6 +22,7 @@ from gossamer.protocol.addresses import network_of, route, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Credential
 
 MAX_ENTRIES = 256  # a random sample of a larger swarm mixes as well as the whole swarm
 MAX_BANS = 1024
@@ -62,12 +63,13 @@ class KnownPeer:
     meetings: int = 0  # completed with it
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
+    shown: Credential | None = None  # in its last Hello
 
     @property
     def origins(self) -> tuple[str, str]:
         """Its network and its invite, which many identities of one operator share; empty strings where unknown."""
         network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
-        credential = self.record.credential if self.record else None
+        credential = self.shown or (self.record.credential if self.record else None)
         return network, str(credential.bearer or "") if credential else ""
 
     @property
@@ -149,6 +151,11 @@ class AddressBook:
             entry.seen_s = max(entry.seen_s, now_s)
             entry.global_step, entry.told_s = global_step, now_s
             entry.finished = entry.finished or finished
+
+    def shows(self, peer_id: PeerId, credential: Credential | None) -> None:
+        """Note the credential that a known peer has shown in a Hello."""
+        if peer_id in self._entries:
+            self._entries[peer_id].shown = credential
 
     def tells_clock(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""

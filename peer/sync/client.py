@@ -37,11 +37,6 @@ T = TypeVar("T")
 
 FRAME_S = 30.0  # a peer that sends nothing, or takes nothing, for so long is gone
 CONNECT_S = 15.0
-_FINAL = {
-    RefusalCode.NOT_INVITED: RunRefusesUs,
-    RefusalCode.WRONG_RUN: RunRefusesUs,
-    RefusalCode.WRONG_VERSION: WrongVersion,
-}
 
 
 @dataclass(slots=True)
@@ -87,9 +82,26 @@ class Source:
         """Return who is at the other end."""
         return self.stream.partner
 
-    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
-        """Request these bytes of a content. Raises TransportError."""
-        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
+    async def ask(
+        self, kind: ContentsKind, offset: int, num_bytes: int, *, nonce: bytes = b"", fragment: int = 0, records: tuple[bytes, ...] = ()
+    ) -> None:
+        """Request these bytes of a content; without a `nonce`, with a random one. Raises TransportError."""
+        client = self.client
+        request = FetchRequest(
+            protocol_version=client.versions[0],
+            run_id=client.run_id,
+            sender=client.identity.peer_id,
+            receiver=self.stream.partner,
+            nonce=nonce or secrets.token_bytes(NONCE_BYTES),
+            kind=kind,
+            offset=offset,
+            num_bytes=num_bytes,
+            fragment=fragment,
+            credential=client.credential.current,
+            records=records,
+        ).signed(client.identity)
+        self._asked.append(request)
+        await self.stream.send(request)
 
     async def header(self, kind: ContentsKind, check: Callable[[Contents], None] = lambda header: None) -> Contents:
         """Request only the header of a content, and return it. Raises as `take`."""
@@ -99,7 +111,7 @@ class Source:
 
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Request the slow weights of a fragment, coded against the sketch of ours; the nonce gives the seed. Raises TransportError."""
-        await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
+        await self.ask(ContentsKind.SLOW, 0, 0, nonce=nonce, fragment=fragment)
         await send_chunks(self.stream, Part.SKETCH, sketch, 0)
 
     async def sighting(self) -> Sighting:
@@ -116,7 +128,7 @@ class Source:
     async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool) -> PeerList:
         """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
         asked_s = asyncio.get_running_loop().time()
-        await self._ask(ContentsKind.PEER_LIST, secrets.token_bytes(NONCE_BYTES), 0, PEER_LIST_BYTES, 0, records)
+        await self.ask(ContentsKind.PEER_LIST, 0, PEER_LIST_BYTES, records=records)
         _, data = await self.take()
         peer_list = PeerList.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
@@ -128,32 +140,12 @@ class Source:
         """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
         began_s, heard_s = loop.time(), [0.0]
-        await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
+        await self.ask(ContentsKind.ECHO, 0, num_bytes)
         await send(self.stream, Chunk(Part.CONTENTS, 0, data))
         _, back = await self.take(lambda header: heard_s.append(loop.time()))
         if back != data:
             raise BadContents("an echo of something else")
         return heard_s[-1] - began_s, loop.time() - heard_s[-1]
-
-    async def _ask(
-        self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
-    ) -> None:
-        client, peer = self.client, self.stream.partner
-        request = FetchRequest(
-            protocol_version=client.versions[0],
-            run_id=client.run_id,
-            sender=client.identity.peer_id,
-            receiver=peer,
-            nonce=nonce,
-            kind=kind,
-            offset=offset,
-            num_bytes=num_bytes,
-            fragment=fragment,
-            credential=client.credential.current,
-            records=records,
-        ).signed(client.identity)
-        self._asked.append(request)
-        await self.stream.send(request)
 
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
         """Return the answer to the first request that has none: its verified header, and the bytes.
@@ -268,5 +260,9 @@ async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
 
 def as_final(refusal: Refused) -> GossamerError | None:
     """Return the operator's error behind a refusal that no retry can change, or None."""
-    kind = _FINAL.get(refusal.code)
-    return kind(str(refusal), hint=refusal.hint) if kind else None
+    match refusal.code:
+        case RefusalCode.NOT_INVITED | RefusalCode.WRONG_RUN:
+            return RunRefusesUs(str(refusal), hint=refusal.hint)
+        case RefusalCode.WRONG_VERSION:
+            return WrongVersion(str(refusal), hint=refusal.hint)
+    return None

@@ -84,7 +84,6 @@ class FragmentSync:
         await self._move(work)
 
     async def _use_sources(self, work: Round) -> None:
-        """Use one source after another, each as long as it delivers."""
         while work.left and work.peers:
             peer = work.peers.popleft()
             try:

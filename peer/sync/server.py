@@ -51,12 +51,8 @@ class FetchServer:
     now_s: Callable[[], float]  # Unix time
     peer_exchange: PeerExchange
     source: Callable[[], StateSource | None] = lambda: None
-    _observed: ObservedAddresses = field(init=False)
-    _newcomers: BoundedQueue = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._newcomers = BoundedQueue()
-        self._observed = ObservedAddresses(self.peer_exchange.time.local_s)
+    _observed: ObservedAddresses = field(default_factory=lambda: ObservedAddresses())
+    _newcomers: BoundedQueue = field(default_factory=lambda: BoundedQueue())
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
@@ -81,22 +77,22 @@ class FetchServer:
                     last_s = loop_s() - began_s
 
     async def _describe(self, stream: Stream, request: FetchRequest) -> None:
-        """Answer what needs no weights. Raises as `answer`."""
+        name = b""
         match request.kind:
             case ContentsKind.MANIFEST:
-                answer = ServedPart.part_of(self.manifest, request)
+                data = self.manifest
             case ContentsKind.PEER_LIST:
-                answer = ServedPart.whole(self._introduction(stream, request))
+                data = self._introduction(stream, request)
             case ContentsKind.REVOCATIONS:
                 shown = self.terms.revocations.shown_to(request.sender, request.credential)
-                answer = ServedPart.part_of(shown.to_bytes(), request, name=shown.digest())
+                data, name = shown.to_bytes(), shown.digest()
             case ContentsKind.CREDENTIAL:
-                answer = ServedPart.part_of(self._renewed(request), request)
+                data = self._renewed(request)
             case ContentsKind.SIGHTING:
-                answer = ServedPart.whole(self._observed.sighting(stream.observed)[: request.num_bytes])
+                data = self._observed.sighting(stream.observed, self.peer_exchange.time.local_s())
             case _:
-                answer = ServedPart.whole(await self._echo(stream, request))
-        await self._send(stream, request, answer)
+                data = await self._echo(stream, request)
+        await self._send(stream, request, ServedPart.part_of(data, request, name=name))
 
     def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""
@@ -151,15 +147,14 @@ class BoundedQueue:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAddresses:
-    """Answers peers about themselves, within budgets; no answer is larger than its request. `now_s` returns Unix time."""
+    """Answers peers about themselves, within budgets; no answer is larger than its request."""
 
-    now_s: Callable[[], float]
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
     _introductions: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
 
-    def sighting(self, observed: str) -> bytes:
-        """Return a peer's address as its connection shows it, and the time here, encoded."""
-        return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * self.now_s())).to_bytes()
+    def sighting(self, observed: str, now_s: float) -> bytes:
+        """Return a peer's address as its connection shows it, and the Unix time here, encoded."""
+        return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * now_s)).to_bytes()
 
     def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
         """Count an echo against the budgets. Raises Refused when they are used up."""

@@ -141,12 +141,10 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
 def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:
     camps: list[list[int]] = []
     for number, sample in enumerate(samples):
-        for camp in camps:
-            if _are_alike(samples[camp[0]], sample):
-                camp.append(number)
-                break
-        else:
-            camps.append([number])
+        camp = next((camp for camp in camps if _are_alike(samples[camp[0]], sample)), None)
+        if camp is None:
+            camps.append(camp := [])
+        camp.append(number)
     return camps
 
 

@@ -48,11 +48,6 @@ class ServedPart:
     name: bytes = b""  # of a result, or the digest of a document
 
     @classmethod
-    def whole(cls, data: bytes) -> ServedPart:
-        """Answer with a whole content."""
-        return cls(len(data), memoryview(data))
-
-    @classmethod
     def part_of(cls, data: bytes, request: FetchRequest, global_step: int = 0, name: bytes = b"") -> ServedPart:
         """Answer with the part of a content that is asked for."""
         return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], global_step, name)
@@ -198,39 +193,27 @@ class StateSource:
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
         if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
-            self._copying.add_done_callback(_heard)
+            self._copying.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it where nobody awaits
         if self._copying is not None and (self._copy is None or is_late):
             await asyncio.shield(self._copying)
         assert self._copy is not None
         return self._copy
 
     async def _renew(self) -> None:
-        try:
-            self._copy = await self._new_copy()
-        finally:
-            self._copying = None
-
-    async def _new_copy(self) -> IdleCopy:
         name = f"clone-{next(self._names)}"
-        await self.link.request(messages.BringUp(name))
-        made_s, global_step = loop_s(), self.lifecycle.global_step
         try:
+            await self.link.request(messages.BringUp(name))
+            made_s, global_step = loop_s(), self.lifecycle.global_step
             taken = await self.link.request(messages.CopyState(name))
             if not isinstance(taken, messages.Written) or taken.reason:
                 raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
             data = self.payloads.read(name)
+            if len(data) != self.terms.state_bytes:
+                raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
+            self._copy = IdleCopy(data, made_s, loop_s() - made_s, global_step)
         finally:
+            self._copying = None
             self.payloads.remove(name)
-        if len(data) != self.terms.state_bytes:
-            raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
-        return IdleCopy(data, made_s, loop_s() - made_s, global_step)
 
     def _let_go(self) -> None:
-        """Free the memory of the copy."""
         self._copy = None
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception, which asyncio would log if no one else awaits the task."""
-    if not task.cancelled():
-        task.exception()

@@ -69,10 +69,7 @@ class StateTransfer:
         await self._until_done(lambda: self.ask_everybody(wanted))
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
-        """Fetch what all live peers together can give. Return None once it is adopted, else the errors of those that answered.
-
-        Raises BadSettings when the disk has no room for it.
-        """
+        """Fetch what all live peers can give; return None once it is adopted, else their errors. Raises BadSettings for a full disk."""
         sources = await self._compared()
         if not sources:
             return []

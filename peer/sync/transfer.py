@@ -66,17 +66,14 @@ class Holding:
 
 @dataclass(slots=True)
 class Transfer:
-    """One content on its way into `pieces`, whose missing ones are asked for in this `order`.
-
-    `check` raises for a header whose piece is not wanted. `num_by` counts the pieces of each source, over all transfers that share it.
-    """
+    """One content on its way into `pieces`."""
 
     sources: Sources
     kind: ContentsKind
     pieces: Pieces
-    order: Iterable[int]
-    check: Callable[[PeerId, Contents, int], None]
-    num_by: Counter[PeerId]
+    order: Iterable[int]  # of the missing pieces
+    check: Callable[[PeerId, Contents, int], None]  # raises for a header whose piece is not wanted
+    num_by: Counter[PeerId]  # pieces of each source, over all transfers that share it
     on_piece: Callable[[], None] = lambda: None
     _free: dict[int, None] = field(init=False)  # what nobody is asked for; pieces that fewest sources have come first
     _changes: Changes = field(default_factory=Changes)
@@ -86,10 +83,7 @@ class Transfer:
         self._free = dict.fromkeys(self.order)
 
     async def run(self, peers: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
-        """Have these sources deliver, so many at a time, and return the errors of those that cannot.
-
-        Afterwards the content is whole, or none of them can deliver more. A source that misbehaves is banned. Raises OSError of the disk.
-        """
+        """Have these sources deliver, so many at a time, all that they can; return the errors of those that cannot. Raises OSError."""
         waiting, errors = deque(peers), list[GossamerError]()
         try:
             async with asyncio.TaskGroup() as tasks:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -84,9 +85,7 @@ class MixedCorpus(Corpus):
         self._parts = parts
         self._draw = draw
         self._counts = dealt(weights)
-        self._block = -1  # the current one
-        self._order: IndexArray = np.empty(0, dtype=np.int64)  # of the parts in it
-        self._rank: IndexArray = np.empty(0, dtype=np.int64)  # the number of earlier windows of the same part
+        self._block = lru_cache(maxsize=1)(self._shuffled)
         self.bytes_per_token = math.fsum(count * part.bytes_per_token for count, part in zip(self._counts, parts, strict=True)) / BLOCK
 
     def batch(self, step: int) -> Tensor:
@@ -119,25 +118,26 @@ class MixedCorpus(Corpus):
     def _place(self, position: int) -> tuple[int, int]:
         """Return the part of the window at a position of the run, and the number of the window within that part."""
         block, place = divmod(position, BLOCK)
-        if block != self._block:
-            self._block = block
-            shuffled = permutation(random_stream(Draw(self._draw.run_seed, b"", 1, 1), b"mixture", block), BLOCK)
-            self._order = np.repeat(np.arange(len(self._counts)), self._counts)[shuffled]
-            self._rank = np.empty(BLOCK, dtype=np.int64)
-            for part, count in enumerate(self._counts):
-                self._rank[self._order == part] = np.arange(count)
-        part = int(self._order[place])
-        return part, block * self._counts[part] + int(self._rank[place])
+        parts, ranks = self._block(block)
+        part = int(parts[place])
+        return part, block * self._counts[part] + int(ranks[place])
+
+    def _shuffled(self, block: int) -> tuple[IndexArray, IndexArray]:
+        """Return for each window of a block its part, and the number of earlier windows of that part."""
+        shuffled = permutation(random_stream(Draw(self._draw.run_seed, b"", 1, 1), b"mixture", block), BLOCK)
+        parts = np.repeat(np.arange(len(self._counts)), self._counts)[shuffled]
+        ranks = np.empty(BLOCK, dtype=np.int64)
+        for part, count in enumerate(self._counts):
+            ranks[parts == part] = np.arange(count)
+        return parts, ranks
 
 
 def dealt(weights: Sequence[float]) -> list[int]:
     """Return the number of windows of a block for each weight: BLOCK in total, rounded by the largest remainders."""
-    shares = [BLOCK * weight / math.fsum(weights) for weight in weights]
-    counts = [math.floor(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda part: counts[part] - shares[part])
-    for part in by_remainder[: BLOCK - sum(counts)]:
-        counts[part] += 1
-    return counts
+    shares = BLOCK * np.asarray(weights) / math.fsum(weights)
+    counts = np.floor(shares).astype(int)
+    counts[np.argsort(counts - shares, kind="stable")[: BLOCK - counts.sum()]] += 1
+    return list(map(int, counts))
 
 
 Tell = Callable[[int, int], None]  # called with the bytes tokenized so far and the total

@@ -55,7 +55,8 @@ def on_disk(
         except OSError as error:
             hint = "free some space, or train on less text"
             raise BadSettings(f"the text cannot be tokenized into {cache}: {error.strerror}", hint=hint) from error
-    train, held_out = (_mapped(folder / side, tokenizer.dtype) for side in SIDES)
+    paths, dtype = [folder / side for side in SIDES], tokenizer.dtype  # an empty file cannot be mapped
+    train, held_out = (np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype) for path in paths)
     return Tokens(train, held_out, int((folder / "num_bytes").read_text()) / max(1, len(train) + len(held_out)))
 
 
@@ -87,12 +88,6 @@ def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[byt
                 num_bytes += 1
         tell(num_bytes)
     return num_bytes
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def _fingerprint(files: list[Path], tokenizer: Tokenizer, column: str) -> str:

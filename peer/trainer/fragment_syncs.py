@@ -91,10 +91,7 @@ class FragmentSyncs:
             self._decoded[request.name] = shift
 
     def move(self, request: messages.MoveFragments, replica: Replica) -> messages.FragmentsMoved:
-        """Move fragments, slow and fast weights alike, by what was decoded, unless that predicts our own held-out text worse.
-
-        Everything together, else everything of each source that is no worse by itself. Call at a step boundary.
-        """
+        """Move fragments, slow and fast weights alike, by what was decoded and `try_shifts` accepts. Call at a step boundary."""
         sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.sources]
         moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, lambda: judged_loss(replica))
         for shift in moved:
@@ -124,9 +121,9 @@ class FragmentSyncs:
 def try_shifts(
     sources: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], loss: Callable[[], float]
 ) -> tuple[list[FragmentShift], str]:
-    """Move the fast weights; return the shifts that count, and why the others do not. Measures the loss twice where all are honest.
+    """Move the fast weights by all shifts, else by those of each source, that predict our own held-out text no worse.
 
-    Everything that counts is together no worse than before, within the tolerance.
+    Return the shifts that count, and why the others do not. Measures the loss twice where all are honest.
     """
     own, moved = loss(), list[FragmentShift]()
 

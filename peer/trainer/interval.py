@@ -83,10 +83,7 @@ class Estimate:
 
 
 def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float) -> Estimate:
-    """Estimate for partners with the same rate each way, inner steps of `step_s`, and clocks that may be `gap_steps` apart.
-
-    It covers only what the line sets; the other limits are measured while the peer trains.
-    """
+    """Estimate what the line sets, for partners with the same rate each way and global steps that may be `gap_steps` apart."""
     state_s, pulls_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
     old_s = gap_steps * step_s / SYNC_SHARE
     interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)

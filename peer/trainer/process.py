@@ -77,10 +77,7 @@ class WorkProgress:
 
 
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
-    """Build the model with its initial weights, and its text.
-
-    Raises OperatorError for a run that cannot be built or does not fit, before anything is downloaded or built.
-    """
+    """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
@@ -131,15 +128,9 @@ def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
-    """Return why a peer starts to compute as it does, in words."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
     return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
-
-
-def run_trainer(child: Child) -> None:
-    """Train to the end of the run, or until asked to stop."""
-    build(child).run()
 
 
 def build(child: Child) -> Trainer:

@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join, leave
+from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
@@ -48,8 +49,7 @@ class RankProcesses:
         self._has_fallen = threading.Event()
         self._has_noticed = threading.Event()
         self._is_closing = False
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._watchers: list[threading.Thread] = []
+        self._processes: dict[subprocess.Popen[bytes], threading.Thread] = {}  # with their watchers
         store.unlink(missing_ok=True)
         threads = threads_each(config, devices)
         for number, device in enumerate(devices[1:], FIRST + 1):
@@ -90,7 +90,7 @@ class RankProcesses:
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        for process, watcher in zip(self._processes, self._watchers, strict=True):
+        for process, watcher in self._processes.items():
             watcher.join(END_S)
             process.kill()
             watcher.join()
@@ -98,8 +98,7 @@ class RankProcesses:
     def _start(self, settings: RankSettings) -> None:
         process = subprocess.Popen([sys.executable, "-P", "-m", PROGRAM], stdin=subprocess.PIPE, stdout=sys.stderr.fileno())
         watcher = threading.Thread(target=self._watch, args=(settings, process), name=f"rank {settings.number}", daemon=True)
-        self._processes.append(process)
-        self._watchers.append(watcher)
+        self._processes[process] = watcher
         watcher.start()
         _write(process, settings)
 
@@ -171,7 +170,7 @@ class Ranks:
     def forget(self) -> None:
         """As OneDevice.forget."""
         with self._processes.all("forget"):
-            self._rank.forget()
+            self._rank.own.forget()
 
     def cpu_s(self) -> float:
         """As OneDevice.cpu_s."""
@@ -180,4 +179,4 @@ class Ranks:
     def close(self) -> None:
         """End the other ranks."""
         self._processes.close()
-        leave()
+        dist.destroy_process_group()

@@ -45,10 +45,7 @@ class Write:
 
 
 class Saver:
-    """Save a replica every so many steps or seconds, whichever comes first, but no more often than the cost allows.
-
-    Belongs to the trainer's thread.
-    """
+    """Saves a replica every so many steps or seconds, but no more often than the cost allows. Belongs to the trainer's thread."""
 
     def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
@@ -106,9 +103,8 @@ class Saver:
                 self._copies[name].copy_(tensor, non_blocking=True)
             if any(tensor.is_cuda for tensor in moving.values()):
                 torch.cuda.synchronize()
-        contents = CheckpointContents(
-            replica.manifest.run_id, replica.own_steps, {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}, state
-        )
+        copied = {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}
+        contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, copied, state)
         self._is_wanted, self._saved_s, self._saved_step = False, self._now_s(), replica.own_steps
         self._write = Write(replica.own_steps, self._saved_s - started_s, _beside(lambda: self._written(contents)))
 
@@ -128,10 +124,7 @@ class Saver:
             self._tell(write.step, write.stopped_s, write.path.result)
 
     def save(self, replica: Replica) -> None:
-        """Save now, and wait for it.
-
-        A disk error costs this checkpoint, not the training: the earlier checkpoints are untouched, and an event reports it.
-        """
+        """Save now, and wait for it. An event reports a disk error, which leaves the earlier checkpoints untouched."""
         self.finish()
         self._is_wanted = False
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
@@ -151,7 +144,6 @@ class Saver:
         return [work for work in (self._readying, self._write.path if self._write else None) if work is not None]
 
     def _written(self, contents: CheckpointContents) -> tuple[Path, float]:
-        """Write a checkpoint, on the thread; return its path and the seconds that it took."""
         started_s = self._now_s()
         return save(self._home.checkpoints, contents), self._now_s() - started_s
 

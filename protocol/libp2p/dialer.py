@@ -37,11 +37,6 @@ class Dialer:
         self._public_host = public_host
         self._failures: dict[str, dict[PeerId, float]] = {}  # host -> unreachable peer -> loop time
 
-    @property
-    def num_failing_hosts(self) -> int:
-        """Number of hosts whose failures are remembered, at most HOSTS."""
-        return len(self._failures)
-
     async def connected(self) -> dict[PeerId, str]:
         """Return the connected peers, each with its remote multiaddr. Raises Unreachable."""
         return await self._control.connected()

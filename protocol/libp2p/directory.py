@@ -39,8 +39,7 @@ Ask = Callable[[Held], Coroutine[Any, Any, list[Held] | None]]
 class Walk:
     """An iterative Kademlia look-up of `place`: members near it name nearer ones, until the nearest of all have replied.
 
-    `ask` returns the members that a member names, None if it does not reply. If two peers that a member named do not reply, its others are
-    not queried: a malicious peer costs a few calls, not the look-up.
+    `ask` returns the members that a member names, None if it does not reply. A member that named two peers without reply is not trusted.
     """
 
     def __init__(self, place: int, ask: Ask) -> None:

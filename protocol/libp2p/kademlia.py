@@ -69,8 +69,6 @@ class RecordProtocol:
             self.own = self._bare()
         return Held(self.own, self.own.to_bytes()) if self.own is not None else None
 
-    # ---- server ----
-
     async def open(self) -> None:
         """Start serving the RPCs."""
         await self.p2p.add_protobuf_handler(f"{SERVICE}.rpc_ping", self.rpc_ping, dht_pb2.PingRequest)
@@ -101,12 +99,10 @@ class RecordProtocol:
 
     def _near(self, place: int, caller: PeerId) -> list[Held]:
         """Return the valid records nearest to a place, without the caller's: NAMED neighbours, then NAMED_TOO stored records."""
-        known, stored = (
-            [held for held in source if held.peer != caller and self.shelf.is_in_force(held)]
-            for source in (self.neighbours.all(), self.holdings.all())
-        )
+        known = (held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held))
         named = {held.peer: held for held in nearest(known, place, NAMED)}
-        return [*named.values(), *nearest((held for held in stored if held.peer not in named), place, NAMED_TOO)]
+        stored = (held for held in self.holdings.all() if held.peer not in (caller, *named) and self.shelf.is_in_force(held))
+        return [*named.values(), *nearest(stored, place, NAMED_TOO)]
 
     async def _hear(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
         """Charge a reply to the caller; return its record, None if it is no member's, and the caller's remote multiaddr."""
@@ -133,8 +129,6 @@ class RecordProtocol:
         """Return our own record in hivemind's form, shortened to its gist if that is in `known`."""
         card = self.card()
         return dht_pb2.NodeInfo(node_id=shorten(card, known) if card is not None else b"")
-
-    # ---- client ----
 
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Ping a peer and return its record; None if it does not reply, or presents no member's record."""

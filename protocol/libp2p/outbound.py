@@ -70,11 +70,10 @@ class Connection:
             await self._channel.close()
         if self._splice is None:
             drop(self._remote[1])
-            return
-        await cancel(self._splice)
+        else:
+            await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Accept the channel's socket connection. Further connections are dropped."""
         if self._splice is not None:
             drop(writer)
             return

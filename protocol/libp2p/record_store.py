@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 
 from gossamer.protocol.addresses import network_of
 from gossamer.protocol.errors import BadMessage, BadSignature
@@ -20,21 +21,15 @@ LASTING_S = RECORD_LIFETIME_S / 2  # a record with this much remaining validity 
 _LENGTH_BYTES = 2
 
 
+@dataclass(slots=True, eq=False)
 class RecordStore:
     """Verified records of one run. `is_member` decides which records are kept. `now` returns Unix time in seconds."""
 
-    def __init__(
-        self,
-        run_id: bytes,
-        is_member: Callable[[MemberRecord], bool] = lambda record: True,
-        now: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-    ) -> None:
-        self.now = now
-        self._run_id = run_id
-        self._is_member = is_member
-        self.rng = rng or random.Random()
-        self._view: dict[PeerId, Held] = {}
+    run_id: bytes
+    is_member: Callable[[MemberRecord], bool] = lambda record: True
+    now: Callable[[], float] = time.time
+    rng: random.Random = field(default_factory=random.Random)
+    _view: dict[PeerId, Held] = field(default_factory=dict)
 
     def read(self, data: bytes) -> Held | None:
         """Parse and verify a record, and keep it if it is its peer's latest. Return None for an invalid record; never raise."""
@@ -74,8 +69,8 @@ class RecordStore:
             known = self._view.get(record.peer_id)
             if known is not None and known.data == data and self.is_in_force(known):
                 return known  # its signature has been verified before
-            record.check(self._run_id, self.now())
-            return Held(record, data) if self._is_member(record) else None
+            record.check(self.run_id, self.now())
+            return Held(record, data) if self.is_member(record) else None
         except (BadMessage, BadSignature, ValueError):  # ValueError: an input that the checks miss must not crash this peer
             return None
 

@@ -58,7 +58,6 @@ async def _call(control: Control, partner: PeerId, address: str) -> Pair:
 
 
 async def _count(pair: Pair, got: asyncio.Future[int]) -> None:
-    """Count the bytes of a stream, including p2pd's header, until it ends."""
     num_bytes = 0
     with suppress(OSError):
         while data := await pair[0].read(TRIAL_BYTES):

@@ -1,7 +1,4 @@
-"""The replies of two services outside a run's state: the observed-address service and peer exchange.
-
-They have no signature of their own: the signature of the reply's header covers them, and each member record has its own.
-"""
+"""The replies of the observed-address service and of peer exchange; the signature of the reply's header covers them."""
 
 from __future__ import annotations
 

@@ -14,10 +14,12 @@ from pathlib import Path
 from gossamer.peer.link import messages
 from gossamer.peer.swarm.partner_records import GOOD_PROBES, RESTS_S, Trust
 from gossamer.protocol.identity import PeerId
+from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
+INVITES = tiny_manifest(run={"total_steps": 100_000, "access": "invite", "issuers": [str(HOST.peer_id)]})
 EVIDENCE = "it would raise the loss on our text by 0.3 nats"
 Verdict = Callable[[PeerId, messages.Checked], messages.Checked]
 
@@ -58,9 +60,9 @@ def with_bad(peer: Peer, bad: Peer) -> list[int]:
     return [done.bytes_sent + done.bytes_received for done in peer.meetings if done.partner == str(bad.peer_id)]
 
 
-async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
-    """Peers whose trainers only answer, so that the hours of a story pass quickly."""
-    peers = [swarm.add(step_s=1.0) for _ in range(num_peers)]
+async def acquainted(swarm: Swarm, peers: int | list[Peer]) -> list[Peer]:
+    """Start these peers, or so many, with trainers that only answer, so that the hours of a story pass quickly."""
+    peers = [swarm.add(step_s=1.0) for _ in range(peers)] if isinstance(peers, int) else peers
     for peer in peers:
         peer.trainer.frozen = True
         peer.start()
@@ -97,10 +99,10 @@ def test_a_harmful_partner_is_refused_rests_is_not_called_and_costs_no_bytes(tmp
                 late.until - early.until >= rest_s for early, late, rest_s in zip(peer.shunned, peer.shunned[1:], RESTS_S[1:], strict=False)
             ]
         spent, completed = [with_bad(peer, bad) for peer in good], [peer.outcomes()["completed"] for peer in good]
-        num_before, turns = len(bad.meetings), iter(range(20))
-        await meet(peers, lambda: next(turns, 99) == 19)
+        num_before, turns = len(bad.meetings), iter(range(11))
+        await meet(peers, lambda: next(turns, 99) == 10)
         assert [with_bad(peer, bad) for peer in good] == spent, "it was met, or called"
-        assert all(peer.outcomes()["completed"] > count + 10 for peer, count in zip(good, completed, strict=True))
+        assert all(peer.outcomes()["completed"] > count + 5 for peer, count in zip(good, completed, strict=True))
         assert not bad.partners() and not any(peer.partners()[str(bad.peer_id)] for peer in good)
         assert len(bad.meetings) > num_before, "it never tried"
         for done in bad.meetings[num_before:]:
@@ -172,11 +174,38 @@ def test_a_partner_that_always_rejects_our_messages_rests_too(tmp_path: Path) ->
         judge(bad, lambda partner, checked: replace(checked, accepted=False, reason="no", failed_blocks=""))
         for peer in good:
             judge(peer, honest(str(peer.peer_id)))
-        turns = iter(range(40))
-        await meet(peers, lambda: next(turns, 99) == 39)
+        turns = iter(range(26))
+        await meet(peers, lambda: next(turns, 99) == 25)
         for peer in good:
             whole = max(with_bad(peer, bad))
             assert len([num for num in with_bad(peer, bad) if num > 0.5 * whole]) <= 8, "an exchange each time"
-            assert peer.outcomes()["completed"] > 20 and not peer.shunned
+            assert peer.outcomes()["completed"] > 13 and not peer.shunned
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_new_keys_of_an_invite_are_soon_refused_at_their_hello_and_its_proven_member_is_met(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        made = [swarm.add(step_s=1.0) for _ in range(8)]
+        for number, peer in enumerate(made):
+            peer.join_with(credential_of(swarm, peer.identity, invite=1), place=1 + number)
+        victim, proven, *keys = await acquainted(swarm, made)
+        harmful = {key.peer_id for key in keys}
+        ordinary = honest("victim")
+        judge(victim, lambda partner, checked: refused(checked) if partner in harmful else ordinary(partner, checked))
+        everybody = {peer.peer_id for peer in swarm.peers}
+        for _ in range(3):
+            await proven.node.meetings.try_next(0, everybody - {victim.peer_id})
+            await asyncio.sleep(1.0)
+        assert proven.partners()[str(victim.peer_id)] >= 2
+        for key in keys:
+            key.peer.book.met(victim.peer_id, asyncio.get_running_loop().time(), 0)
+            await key.node.meetings.try_next(0, everybody - {victim.peer_id})
+            await asyncio.sleep(1.0)
+        reasons = [key.meetings[-1].reason for key in keys]
+        assert [EVIDENCE in reason for reason in reasons] == [True] * 3 + [False] * 3
+        assert all("peers with the same invite or network sent harmful messages" in reason for reason in reasons[3:])
+        await proven.node.meetings.try_next(0, everybody - {victim.peer_id})
+        assert proven.meetings[-1].outcome == "completed"
+
+    play(Swarm(tmp_path, manifest=INVITES), story)

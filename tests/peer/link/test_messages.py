@@ -24,7 +24,7 @@ SAMPLES = {
     "dict[str, float]": {"pull-1": 0.25},
     "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800),
 }
-KINDS = typing.get_args(messages.Record)
+KINDS = typing.get_args(messages.Request | messages.Answer)
 
 
 def sample(kind: type[messages.Record]) -> Any:

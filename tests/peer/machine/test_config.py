@@ -11,7 +11,6 @@ from gossamer.peer.machine.config import (
     TRAINER,
     LocalSettings,
     PeerConfig,
-    limits_in_force,
     peer_config,
     save_settings,
     saved_settings,
@@ -143,6 +142,6 @@ def test_a_file_that_cannot_be_used_is_named(home: Home, content: str) -> None:
 
 
 def test_only_what_limits_is_a_limit_in_force(tmp_path: Path) -> None:
-    assert not limits_in_force(peer_config({"home": tmp_path, "devices": "cpu"}))
+    assert not peer_config({"home": tmp_path, "devices": "cpu"}).limits_in_force
     config = peer_config({"home": tmp_path, "threads": 2, "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"})
-    assert limits_in_force(config) == {"threads": "2", "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"}
+    assert config.limits_in_force == {"threads": "2", "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"}
