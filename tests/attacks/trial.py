@@ -25,6 +25,7 @@ from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
 from gossamer.peer.trainer.probe import Gain, Judgement, ProbeGate
 from gossamer.protocol.run.manifest import Manifest
+from tests.attacks.clipping import train_clipped
 
 SETTINGS = "method=noloco codec=modulo4 batch_size=2 sequence_length=64 steps=80 inner_steps=5"
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
@@ -41,6 +42,7 @@ class Setup:
     num_hostile: int
     seed: int
     gate: bool = True
+    clips: bool = False  # all aggregate together, with centred clipping, instead of pairs: the yardstick
     settings: str = ""  # beside SETTINGS, in the same form
 
 
@@ -106,7 +108,8 @@ class Trial:
         torch.manual_seed(setup.seed)
         self._population = populate(made, tokenizer, self._texts, torch.device("cpu"), method("noloco").schedules(made))
         self._hostile: list[HostilePeer] = []
-        self._run = gossip(self._population, pair_rule(made), lambda population: self._enter(population, gate=setup.gate))
+        train = train_clipped if setup.clips else gossip
+        self._run = train(self._population, pair_rule(made), lambda population: self._enter(population, gate=setup.gate))
         for _ in self._run:
             if any(peer.replica.own_steps + 1 >= peer.turns_at for peer in self._hostile):
                 break
