@@ -24,8 +24,10 @@ from tests.attacks.trial import Outcome, Setup, open_gates
 from tests.swarm.tiny import CountedReplica, tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
+STEP_S = 2.0  # so that a partner that rests for a minute is met again
 NUM_STEPS = 160
 EVAL_BATCHES = 60
+WITHIN_S = 3000.0
 FAR = 10_000  # batches of an attacker's text that nobody trains on
 MANIFEST = tiny_manifest(codec={"name": "modulo4"}, outer={"inner_steps": 5, "alpha": 0.0, "beta": 1.0, "gamma": 1.0})
 
@@ -111,17 +113,17 @@ def play_real(name: str, setup: Setup, num_steps: int = NUM_STEPS) -> RealOutcom
         traffic = Traffic()
 
         async def story(swarm: Swarm) -> None:
-            peers = [swarm.add() for _ in range(setup.num_peers)]
+            peers = [swarm.add(step_s=STEP_S) for _ in range(setup.num_peers)]
             honest, liars = peers[: -setup.num_hostile], peers[-setup.num_hostile :]
             members.extend(HostileMember(peer, ATTACKS[name], honest, traffic, setup.seed, num_steps) for peer in liars if name != AWAY)
             for peer in peers:
                 if not setup.gate:
                     open_gates([peer.trainer.replica])
                 peer.start()
-            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= num_steps // 2)
+            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in peers) >= num_steps // 2, WITHIN_S)
             if name == AWAY:
                 swarm.network.partition([peer.peer_id for peer in honest], *([peer.peer_id] for peer in liars))
-            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in honest) >= num_steps)
+            await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in honest) >= num_steps, WITHIN_S)
 
         play(swarm, story)
         honest = swarm.peers[: -setup.num_hostile]
