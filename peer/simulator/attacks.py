@@ -157,15 +157,19 @@ def ascend_quietly(nats: float) -> Craft:
     return craft
 
 
-def ascend_below_probe(sight: Sight) -> Tensor:
-    """Send gradient ascent from the partner's weights, as far as the own probe would not notice in several draws of text."""
-    base = sight.partner_message
-    way = sight.at_partner_limit(sight.pursue(base, ascent)) - base
-    for _ in range(PROBED_LENGTHS):
-        if not any(sight.probe(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
-            break
-        way = way * COARSE_STEP_DOWN
-    return base + way
+def below_probe(goal: Goal) -> Craft:
+    """Send steps towards a goal from the partner's weights, as far as the own probe would not notice in several draws of text."""
+
+    def craft(sight: Sight) -> Tensor:
+        base = sight.partner_message
+        way = sight.at_partner_limit(sight.pursue(base, goal)) - base
+        for _ in range(PROBED_LENGTHS):
+            if not any(sight.probe(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
+                break
+            way = way * COARSE_STEP_DOWN
+        return base + way
+
+    return craft
 
 
 def rescale(sight: Sight) -> Tensor:
@@ -289,8 +293,8 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "ascent": Attack(ascend),
     "ascent-aimed": Attack(ascend_aimed),
     "ascent-quiet": Attack(ascend_quietly(0.03)),
-    "ascent-below-probe": Attack(ascend_below_probe),
-    "ascent-new-keys": Attack(ascend_below_probe, has_new_keys=True),
+    "ascent-below-probe": Attack(below_probe(ascent)),
+    "ascent-new-keys": Attack(below_probe(ascent), has_new_keys=True),
     "rescale": Attack(rescale),
     "little-is-enough": Attack(little_is_enough),
     "inner-product": Attack(inner_product),
@@ -310,6 +314,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "ascent-at-times": Attack(ascend_aimed, strikes=0.25),
     "ascent-at-end": Attack(ascend_aimed, from_share=Fraction(9, 10)),
     "backdoor": Attack(backdoor),
+    "backdoor-below-probe": Attack(below_probe(obedience)),
     "away": Attack(honest, lead_steps=1 << 30),  # so far ahead that nobody meets it: what the others are compared with
 }
 AWAY: Final = "away"
