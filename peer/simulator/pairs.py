@@ -171,9 +171,10 @@ class PairPeer:
         if reason := side.judge(payload, trust.share):
             return reason
         self._judgement = None
-        if not side.draws and not trust.must_probe and self._probe_draws.random() >= PROBED_SHARE:
+        if not side.is_clipped and not trust.must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
-        self._judgement, _ = side.probe(self.probe, self.probe_gate)
+        lag_steps = self.replica.global_step - partner.replica.global_step
+        self._judgement, _ = side.probe(self.probe, self.probe_gate, lag_steps=lag_steps)
         if self._judgement.reason:
             self.records.harmful(partner.peer_id, self.now_s)
         return self._judgement.reason

@@ -378,13 +378,14 @@ class TrainerExchange:
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
-            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.draws)
+            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.is_clipped)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         failed = pack(meeting.side.failed_blocks)
+        lag_steps = self._replica.global_step - meeting.partner_global_step
         with self._probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate)
+            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate, lag_steps=lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (failed, step)
         return judgement
 

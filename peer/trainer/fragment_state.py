@@ -116,12 +116,8 @@ class MergeGate:
         return "" if fits else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
 
     def kept(self, gap: float, own: Lengths, share: float) -> float:
-        """Return the part of a gap that is merged: what exceeds `share` of the limit is cut off."""
-        return min(1.0, share * self.limit(own) / gap) if gap else 1.0
-
-    def draws(self, gap: float, own: Lengths) -> bool:
-        """Return whether a gap is longer than training explains."""
-        return gap > self._explained(own)
+        """Return the part of a gap that may be merged without a probe: at most `share` of what training explains, never of the allowance."""
+        return min(1.0, share * self._explained(own) / gap) if gap else 1.0
 
     def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
         """Update the bounds after a merge of this part of a gap."""

@@ -71,19 +71,21 @@ class Probe:
         self._model = copy.deepcopy(model, memo=dict(twins))  # apart from the model in training, which may be computing on another thread
         self._twins = {name: (p, twins[id(p)]) for name, p in model.named_parameters()}
 
-    def judge(self, gate: ProbeGate, fragment: Fragment, shift: Tensor) -> Judgement:
-        """Measure what adding `shift`, f32[numel], to a fragment does to the loss, and have the gate judge it."""
+    def judge(self, gate: ProbeGate, fragment: Fragment, shift: Tensor, clipped: float, *, is_behind: bool) -> Judgement:
+        """Measure what adding `shift`, f32[numel], to a fragment does to the loss, and have the gate judge it.
+
+        Where the first gain is low, more is measured, and a smaller part too: a half, or `clipped` if that is less. `is_behind`: the shift
+        leads back along our own way.
+        """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
-        losses = self._losses(fragment, shift, drawn[:first])
-        gain = Gain.of(*losses)
-        if gate.is_low(gain) and len(drawn) > first:
-            more_losses = self._losses(fragment, shift, drawn[first:])
-            gain = Gain.of(*(torch.cat(both) for both in zip(losses, more_losses, strict=True)))
-        return gate.judge(gain)
+        gain = self._gain(fragment, shift, drawn[:first])
+        if not gate.is_low(gain):
+            return gate.judge(gain, None, is_behind=is_behind)
+        part = min(0.5, clipped)
+        return gate.judge(self._gain(fragment, shift, drawn), (part, self._gain(fragment, part * shift, drawn)), is_behind=is_behind)
 
-    def _losses(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the loss of each token, f32[tokens], without and with the shift."""
+    def _gain(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Gain:
         with evaluating(self._model):
             for live, twin in self._twins.values():
                 twin.data = live.data  # the same memory
@@ -95,7 +97,7 @@ class Probe:
             after = token_losses(self._model, sequences, self._dtype)
             for live, twin in self._twins.values():
                 twin.data = live.data  # frees the copies
-        return before, after
+        return Gain.of(before, after)
 
 
 def probe_pool(corpus: Corpus) -> Tensor:
@@ -137,6 +139,7 @@ class Judgement:
 
     gain: Gain
     reason: str  # why the merge is harmful; empty if it is not
+    part: float  # of the merge that is of use: all, a smaller part, or none: then only the partner profits
     deviation: float  # of the gain from what is typical, in spreads of honest gains; negative: the merge is worse
 
 
@@ -153,31 +156,43 @@ class ProbeGate:
         """Return whether a gain is low enough to measure more."""
         return not self._deviation(gain) >= -LOW
 
-    def judge(self, gain: Gain) -> Judgement:
-        """Judge a gain; an accepted one is remembered."""
+    def judge(self, gain: Gain, smaller: tuple[float, Gain] | None, *, is_behind: bool) -> Judgement:
+        """Judge the gain of a merge, and of a smaller part of it (None: not measured). An accepted gain is remembered.
+
+        A partner that is behind costs what we are ahead of it, and does no harm by that: it may follow us, and we do not go back.
+        """
         deviation = self._deviation(gain)
         if not math.isfinite(deviation):
-            return Judgement(gain, "the loss on our text would not be finite", -math.inf)
-        least = min(0.0, self._typical) - SLACK * gain.scale - SIGMAS * self._spread(gain)
-        if gain.value < least:
+            return Judgement(gain, "the loss on our text would not be finite", 0.0, -math.inf)
+        if smaller is None or not self.is_low(gain):
+            self._gains.append((gain.value, gain.noise, gain.num_tokens))
+            return Judgement(gain, "", 1.0, deviation)
+        least = min(0.0, self._typical(gain)) - SLACK * gain.scale - SIGMAS * self._spread(gain)
+        if gain.value < least and not is_behind:
             reason = f"it would raise the loss on our text by {-gain.value:.3g} nats per token, and honest messages by {-least:.3g} at most"
-            return Judgement(gain, reason, deviation)
-        self._gains.append((gain.value, gain.noise, gain.num_tokens))
-        return Judgement(gain, "", deviation)
+            return Judgement(gain, reason, 0.0, deviation)
+        self._gains.append((max(gain.value, least), gain.noise, gain.num_tokens))
+        part, gain_of_part = smaller
+        return Judgement(gain, "", 0.0 if self.is_low(gain_of_part) else part, 0.0 if is_behind else deviation)
 
-    @property
-    def _typical(self) -> float:
-        return statistics.median(value for value, _, _ in self._gains) if self._gains else 0.0
+    def _typical(self, gain: Gain) -> float:
+        """Return the typical gain, within bounds.
+
+        A gain is never low because others helped much more: a peer that is behind gains much by each merge. And partners that harm a little
+        each time must not shift what is typical without end.
+        """
+        median = statistics.median(value for value, _, _ in self._gains) if self._gains else 0.0
+        return min(SLACK * gain.scale, max(-MOST_SPREAD * gain.scale, median))
 
     def _deviation(self, gain: Gain) -> float:
-        return (gain.value - self._typical) / max(1e-9, self._spread(gain))
+        return (gain.value - self._typical(gain)) / max(1e-9, self._spread(gain))
 
     def _spread(self, gain: Gain) -> float:
         """Return the standard deviation of honest gains that are measured on as many tokens: of the gains themselves, and of their noise."""
         most = MOST_SPREAD * gain.scale
         if len(self._gains) < ENOUGH:
             return most
-        typical, noise, num_tokens = self._typical, *(statistics.median(each) for each in list(zip(*self._gains, strict=True))[1:])
+        typical, noise, num_tokens = (statistics.median(each) for each in zip(*self._gains, strict=True))
         whole = MEDIAN_TO_SIGMA * statistics.median(abs(value - typical) for value, _, _ in self._gains)
         true = math.sqrt(max(0.0, whole**2 - noise**2))
         return min(most, math.hypot(true, noise * math.sqrt(num_tokens / gain.num_tokens)))

@@ -42,7 +42,7 @@ def honest(seed: str, rate: float = 0.0) -> Verdict:
 
     def verdict(partner: PeerId, checked: messages.Checked) -> messages.Checked:
         is_refused = draws.random() < rate
-        return replace(refused(checked) if is_refused else checked, gain=draws.gauss(0.02, 0.04), noise=0.03)
+        return replace(refused(checked) if is_refused else checked, gain=0.02, deviation=draws.gauss(0.0, 1.0))
 
     return verdict
 
