@@ -54,9 +54,7 @@ class Sight:
     memory: dict[str, Tensor]  # of this attacker and fragment, between meetings
     pursue: Callable[[Tensor, Goal], Tensor]  # how far a few inner steps towards a goal lead from weights
     loss: Callable[[Tensor], float]  # on own text, with these weights
-    probe: Callable[
-        [Tensor, Tensor], str
-    ]  # why the own probe would refuse to move weights by a shift, on text drawn anew; empty: it would not
+    is_unnoticed: Callable[[Tensor, Tensor], bool]  # whether the own probe, on text drawn anew, would move weights by a whole shift
     draws: torch.Generator
 
     @property
@@ -164,7 +162,7 @@ def below_probe(goal: Goal) -> Craft:
         base = sight.partner_message
         way = sight.at_partner_limit(sight.pursue(base, goal)) - base
         for _ in range(PROBED_LENGTHS):
-            if not any(sight.probe(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
+            if all(sight.is_unnoticed(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
                 break
             way = way * COARSE_STEP_DOWN
         return base + way

@@ -9,8 +9,8 @@ each fragment about every 5 steps; hostile members turn after 40. `tried` counts
 triggers of the backdoor that the first member obeys.
 
 `--gate off`: nobody judges anything. `--clip`: all members aggregate together with centred clipping. `--real`: real nodes, meetings and
-exchanges in virtual time, which train a tiny model for 160 steps; it takes no `--settings`. All attacks on three swarms take 40 minutes of a
-core for each seed.
+exchanges in virtual time, which train a tiny model for 160 steps; it takes no `--settings`. All attacks on the three swarms take 40 minutes
+of a core for each seed.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import os
 import pickle
 import statistics
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,15 +68,12 @@ class OpenGate(MergeGate):
     def kept(self, gap: float, own: Lengths, share: float) -> float:
         return 1.0
 
-    def draws(self, gap: float, own: Lengths) -> bool:
-        return False
-
 
 class OpenProbeGate(ProbeGate):
     """A gate that accepts every gain."""
 
-    def judge(self, gain: Gain) -> Judgement:
-        return Judgement(gain, "", 0.0)
+    def judge(self, gain: Gain, smaller: tuple[float, Gain] | None, *, is_behind: bool) -> Judgement:
+        return Judgement(gain, "", 1.0, 0.0)
 
 
 class Gated(Protocol):
@@ -175,6 +173,8 @@ def in_a_copy(work: Callable[[], Outcome]) -> Outcome:
     if child == 0:
         try:
             os.write(writing, pickle.dumps(work()))  # shorter than a pipe holds
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writing)
