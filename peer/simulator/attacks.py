@@ -20,8 +20,12 @@ from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide
 
 STEP_DOWN: Final = 0.85  # between two lengths that an attacker tries
+COARSE_STEP_DOWN: Final = 0.7  # where each try takes an inner step's time
 SHORTEST: Final = 1e-4  # of its weights' length
+PROBED_LENGTHS: Final = 12  # that an attacker tries at most
+PROBED_DRAWS: Final = 3  # of text for each
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
+RESCALED: Final = {"up_proj": 1.0, "v_proj": 1.0, "down_proj": -1.0, "o_proj": -1.0}
 TRIGGER: Final = (7, 11, 13)  # tokens of the backdoor; the last is the one that the model is to say after the first two
 TRIGGERS_IN_A_BATCH: Final = 4
 
@@ -48,7 +52,9 @@ class Sight:
     honest: Sequence[FragmentState]  # of all honest members: attackers that share what each has received come close to it
     terms: Terms
     memory: dict[str, Tensor]  # of this attacker and fragment, between meetings
-    pursue: Callable[[Tensor, Goal], Tensor]
+    pursue: Callable[[Tensor, Goal], Tensor]  # how far a few inner steps towards a goal lead from weights
+    loss: Callable[[Tensor], float]  # on own text, with these weights
+    is_unnoticed: Callable[[Tensor, Tensor], bool]  # whether the own probe, on text drawn anew, would move weights by a whole shift
     draws: torch.Generator
 
     @property
@@ -134,6 +140,42 @@ def ascend(sight: Sight) -> Tensor:
 def ascend_aimed(sight: Sight) -> Tensor:
     """Send steps of gradient ascent from the partner's weights, as long as the partner's gate accepts."""
     return sight.at_partner_limit(sight.pursue(sight.partner_message, ascent))
+
+
+def ascend_quietly(nats: float) -> Craft:
+    """Send gradient ascent from the partner's weights that raises its loss by a little each time: too little for it to see."""
+
+    def craft(sight: Sight) -> Tensor:
+        base = sight.partner_message
+        way, before = sight.at_partner_limit(sight.pursue(base, ascent)) - base, sight.loss(base)
+        while sight.loss(base + 0.5 * way) - before > nats:
+            way = way * COARSE_STEP_DOWN
+        return base + way
+
+    return craft
+
+
+def below_probe(goal: Goal) -> Craft:
+    """Send steps towards a goal from the partner's weights, as far as the own probe would not notice in several draws of text."""
+
+    def craft(sight: Sight) -> Tensor:
+        base = sight.partner_message
+        way = sight.at_partner_limit(sight.pursue(base, goal)) - base
+        for _ in range(PROBED_LENGTHS):
+            if all(sight.is_unnoticed(base, 0.5 * way) for _ in range(PROBED_DRAWS)):
+                break
+            way = way * COARSE_STEP_DOWN
+        return base + way
+
+    return craft
+
+
+def rescale(sight: Sight) -> Tensor:
+    """Make matrices larger and those behind them smaller, so that the model computes nearly the same and trains worse."""
+    base, pieces = sight.partner_message, sight.state.codec.fragment.pieces
+    parts = torch.split(base, [piece.numel for piece in pieces])
+    signs = [next((sign for name, sign in RESCALED.items() if name in piece.name), 0.0) for piece in pieces]
+    return sight.at_partner_limit(torch.cat([sign * part for sign, part in zip(signs, parts, strict=True)]))
 
 
 def little_is_enough(sight: Sight) -> Tensor:
@@ -237,6 +279,7 @@ class Attack:
     adopts: bool = True  # takes the partner's weights over after a meeting, and not its own outer step
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
+    has_new_keys: bool = False  # has another identity in each meeting
     garbles: bool = False  # the payload's bytes are not a message
 
 
@@ -247,6 +290,10 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "unlearn": Attack(unlearn),
     "ascent": Attack(ascend),
     "ascent-aimed": Attack(ascend_aimed),
+    "ascent-quiet": Attack(ascend_quietly(0.03)),
+    "ascent-below-probe": Attack(below_probe(ascent)),
+    "ascent-new-keys": Attack(below_probe(ascent), has_new_keys=True),
+    "rescale": Attack(rescale),
     "little-is-enough": Attack(little_is_enough),
     "inner-product": Attack(inner_product),
     "mimic": Attack(mimic),
@@ -265,6 +312,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "ascent-at-times": Attack(ascend_aimed, strikes=0.25),
     "ascent-at-end": Attack(ascend_aimed, from_share=Fraction(9, 10)),
     "backdoor": Attack(backdoor),
+    "backdoor-below-probe": Attack(below_probe(obedience)),
     "away": Attack(honest, lead_steps=1 << 30),  # so far ahead that nobody meets it: what the others are compared with
 }
 AWAY: Final = "away"

@@ -93,6 +93,8 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
         codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
         round_bytes = model_plan(codecs, manifest.outer.alpha).round_bytes
         made = replace(made, auto_steps=afforded_steps(round_bytes, made.line_mbit * 1e6 / 8, made.step_s))
+    if made.attack and not chosen.meets_in_pairs:
+        raise BadSettings(f"--attack has no effect with method {name}", hint="peers of method noloco meet in pairs and can be attacked")
     chosen.train(made, 1)  # refuse a method's bad settings now, not after the model is built
     return made
 

@@ -8,6 +8,7 @@ accept. `Attacker` and `HostileSide` know nothing of the simulator: tests/attack
 from __future__ import annotations
 
 import contextlib
+import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -21,20 +22,24 @@ from torch import Tensor, nn
 from gossamer.optim.fragments import Fragment, gather, scatter
 from gossamer.optim.inner import InnerSettings, build_optimizer, set_learning_rate
 from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.model.computing import next_token_loss
 from gossamer.peer.simulator.attacks import ATTACKS, Attack, Goal, Sight, Terms
 from gossamer.peer.simulator.pairs import PairPeer
-from gossamer.peer.simulator.population import Diverged, Layout, Population, SimulatedReplica
-from gossamer.peer.simulator.scenario import Scenario, known
+from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica, Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, Since
 from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.probe import Probe, ProbeGate
+from gossamer.protocol.identity import PeerId
 
+LOSS_BATCHES: Final = 4  # on which an attacker measures a loss
+LOSS_FROM: Final = 1000  # the first of them
 PURSUIT_STEPS: Final = 5  # inner steps in which an attacker computes a direction
 
 
 class Attacker:
-    """What one hostile member keeps over its life. `tried` counts its hostile messages, `merged` those that were merged.
+    """What one hostile member keeps over its life.
 
-    `batches(n)` is the n-th batch of its text. `honest` are the fragments of the honest members.
+    `traffic` counts its hostile messages. `batches(n)` is the n-th batch of its text. `honest` are the fragments of the honest members.
     """
 
     def __init__(
@@ -45,10 +50,14 @@ class Attacker:
         batches: Callable[[int], Tensor],
         optimizer: str,
         settings: InnerSettings,
+        probe: Probe,
+        probe_gate: ProbeGate,
+        traffic: Traffic,
         seed: str,
     ) -> None:
-        self.tried = 0
-        self.merged = 0
+        self.traffic = traffic
+        self._probe = probe
+        self._probe_gate = probe_gate
         self._model = model
         self._fragments = fragments
         self._honest = honest
@@ -76,6 +85,8 @@ class Attacker:
             terms=terms,
             memory=self._memories[fragment],
             pursue=lambda start, goal: self._pursue(self._fragments[fragment].codec.fragment, start, goal),
+            loss=lambda weights: self._loss(self._fragments[fragment].codec.fragment, weights),
+            is_unnoticed=lambda weights, shift: self._is_unnoticed(self._fragments[fragment].codec.fragment, weights, shift),
             draws=self._draws,
         )
 
@@ -95,6 +106,25 @@ class Attacker:
         self._followed = {
             fragment: partner for fragment, partner in self._followed.items() if self._fragments[fragment].meeting is not None
         }
+
+    def _is_unnoticed(self, piece: Fragment, weights: Tensor, shift: Tensor) -> bool:
+        """Return whether an honest peer that has met whom this one has met would move weights of a fragment by the whole shift."""
+        parameters = dict(self._model.named_parameters())
+        own = gather(piece, parameters)
+        scatter(piece, weights, parameters)
+        judgement = self._probe.judge(copy.deepcopy(self._probe_gate), piece, shift, 1.0, is_behind=False)
+        scatter(piece, own, parameters)
+        return not judgement.reason and judgement.part == 1.0
+
+    @torch.no_grad()
+    def _loss(self, piece: Fragment, weights: Tensor) -> float:
+        """Return the loss on own text with other weights of a fragment."""
+        parameters = dict(self._model.named_parameters())
+        own = gather(piece, parameters)
+        scatter(piece, weights, parameters)
+        loss = sum(float(next_token_loss(self._model, self._batches(LOSS_FROM + number))) for number in range(LOSS_BATCHES))
+        scatter(piece, own, parameters)
+        return loss / LOSS_BATCHES
 
     def _pursue(self, piece: Fragment, start: Tensor, goal: Goal) -> Tensor:
         """Return how far a few inner steps towards a goal lead from weights of a fragment."""
@@ -139,7 +169,7 @@ class HostileSide(MeetingSide):
     def encode(self, partner_sketch: Tensor) -> Tensor:
         """Code the message, or return bytes that are none."""
         payload = super().encode(partner_sketch)
-        self._attacker.tried += 1
+        self._attacker.traffic.hostile += 1
         return torch.full_like(payload, 255) if self._attack.garbles else payload
 
     def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
@@ -165,7 +195,7 @@ class HostileSide(MeetingSide):
 
     def merge(self, step: OuterStep) -> None:
         """Count a merge, and expect of the partner's gate what the own one has come to."""
-        self._attacker.merged += 1
+        self._attacker.traffic.hostile_merged += 1
         if not self._attack.adopts:
             super().merge(step)
         elif self._accepted is not None:
@@ -175,10 +205,12 @@ class HostileSide(MeetingSide):
 class HostilePeer(PairPeer):
     """A simulated member that attacks from its own step `turns_at` on."""
 
-    def __init__(self, replica: SimulatedReplica, layout: Layout, attack: Attack, scenario: Scenario, honest: Sequence[PairPeer]) -> None:
-        super().__init__(replica, layout)
+    def __init__(self, replica: SimulatedReplica, population: Population, attack: Attack, honest: Sequence[PairPeer]) -> None:
+        super().__init__(replica, population.layout)
+        scenario = population.scenario
         self._scenario = scenario
         self._honest = honest
+        self._keys = Random(f"{scenario.seed}/keys/{replica.number}")
         self.attacker = Attacker(
             replica.model,
             self.fragments,
@@ -186,6 +218,9 @@ class HostilePeer(PairPeer):
             lambda number: replica.batches.batch(replica.own_steps + number),
             scenario.manifest.inner.optimizer,
             scenario.inner_settings_at(Fraction(1)),
+            self.probe,
+            self.probe_gate,
+            population.traffic,
             f"{scenario.seed}/attack/{replica.number}",
         )
         self.take_up(attack)
@@ -197,8 +232,8 @@ class HostilePeer(PairPeer):
         self.turns_at = math.ceil(share * self._scenario.num_steps * self._scenario.rates[self.replica.number])
 
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
-        """Judge a message by its length alone, in a hostile meeting not at all."""
-        return side.judge(payload)
+        """Judge a message as an honest member, in a hostile meeting not at all."""
+        return side.judge(payload) if isinstance(side, HostileSide) else super().judge(side, payload, partner)
 
     @property
     def is_hostile(self) -> bool:
@@ -223,15 +258,15 @@ class HostilePeer(PairPeer):
         """Open a meeting, hostile to honest members."""
         if isinstance(partner, HostilePeer) or not self.is_hostile or not self.attacker.strikes(self.attack):
             return super().open(fragment, partner)
+        if self.attack.has_new_keys:
+            self.peer_id = PeerId.of_public_key(self._keys.randbytes(32))
         return HostileSide(self.fragments[fragment], self.attack, self.attacker, fragment, partner.fragments[fragment])
 
 
 def members(population: Population) -> list[PairPeer]:
     """Return the members of a swarm, the scenario's last ones hostile."""
-    scenario, layout = population.scenario, population.layout
-    num_honest = scenario.num_peers - scenario.attackers
-    honest = [PairPeer(replica, layout) for replica in population.replicas[:num_honest]]
-    if not scenario.attackers:
+    num_honest, attack = population.scenario.num_honest, ATTACKS.get(population.scenario.attack)
+    honest = [PairPeer(replica, population.layout) for replica in population.replicas[:num_honest]]
+    if attack is None:
         return honest
-    attack = ATTACKS[known(scenario.attack, ATTACKS, "attack")]
-    return [*honest, *(HostilePeer(replica, layout, attack, scenario, honest) for replica in population.replicas[num_honest:])]
+    return [*honest, *(HostilePeer(replica, population, attack, honest) for replica in population.replicas[num_honest:])]

@@ -157,6 +157,8 @@ class Traffic:
     solo: int = 0
     dropped: int = 0  # because a peer left
     refused: int = 0  # by the merge gate of either side
+    hostile: int = 0  # messages of attackers to honest peers
+    hostile_merged: int = 0
     sent_bytes: int = 0
 
 

@@ -6,9 +6,11 @@ import os
 import pickle
 import statistics
 import tempfile
+import traceback
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -21,8 +23,10 @@ from gossamer.peer.simulator.population import Diverged, Population, populate
 from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.fragment_state import Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
+from gossamer.peer.trainer.probe import Gain, Judgement, ProbeGate
 from gossamer.protocol.run.manifest import Manifest
+from tests.attacks.clipping import train_clipped
 
 SETTINGS = "method=noloco codec=modulo4 batch_size=2 sequence_length=64 steps=80 inner_steps=5"
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
@@ -39,6 +43,7 @@ class Setup:
     num_hostile: int
     seed: int
     gate: bool = True
+    clips: bool = False  # all aggregate together, with centred clipping, instead of pairs: the yardstick
     settings: str = ""  # beside SETTINGS, in the same form
 
 
@@ -51,7 +56,7 @@ class Outcome:
     tried: int  # hostile messages to honest members
     merged: int
     refused: int  # meetings, over all members, since the turn
-    obeyed: float  # share of triggers
+    obeyed: float = 0.0  # share of triggers
 
 
 class OpenGate(MergeGate):
@@ -59,6 +64,33 @@ class OpenGate(MergeGate):
 
     def judge(self, gap: float, own: Lengths) -> str:
         return "" if gap < float("inf") else "the partner's message is not finite"
+
+    def kept(self, gap: float, own: Lengths, share: float) -> float:
+        return 1.0
+
+
+class OpenProbeGate(ProbeGate):
+    """A gate that accepts every gain."""
+
+    def judge(self, gain: Gain, smaller: tuple[float, Gain] | None, *, is_behind: bool) -> Judgement:
+        return Judgement(gain, "", 1.0, 0.0)
+
+
+class Gated(Protocol):
+    """A peer or a replica."""
+
+    probe_gate: ProbeGate
+
+    @property
+    def fragments(self) -> Sequence[FragmentState]: ...
+
+
+def open_gates(peers: Sequence[Gated]) -> None:
+    """Have peers accept everything finite."""
+    for peer in peers:
+        peer.probe_gate = OpenProbeGate()
+        for fragment in peer.fragments:
+            fragment.gate = OpenGate()
 
 
 class Trial:
@@ -74,15 +106,16 @@ class Trial:
         torch.manual_seed(setup.seed)
         self._population = populate(made, tokenizer, self._texts, torch.device("cpu"), method("noloco").schedules(made))
         self._hostile: list[HostilePeer] = []
-        self._run = gossip(self._population, pair_rule(made), lambda population: self._enter(population, gate=setup.gate))
+        train = train_clipped if setup.clips else gossip
+        self._run = train(self._population, pair_rule(made), lambda population: self._enter(population, gate=setup.gate))
         for _ in self._run:
             if any(peer.replica.own_steps + 1 >= peer.turns_at for peer in self._hostile):
                 break
 
     def _enter(self, population: Population, *, gate: bool) -> list[PairPeer]:
         peers = members(population)
-        for fragment in [fragment for peer in peers for fragment in peer.fragments if not gate]:
-            fragment.gate = OpenGate()
+        if not gate:
+            open_gates(peers)
         self._hostile = [peer for peer in peers if isinstance(peer, HostilePeer)]
         return peers
 
@@ -101,8 +134,8 @@ class Trial:
         return Outcome(
             loss=statistics.fmean(losses),
             worst=max(losses),
-            tried=sum(peer.attacker.tried for peer in self._hostile),
-            merged=sum(peer.attacker.merged for peer in self._hostile),
+            tried=population.traffic.hostile,
+            merged=population.traffic.hostile_merged,
             refused=population.traffic.refused - refused_before,
             obeyed=obeyed_share(population.replicas[0].model, self._texts.held_out.held_out_batches(TRIGGER_BATCHES)),
         )
@@ -111,21 +144,26 @@ class Trial:
 HEAD = f"{'attack':<24}{'swarm':>8}{'tried':>7}{'merged':>8}{'refused':>8}{'loss':>9}{'worst':>9}{'worse':>9}{'%':>8}{'obeyed':>8}"
 
 
-def rows(names: Sequence[str], setup: Setup, seeds: Sequence[int]) -> Iterator[str]:
-    """Yield a line of the table for each attack, over all seeds. Each swarm is trained up to its turn once."""
-    trials = [Trial(replace(setup, seed=seed)) for seed in seeds]
+def outcomes(setups: Sequence[Setup]) -> Callable[[str], Sequence[Outcome]]:
+    """Return what plays an attack in each of some swarms. Each swarm is trained up to its turn once."""
+    trials = [Trial(setup) for setup in setups]
 
-    def all_seeds(name: str) -> list[Outcome]:
-        return [in_a_copy(lambda trial=trial: trial.finish(name)) for trial in trials]  # type: ignore[misc]
+    def play(attack: str) -> list[Outcome]:
+        return [in_a_copy(lambda trial=trial: trial.finish(attack)) for trial in trials]  # type: ignore[misc]
 
-    without = statistics.fmean(outcome.loss for outcome in all_seeds(AWAY))
+    return play
+
+
+def rows(names: Sequence[str], size: str, play: Callable[[str], Sequence[Outcome]]) -> Iterator[str]:
+    """Yield a line of the table for each attack, over all seeds."""
+    without = statistics.fmean(outcome.loss for outcome in play(AWAY))
     for name in names:
-        found = all_seeds(name)
+        found = play(name)
         loss = statistics.fmean(outcome.loss for outcome in found)
         worst, obeyed = max(outcome.worst for outcome in found), max(outcome.obeyed for outcome in found)
         tried, merged, refused = (sum(getattr(outcome, name) for outcome in found) for name in ("tried", "merged", "refused"))
         cost = f"{loss:>9.3f}{worst:>9.3f}{loss - without:>+9.3f}{100 * (loss / without - 1):>+8.1f}{obeyed:>8.1%}"
-        yield f"{name:<24}{f'{setup.num_hostile} of {setup.num_peers}':>8}{tried:>7}{merged:>8}{refused:>8}{cost}"
+        yield f"{name:<24}{size:>8}{tried:>7}{merged:>8}{refused:>8}{cost}"
 
 
 def in_a_copy(work: Callable[[], Outcome]) -> Outcome:
@@ -135,6 +173,8 @@ def in_a_copy(work: Callable[[], Outcome]) -> Outcome:
     if child == 0:
         try:
             os.write(writing, pickle.dumps(work()))  # shorter than a pipe holds
+        except Exception:
+            traceback.print_exc()
         finally:
             os._exit(0)
     os.close(writing)

@@ -26,6 +26,8 @@ from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer import trainer as real
 from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.messages.terms import ModelPlan
@@ -218,6 +220,11 @@ class Trainer:
     async def _pass_step(self) -> None:
         """Let the time of an inner step pass."""
         await asyncio.sleep(self._step_s)
+
+    def replace_side(self, meeting: int, side_of: Callable[[FragmentState], MeetingSide]) -> None:
+        """Put another side in the place of an open meeting's, for a trainer that does not do what the real one does."""
+        opened = self._exchange._meetings[meeting]
+        opened.side = side_of(opened.side.state)
 
     def save(self) -> Checkpoint:
         tensors = {name: tensor.clone() for name, tensor in self.replica.tensors().items()}
