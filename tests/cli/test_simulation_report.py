@@ -42,7 +42,7 @@ def test_one_result_is_printed_as_sentences() -> None:
 
 def test_a_result_with_attackers_says_how_many_hostile_messages_were_merged() -> None:
     text = result_text(result(peers=8, attackers=2, hostile=20, hostile_merged=3))
-    assert "Attackers: 2 of 8 peers; 3 of 20 hostile messages were merged." in text
+    assert "Attackers: 2 of 8 peers; 3 of 20 hostile messages merged." in text
 
 
 def test_a_sweep_is_a_table_with_the_best_first() -> None:
