@@ -34,7 +34,7 @@ def result_text(result: Result) -> str:
         f", {count} {word}" for count, word in ((result.solo, "alone"), (result.dropped, "dropped"), (result.refused, "refused")) if count
     )
     attacked = (
-        f"{result.attackers} attackers sent {result.hostile} hostile messages; {result.hostile_merged} were merged.\n"
+        f"Attackers: {result.attackers} of {result.peers} peers; {result.hostile_merged} of {result.hostile} hostile messages merged.\n"
         if result.attackers
         else ""
     )

@@ -24,7 +24,7 @@ SWARM = {"peers": 3, "attackers": 1, "steps": 8, "inner_steps": 2}
 
 
 KINDS = (  # one of each kind: `make attacks` plays all
-    *("sign-flip", "reversed-many-tokens", "ascent-aimed", "ascent-below-probe", "rescale", "little-is-enough", "constant", "stale"),
+    *("sign-flip", "reversed-many-tokens", "ascent-aimed", "rescale", "little-is-enough", "constant", "stale"),
     *("sleeper", "non-finite", "backdoor"),
 )
 
