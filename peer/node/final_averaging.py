@@ -19,7 +19,7 @@ from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.tasks import cancel
 
-ROUNDS = 2  # per fragment: with more, 4 and 8 peers come no nearer to their mean
+ROUNDS = 2  # per fragment: with more, 4 and 8 peers come no nearer to their mean; with unlike texts they do, when they average again
 WAIT_S = 10.0  # for peers that are still training, and for those that have just come
 MOST_S = 40.0  # in all, whoever comes
 LOOK_S = 0.3  # between two looks at who has come, or whether there is a result
@@ -37,6 +37,7 @@ class FinalAveraging:
     total_steps: int
     _company: set[PeerId] = field(default_factory=set)  # peers that have reached the end
     _rounds: Counter[int] = field(default_factory=Counter)  # completed meetings, by fragment
+    _num_rounds: int = ROUNDS
     _until_s: float = 0.0  # when we stop to wait; loop time
     _latest_s: float = 0.0  # when we stop even if another partner comes
     _began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
@@ -58,6 +59,7 @@ class FinalAveraging:
         """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle. Again, where they differ."""
         while not await self._average_and_agree():
             self._rounds.clear()
+            self._num_rounds *= 2
 
     async def _average_and_agree(self) -> bool:
         _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_agreed(), self._average())]
@@ -78,7 +80,7 @@ class FinalAveraging:
     async def _finish(self, fragment: int) -> None:
         while True:
             somebody_trains = self._count_company() and loop_s() < self._until_s
-            if self._rounds[fragment] < ROUNDS and await self._search(fragment):
+            if self._rounds[fragment] < self._num_rounds and await self._search(fragment):
                 continue
             if not somebody_trains and not self._count_company():
                 return
@@ -89,7 +91,7 @@ class FinalAveraging:
     async def _search(self, fragment: int) -> bool:
         """Meet a peer; return False when the time is up, plus what the meetings usually take."""
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout_at(self._until_s + ROUNDS * self.num_fragments * self.meetings.typical_s):
+            async with asyncio.timeout_at(self._until_s + self._num_rounds * self.num_fragments * self.meetings.typical_s):
                 return await self.searches.search(fragment)
         return False
 

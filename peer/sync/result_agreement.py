@@ -47,7 +47,7 @@ ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
 HEARD_S = 9.0  # to wait for a peer that has a result and does not answer any more
 RANK_S = 2.0  # before the next peer in the order writes its weights down
-PATIENCE_S = 4.0  # for one of several results to be agreed
+PATIENCE_S = 8.0  # for one of several results to be agreed
 MOST_SPLITS = 2  # after which the peers average again
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
@@ -80,7 +80,7 @@ class ResultAgreement:
     _names: itertools.count[int] = field(default_factory=itertools.count)
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _heard_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
-    _began_s: float | None = None  # when we first looked for this result; loop time
+    _began_s: float = math.inf  # when the order of turns began: at the end of our averaging; loop time
     _fetching: set[PeerId] = field(default_factory=set)  # who fetches or judges our result
     _changed_s: float = -math.inf  # when a partner last had another result than before
     _split_s: float | None = None  # since when half of the partners have not had ours
@@ -88,11 +88,12 @@ class ResultAgreement:
 
     async def run(self) -> bool:
         """Agree on a result, and stay until all within reach have it or the time is up. False: they must average again."""
+        self._began_s = loop_s()  # nobody's turn has come before our averaging has ended
         while self.own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
                 found = await self.find() if self.own.result is None else {}
-                waited_s = loop_s() - max(self._began(), self._heard_s)
-                if self.own.result is None and not found and waited_s >= RANK_S * self._rank() and self._is_averaged:
+                is_our_turn = not found and loop_s() >= max(self._began_s, self._heard_s) + RANK_S * self._rank()
+                if self.own.result is None and is_our_turn and self.lifecycle.phase is RunPhase.FINISH:
                     await self._write_down()
             if self.own.result is None:
                 if found:
@@ -102,6 +103,8 @@ class ResultAgreement:
 
     async def find(self) -> Found:
         """Ask peers which result they have, and return what we may take. This also shows who is at the end."""
+        if self.lifecycle.phase is RunPhase.TRAIN:
+            self._began_s = min(self._began_s, loop_s())
         known = self._speakers()
         asked = self.sources.rng.sample(known, min(ASKED, len(known)))
         for entry, name in await self.sources.ask_all(asked, self._name_at, ANSWER_S):
@@ -126,7 +129,6 @@ class ResultAgreement:
             found = await self.find()
             if any(map(self._is_agreed, found)):
                 await self.take(found)
-            self._began_s = None  # nobody's turn has come before our averaging has ended
             await asyncio.sleep(PAUSE_S)
 
     async def take(self, found: Found) -> None:
@@ -145,14 +147,6 @@ class ResultAgreement:
 
     # ------------------------------------------------------------------ which one
 
-    @property
-    def _is_averaged(self) -> bool:
-        return self.lifecycle.phase is RunPhase.FINISH
-
-    def _began(self) -> float:
-        self._began_s = self._began_s or loop_s()
-        return self._began_s
-
     def _voters(self) -> list[KnownPeer]:
         """Return the partners that have come to the end of the run."""
         return [entry for entry in self.sources.groups.partners(loop_s()) if entry.finished and not entry.failures]
@@ -167,7 +161,7 @@ class ResultAgreement:
         if not self.sources.groups.partners(loop_s()):
             return name not in self._refused
         turn = min((self._rank(entry) for entry in entries if entry.has_met), default=math.inf)
-        return name not in self._refused and loop_s() - self._began() >= RANK_S * turn
+        return name not in self._refused and loop_s() >= self._began_s + RANK_S * turn
 
     def _is_agreed(self, name: bytes) -> bool:
         """Tell whether more than half of the partners at the end and we have this result."""
@@ -200,7 +194,7 @@ class ResultAgreement:
         self._held.clear()
         self._fetching.clear()
         self.own.result, self.lifecycle.has_agreed = None, False
-        self._began_s = self._split_s = None
+        self._began_s, self._split_s = math.inf, None
         self._num_splits += 1
 
     def _place(self, entry: KnownPeer) -> tuple[bytes, bytes]:

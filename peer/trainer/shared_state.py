@@ -147,9 +147,7 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
         return math.nan  # put the fast weights back
 
     try_change(lambda: _put(own, replica.parameters), replica.parameters, 0.0, slow_loss, 0.0)
-    return try_change(
-        lambda: _put(parts, replica.parameters), replica.parameters, max(losses), lambda: judged_loss(replica), TOLERANCE
-    )
+    return try_change(lambda: _put(parts, replica.parameters), replica.parameters, max(losses), lambda: judged_loss(replica), TOLERANCE)
 
 
 def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:

@@ -32,7 +32,7 @@ LIARS = ("", "", "one result", "another result for each")
 
 
 def endings(number: int) -> float:
-    """Play an ending; return by how many per cent the loss of the result, on the honest peers' texts, exceeds that of their mean."""
+    """Play an ending; return by how many per cent the loss of the result, on the honest peers' texts, exceeds that of the mean of all."""
     draws, worse = random.Random(number), 0.0
     lie = draws.choice(LIARS)
     num_honest = draws.randint(3, 4) if lie else draws.randint(2, 4)
@@ -46,7 +46,7 @@ def endings(number: int) -> float:
             asyncio.create_task(lies(swarm, liar, lie == "one result", draws))
         restarts = [asyncio.create_task(restart(swarm, draws.choice(honest), draws)) for _ in range(draws.choice(RESTARTS))]
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in honest))
-        mean = torch.stack([peer.fast for peer in honest]).mean(0)
+        mean = torch.stack([peer.fast for peer in swarm.peers]).mean(0)
         await swarm.until(lambda: all(peer.is_done for peer in honest) and all(task.done() for task in restarts), within_s=DONE_S)
         assert all(torch.equal(peer.fast, honest[0].fast) for peer in honest), "two results"
         after = sum(judged_loss(peer.trainer.replica) for peer in honest)
