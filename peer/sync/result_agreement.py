@@ -53,6 +53,7 @@ RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
 MOST_LINGER_S = 60.0  # while they do not agree
+AWAY_S = 20.0  # a partner that was there so lately may be back
 SOURCES = 4  # at once
 TRIES = 3  # useless answers of strangers that share an invite or a network
 STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # a transfer between strangers takes no longer than this, and is no slower
@@ -111,6 +112,7 @@ class ResultAgreement:
             if isinstance(name, GossamerError):
                 self._useless.update(() if entry.has_met else self.sources.groups.answerable(entry))
                 continue
+            self.sources.book.answered(entry.peer_id, loop_s())
             if entry.has_met and name != self._held.get(entry.peer_id, b""):
                 self._changed_s = loop_s()
             self._held[entry.peer_id] = name
@@ -197,6 +199,14 @@ class ResultAgreement:
         self._began_s, self._split_s = math.inf, None
         self._num_splits += 1
 
+    def _asks(self, entry: KnownPeer) -> bool:
+        """Tell whether a partner asks us: it is there, even if we could not reach it."""
+        return entry.has_met and loop_s() - self.own.asked_s.get(entry.peer_id, -math.inf) < AWAY_S
+
+    def _is_away(self, entry: KnownPeer) -> bool:
+        """Tell whether a partner has just gone without leaving the run: it may be back in a moment."""
+        return entry.has_met and entry.failures > 0 and loop_s() - entry.seen_s < AWAY_S
+
     def _place(self, entry: KnownPeer) -> tuple[bytes, bytes]:
         return self.sources.groups.drawn(entry.peer_id, entry.record.credential if entry.record else None)
 
@@ -273,7 +283,7 @@ class ResultAgreement:
 
     def _speakers(self) -> list[KnownPeer]:
         """Return, in random order, the peers worth asking: those that we have met, and a few strangers of each invite or network."""
-        near = self.sources.book.reachable(loop_s())
+        near = [entry for entry in self.sources.book.live(loop_s()) if not entry.failures or self._asks(entry)]
         cost, chosen = Counter(self._useless), list[KnownPeer]()
         for entry in sorted(self.sources.rng.sample(near, len(near)), key=lambda entry: not entry.has_met):
             marks = self.sources.groups.answerable(entry)
@@ -342,8 +352,10 @@ class ResultAgreement:
         return bool(fetching) and loop_s() < since_s + STRANGERS_S + self.terms.state_bytes / rate
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Return whether each peer within reach has this result, or all its pieces, or is gone; False when asking takes too long."""
+        """Return whether each peer within reach has this result, or all its pieces, or has left; False when asking takes too long."""
         near, theirs = self._speakers(), dict[PeerId, bytes]()
+        if any(map(self._is_away, self.sources.book.live(loop_s()))):
+            return False
 
         async def ask_name(source: Source) -> None:
             theirs[source.peer_id] = await self._settled_name(source)
