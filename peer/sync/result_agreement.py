@@ -1,7 +1,7 @@
 """Result agreement: all peers at the end of a run take one peer's averaged weights, the same bit for bit.
 
 1. The finished peers have an order that nobody can choose (`SybilGroups.drawn`). The first one writes its own weights down at once; the
-   next one does so RANK_S later if no result is found, and so on. A result counts from when it is its holder's turn.
+   next one does so some seconds later if no result is found, and so on. A result counts from when it is its holder's turn.
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
@@ -46,7 +46,8 @@ ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
 HEARD_S = 9.0  # to wait for a peer that has a result and does not answer any more
-RANK_S = 2.0  # before the next peer in the order writes its weights down
+RANK_S = 2.0  # before the next peer in the order writes its weights down, and...
+TURN_MEETINGS = 2  # ...as long as so many meetings take
 PATIENCE_S = 8.0  # for one of several results to be agreed
 MOST_SPLITS = 2  # after which the peers average again
 RANKS = 16  # at most: peers of a higher rank have waited long enough
@@ -93,7 +94,7 @@ class ResultAgreement:
         while self.own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
                 found = await self.find() if self.own.result is None else {}
-                is_our_turn = not found and loop_s() >= max(self._began_s, self._heard_s) + RANK_S * self._rank()
+                is_our_turn = not found and loop_s() >= max(self._began_s, self._heard_s) + self._turn_s * self._rank()
                 if self.own.result is None and is_our_turn and self.lifecycle.phase is RunPhase.FINISH:
                     await self._write_down()
             if self.own.result is None:
@@ -128,7 +129,8 @@ class ResultAgreement:
     async def take_agreed(self) -> None:
         """Wait until there is a result that is agreed, and take it."""
         while self.own.result is None:
-            found = await self.find()
+            async with self._taking:
+                found = await self.find() if self.own.result is None else {}
             if any(map(self._is_agreed, found)):
                 await self.take(found)
             await asyncio.sleep(PAUSE_S)
@@ -149,6 +151,11 @@ class ResultAgreement:
 
     # ------------------------------------------------------------------ which one
 
+    @property
+    def _turn_s(self) -> float:
+        """How long a turn lasts: on slow lines the averaging of the first in the order ends later than that of others."""
+        return RANK_S + TURN_MEETINGS * self.meetings.typical_s
+
     def _voters(self) -> list[KnownPeer]:
         """Return the partners that have come to the end of the run."""
         return [entry for entry in self.sources.groups.partners(loop_s()) if entry.finished and not entry.failures]
@@ -163,7 +170,7 @@ class ResultAgreement:
         if not self.sources.groups.partners(loop_s()):
             return name not in self._refused
         turn = min((self._rank(entry) for entry in entries if entry.has_met), default=math.inf)
-        return name not in self._refused and loop_s() >= self._began_s + RANK_S * turn
+        return name not in self._refused and loop_s() >= self._began_s + self._turn_s * turn
 
     def _is_agreed(self, name: bytes) -> bool:
         """Tell whether more than half of the partners at the end and we have this result."""
@@ -187,7 +194,7 @@ class ResultAgreement:
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
-        return loop_s() - self._split_s >= PATIENCE_S
+        return loop_s() - self._split_s >= PATIENCE_S + TURN_MEETINGS * self.meetings.typical_s
 
     def _give_up(self) -> None:
         """Forget our result and those of the others: none of them is taken by most."""
@@ -250,8 +257,7 @@ class ResultAgreement:
             return False
         finally:
             self.own.coming = None  # the pieces stay on the disk for the next try
-        if adopted.reason:
-            files.remove(self.file)
+        if adopted.reason:  # its pieces stay too: most may take it
             self._refused.add(name)
             self._heard_s = -math.inf
             self.emit(ProcessReported("finishing", f"kept our own weights: {adopted.reason}"))

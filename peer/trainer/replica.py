@@ -66,6 +66,7 @@ class Replica:
         self.global_step = 0  # the global step, as far as this peer knows it
         self.own_steps = 0
         self.tokens = 0
+        self.brought_loss: float | None = None  # on held-out text, of what this peer brought to the last averaging
         self.applied: dict[str, None] = {}  # the ids of the meetings that counted, newest last
         self._joined = (0, 0)  # clock and own steps when the weights were last taken over from other peers
         self._is_founder = True

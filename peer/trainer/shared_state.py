@@ -25,7 +25,7 @@ MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the 
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
 JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
-JUDGE_TOKENS: Final = 8192  # ...of at most so many tokens together: the trainer stands still meanwhile
+JUDGE_TOKENS: Final = (2048, 8192)  # ...of at least and at most so many tokens together: the trainer stands still meanwhile
 
 
 def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:
@@ -95,7 +95,9 @@ def write_result(replica: Replica) -> None:
 
 def judged_loss(replica: Replica) -> float:
     """Measure the loss by which other peers' weights are compared with our own."""
-    return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES, computing=replica.inner.computing, most_tokens=JUDGE_TOKENS)
+    (least, most), inner = JUDGE_TOKENS, replica.manifest.inner
+    num_batches = max(JUDGE_BATCHES, -(-least // (inner.batch_size * inner.sequence_length)))
+    return held_out_loss(replica.model, replica.corpus, num_batches, computing=replica.inner.computing, most_tokens=most)
 
 
 def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
@@ -131,8 +133,9 @@ def _judge(replica: Replica, parts: Sequence[FragmentWeights], tolerance: float)
 def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: messages.Adopt) -> str:
     """Judge a run's result; one that most partners have taken by its form alone.
 
-    The loss of our own weights is that of the slow ones where it is worse: what we trained since the last outer step is lost to a result in
-    which it has no part, and with a text of our own that can be much.
+    The loss of our own weights is the worst of three: as we brought them to the last averaging, as it has left them, and of the slow ones.
+    An average of others may be a little worse than ours. What we trained since the last outer step is lost to a result in which it has no
+    part, and with a text of our own that can be much.
     """
     if request.is_agreed:
         return _judge(replica, parts, math.inf)
@@ -140,7 +143,7 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
     if far:
         return f"{far[0]} is farther from ours than the last averaging explains"
     own = [FragmentWeights(fragment, fragment.slow, fragment.momentum) for fragment in replica.fragments]
-    losses = [judged_loss(replica)]
+    losses = [judged_loss(replica), replica.brought_loss or 0.0]
 
     def slow_loss() -> float:
         losses.append(judged_loss(replica))

@@ -21,6 +21,7 @@ from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
 from gossamer.peer.trainer.replica import InnerStep, Replica
 from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.shared_state import judged_loss
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.messages import RunPhase
 
@@ -174,6 +175,9 @@ class Trainer:
         a text that cannot be read.
         """
         if not self.is_training:
+            if self.state is State.BEGUN and self._replica.brought_loss is None:
+                with self._watch.evaluating():
+                    self._replica.brought_loss = judged_loss(self._replica)
             self.answer_node()
             if self.state is State.BEGUN and self._replica.phase is RunPhase.FINISH:
                 self._finish()

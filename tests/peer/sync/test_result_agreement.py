@@ -88,7 +88,7 @@ def test_a_result_that_predicts_worse_is_left_and_the_others_settle_on_their_own
         a_liar(swarm)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert torch.equal(peers[0].fast, peers[1].fast) and torch.equal(peers[0].fast, peers[2].fast)
         assert any("kept our own weights" in said.reason for peer in peers for said in peer.said)
