@@ -1,7 +1,8 @@
 """The end of a run: the peers average their fast weights in pairs, then agree on one peer's weights (peer/sync/result_agreement.py).
 
-Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. The rounds and the wait start anew
-whenever a partner reaches the end, or comes back to it after a restart. A peer that still trains is waited for if it would arrive within WAIT_S at our own pace.
+Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. The rounds and the wait start
+anew whenever a partner reaches the end, or comes back to it after a restart. A peer that still trains is waited for if it would arrive
+within WAIT_S at our own pace. Where no result is agreed, all average again, for twice as many rounds.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class FinalAveraging:
         self._rounds[fragment] += 1
 
     async def run(self) -> None:
-        """Average until every fragment has had its rounds, the time is up, or somebody has a result; then settle. Again, where they differ."""
+        """Average until every fragment has had its rounds, the time is up, or a result is agreed; then settle. Again, where none is."""
         while not await self._average_and_agree():
             self._rounds.clear()
             self._num_rounds *= 2

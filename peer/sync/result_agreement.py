@@ -5,7 +5,8 @@
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
-4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed: we give it up, average again, and write anew. Twice at most.
+4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed: we give it up, average again and write
+   anew, and so do all who see it. Three times at most.
 5. A peer with a result stays until all within reach have the same one, or all its pieces: until nothing has changed for LINGER_S, or longer
    while a peer still fetches.
 
@@ -49,7 +50,7 @@ HEARD_S = 9.0  # to wait for a peer that has a result and does not answer any mo
 RANK_S = 2.0  # before the next peer in the order writes its weights down, and...
 TURN_MEETINGS = 2  # ...as long as so many meetings take
 PATIENCE_S = 8.0  # for one of several results to be agreed
-MOST_SPLITS = 2  # after which the peers average again
+MOST_SPLITS = 3  # after which the peers average again
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
@@ -86,6 +87,8 @@ class ResultAgreement:
     _fetching: set[PeerId] = field(default_factory=set)  # who fetches or judges our result
     _changed_s: float = -math.inf  # when a partner last had another result than before
     _split_s: float | None = None  # since when half of the partners have not had ours
+    _given_up: set[bytes] = field(default_factory=set)  # results that we gave up, with those of others
+    _is_given_up: bool = False  # by a partner: it averages again
     _num_splits: int = 0
 
     async def run(self) -> bool:
@@ -100,6 +103,9 @@ class ResultAgreement:
             if self.own.result is None:
                 if found:
                     await self.take(found)
+                elif self._is_given_up and self._num_splits < MOST_SPLITS:
+                    self._give_up()
+                    return False
                 await asyncio.sleep(PAUSE_S)
         return await self._linger()
 
@@ -114,8 +120,10 @@ class ResultAgreement:
                 self._useless.update(() if entry.has_met else self.sources.groups.answerable(entry))
                 continue
             self.sources.book.answered(entry.peer_id, loop_s())
-            if entry.has_met and name != self._held.get(entry.peer_id, b""):
+            had = self._held.get(entry.peer_id, b"")
+            if entry.has_met and name != had:
                 self._changed_s = loop_s()
+                self._is_given_up |= not name and had not in self._given_up
             self._held[entry.peer_id] = name
         found = Found()
         for entry in self.sources.book.live(loop_s()):
@@ -156,6 +164,10 @@ class ResultAgreement:
         """How long a turn lasts: on slow lines the averaging of the first in the order ends later than that of others."""
         return RANK_S + TURN_MEETINGS * self.meetings.typical_s
 
+    @property
+    def _patience_s(self) -> float:
+        return PATIENCE_S + TURN_MEETINGS * self.meetings.typical_s
+
     def _voters(self) -> list[KnownPeer]:
         """Return the partners that have come to the end of the run."""
         return [entry for entry in self.sources.groups.partners(loop_s()) if entry.finished and not entry.failures]
@@ -194,16 +206,17 @@ class ResultAgreement:
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
-        return loop_s() - self._split_s >= PATIENCE_S + TURN_MEETINGS * self.meetings.typical_s
+        return self._is_given_up or loop_s() - self._split_s >= self._patience_s
 
     def _give_up(self) -> None:
         """Forget our result and those of the others: none of them is taken by most."""
         self.emit(ProcessReported("finishing", "the partners have different results: averaging again"))
-        self._refused |= {name for name in (*self._held.values(), self.own.result.name if self.own.result else b"") if name}
+        self._given_up |= {name for name in (*self._held.values(), self.own.result.name if self.own.result else b"") if name}
+        self._refused |= self._given_up
         self._held.clear()
         self._fetching.clear()
         self.own.result, self.lifecycle.has_agreed = None, False
-        self._began_s, self._split_s = math.inf, None
+        self._began_s, self._split_s, self._is_given_up = math.inf, None, False
         self._num_splits += 1
 
     def _asks(self, entry: KnownPeer) -> bool:
@@ -348,7 +361,8 @@ class ResultAgreement:
 
     def _until(self, began_s: float) -> float:
         """Return until when to stay: longer while partners still change what they have."""
-        return min(self._changed_s + LINGER_S, began_s + MOST_LINGER_S)
+        split_s = -math.inf if self._split_s is None else self._split_s + 2.0 * self._patience_s
+        return min(max(self._changed_s + LINGER_S, split_s), began_s + MOST_LINGER_S)
 
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""

@@ -43,7 +43,8 @@ def endings(number: int) -> float:
         honest = [begin(swarm.add(text=text)) for text in texts]
         if lie:
             liar = begin(swarm.add(text=draws.randrange(3)))
-            asyncio.create_task(lies(swarm, liar, lie == "one result", draws))
+            lying = asyncio.create_task(lies(swarm, liar, lie == "one result", draws))
+            assert not lying.done()
         restarts = [asyncio.create_task(restart(swarm, draws.choice(honest), draws)) for _ in range(draws.choice(RESTARTS))]
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in honest))
         mean = torch.stack([peer.fast for peer in swarm.peers]).mean(0)
