@@ -80,10 +80,10 @@ class Figures:
 
 def measure(job: Manifest, rounds: int, folder: Path) -> Figures:
     """Save in both ways, alternating."""
-    replica, told = build(job, folder), list[Event]()
+    replica, happened = build(job, folder), list[Event]()
     home = Home(folder / "home")
     home.create()
-    saver = Saver(home, PeerConfig(home=home.path), told.append, time.monotonic)
+    saver = Saver(home, PeerConfig(home=home.path), happened.append, time.monotonic)
     replica.inner_step()
     saver.begin(replica)  # makes the place for the copies
     saver.finish()
@@ -95,7 +95,7 @@ def measure(job: Manifest, rounds: int, folder: Path) -> Figures:
         while saver.is_writing:
             beside.append(seconds(replica.inner_step))
             saver.look()
-    copied = [event for event in told if isinstance(event, CheckpointSaved) and event.stopped_s]
+    copied = [event for event in happened if isinstance(event, CheckpointSaved) and event.stopped_s]
     return Figures(
         sum(parameter.numel() for parameter in replica.parameters.values()),
         copied[0].num_bytes,

@@ -1,6 +1,6 @@
 """Cost and quality of the directory in a swarm of any size, with malicious peers and with peers that accept no connections.
 
-    python -m benchmarks.directory [--members 60,300] [--liars 1] [--reachable 1.0] [--settle 60] [--seconds 60]
+    python -m benchmarks.directory [--members 60,300] [--malicious 1] [--reachable 1.0] [--settle 60] [--seconds 60]
 
 The real directory, presence and address book in virtual time over calls in memory, 50 ms each way. A malicious member names only members
 that do not exist, as close to the requested place as 200 generated keys allow, and stores nothing. Prints the bytes per second that a
@@ -49,7 +49,7 @@ class Member(Seat):
 
     def __init__(self, network: MemoryNetwork, number: int, is_open: bool) -> None:
         super().__init__(network, number, is_open=is_open)
-        self.is_liar = False
+        self.is_malicious = False
         self.book, lifecycle = AddressBook(self.peer_id), Lifecycle()
         lifecycle.update(0, RunPhase.TRAIN, True)
         peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(now_s), random.Random(number))
@@ -65,7 +65,7 @@ class Member(Seat):
         except GossamerError:
             self.count.stored.append(False)
             raise
-        honest = [other for other in self.swarm if other is not self and other.life.is_up and other.is_open and not other.is_liar]
+        honest = [other for other in self.swarm if other is not self and other.life.is_up and other.is_open and not other.is_malicious]
         by_place = sorted(honest, key=lambda other: place_of(other.peer_id) ^ place_of(self.peer_id))[:NUM_HOLDERS]
         self.count.stored.append(2 * sum(self.peer_id in other.holds for other in by_place) >= len(by_place))
 
@@ -78,7 +78,7 @@ class Member(Seat):
 
     async def live(self) -> None:
         """Run until cancelled."""
-        if self.is_liar:
+        if self.is_malicious:
             self.misbehave()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self.presence.run())
@@ -89,16 +89,16 @@ class Member(Seat):
             if not self.directory.num_neighbours and self.identity is not HOST:
                 await self.p2p.connect(HOST.peer_id, [HOST_ADDRESS])
                 await self.directory.join([HOST.peer_id])
-            await self.directory.tend()
+            await self.directory.maintain()
             await asyncio.sleep(PULSE_S)
 
 
-async def measure(members: int, liars: int, reachable: float, settle_s: float, seconds: float) -> None:
+async def measure(members: int, num_malicious: int, reachable: float, settle_s: float, seconds: float) -> None:
     """Run one swarm and print its cost and quality."""
     rng, network = random.Random(1), MemoryNetwork(1, Link(latency_s=0.025, jitter_s=0.05))
     swarm = [Member(network, number, number == 0 or rng.random() < reachable) for number in range(members)]
-    for liar in [member for member in swarm[1:] if member.is_open][:liars]:
-        liar.is_liar = True
+    for attacker in [member for member in swarm[1:] if member.is_open][:num_malicious]:
+        attacker.is_malicious = True
     tasks: list[asyncio.Task[None]] = []
     there: list[Member] = []
     for member in swarm:
@@ -108,7 +108,7 @@ async def measure(members: int, liars: int, reachable: float, settle_s: float, s
         tasks.append(asyncio.create_task(member.live()))
         await asyncio.sleep(0.1)
     await asyncio.sleep(settle_s)
-    honest = [member for member in swarm if not member.is_liar]
+    honest = [member for member in swarm if not member.is_malicious]
     before = [member.num_bytes for member in swarm]
     for member in swarm:
         member.count = Count()
@@ -123,7 +123,7 @@ async def measure(members: int, liars: int, reachable: float, settle_s: float, s
     await asyncio.sleep(10)
     known = len([entry for entry in newcomer.book.live(asyncio.get_running_loop().time()) if network.peers.get(entry.peer_id)])
     print(
-        f"{members:>7} {liars:>5} {reachable:>9.0%} "
+        f"{members:>7} {num_malicious:>9} {reachable:>9.0%} "
         f"{sum(rates) / members / 1e3:>10.2f} {rates[0] / 1e3:>10.2f} {max(rates[1:]) / 1e3:>9.2f} "
         f"{sum(stored) / max(1, len(stored)):>9.1%} {sum(looked) / max(1, len(looked)):>9.1%} {known:>9}",
         flush=True,
@@ -135,14 +135,14 @@ def main() -> None:
     """Print a line for each size."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--members", default="60,300")
-    parser.add_argument("--liars", type=int, default=0)
+    parser.add_argument("--malicious", type=int, default=0)
     parser.add_argument("--reachable", type=float, default=1.0)
     parser.add_argument("--settle", type=float, default=60.0, help="seconds after the last has come")
     parser.add_argument("--seconds", type=float, default=60.0)
     given = parser.parse_args()
-    print("members liars reachable  kB/s mean  kB/s door  kB/s max announced    looked newcomer")
+    print("members malicious reachable  kB/s mean  kB/s bootstrap  kB/s max announced    looked newcomer")
     for members in map(int, given.members.split(",")):
-        virtual_time.run(measure(members, given.liars, given.reachable, given.settle, given.seconds))
+        virtual_time.run(measure(members, given.num_malicious, given.reachable, given.settle, given.seconds))
 
 
 if __name__ == "__main__":

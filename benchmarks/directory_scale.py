@@ -42,7 +42,7 @@ from gossamer.protocol.tasks import cancel
 
 PREFIX = Identity(bytes(32)).peer_id.raw[:-32]
 PLACE_BITS = 160
-SETTLED_S = 120.0
+STEADY_S = 120.0
 ONE_IN = 10
 Ask = Callable[[Any], Coroutine[Any, Any, Any]]
 HEAD = "members      of  calls of a look  records  of a walk home  records  at the nearest  kB/s, all can be called  one in ten"
@@ -77,7 +77,7 @@ class Weights:
 
 
 def _records_in(response: Any) -> list[bytes]:
-    return [told for told in split_reply(response.results[0].value) if len(told) > GIST_BYTES]
+    return [listed for listed in split_reply(response.results[0].value) if len(listed) > GIST_BYTES]
 
 
 @dataclass
@@ -93,34 +93,34 @@ class Walks:
     ) -> None:
         """Look up a place and walk to the own one; `truly` names the nearest peers."""
         for took, towards, num in ((self.looks, place, NUM_LOOKED_AT), (self.homes, place_of(me), NUM_HOLDERS)):
-            asked, told, ask = list[Any](), set[PeerId](), ask_towards(towards)
+            asked, listed, ask = list[Any](), set[PeerId](), ask_towards(towards)
 
-            async def counted(held: Any, ask: Ask = ask, asked: list[Any] = asked, told: set[PeerId] = told) -> Any:
+            async def counted(held: Any, ask: Ask = ask, asked: list[Any] = asked, listed: set[PeerId] = listed) -> Any:
                 asked.append(held)
                 named = await ask(held)
                 named = named and [one for one in named if one.peer != me]  # nobody is told of itself
-                told.update(one.peer for one in named or ())
+                listed.update(one.peer for one in named or ())
                 return named
 
             found = await Walk(towards, counted).run(first, num, MOST_CALLS)
-            took.append((len(asked), len(told)))
+            took.append((len(asked), len(listed)))
             wanted = [peer for peer in truly(towards, num + 1) if peer != me][:num]
             self.at_nearest.append([held.peer for held in found] == wanted)
 
     def row(self, members: int, of: str, weights: Weights) -> str:
         """Return a line of the table."""
-        (looks, told), (homes, told_home) = (map(fmean, zip(*taken, strict=True)) for taken in (self.looks, self.homes))
-        walks = _weight(looks, told, weights) / LOOK_S[2] + _weight(homes, told_home, weights) / HOME_S[1]
+        (looks, listed), (homes, listed_home) = (map(fmean, zip(*taken, strict=True)) for taken in (self.looks, self.homes))
+        walks = _weight(looks, listed, weights) / LOOK_S[2] + _weight(homes, listed_home, weights) / HOME_S[1]
         pings = 1 / PULSE_S + MIXED / MIX_S  # at the most
         own = walks + NUM_HOLDERS / LEAVE_S * weights.of("store") + pings * weights.of("ping")
         return (
-            f"{members:>7} {of:>7} {looks:>16.1f} {told:>8.1f} {homes:>15.1f} {told_home:>8.1f} {fmean(self.at_nearest):>15.0%}"
+            f"{members:>7} {of:>7} {looks:>16.1f} {listed:>8.1f} {homes:>15.1f} {listed_home:>8.1f} {fmean(self.at_nearest):>15.0%}"
             f" {2 * own / 1e3:>24.2f} {(1 + ONE_IN) * own / 1e3:>11.2f}\n"
         )
 
 
-def _weight(calls: float, told: float, weights: Weights) -> float:
-    return calls * weights.of("find") + told * weights.of("record")
+def _weight(calls: float, listed: float, weights: Weights) -> float:
+    return calls * weights.of("find") + listed * weights.of("record")
 
 
 async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
@@ -136,7 +136,7 @@ async def real(num_members: int, num_walks: int, weights: Weights) -> Walks:
         weights.weigh(member)
         tasks.append(asyncio.create_task(member.live()))
         await asyncio.sleep(0.1)
-    await asyncio.sleep(SETTLED_S)
+    await asyncio.sleep(STEADY_S)
 
     def truly(place: int, num: int) -> list[PeerId]:
         return sorted((member.peer_id for member in swarm), key=lambda peer: place_of(peer) ^ place)[:num]

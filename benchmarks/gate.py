@@ -1,23 +1,19 @@
-"""What the merge gate refuses: of honest swarms, where it should be nothing, and of one malicious peer in five.
+"""What the merge gate refuses of honest swarms, where it should be nothing. Attacks: `python -m tests.attacks`.
 
-    python -m benchmarks.gate [honest | hostile | both] [--seeds N ...] [--only NAME ...]
+    python -m benchmarks.gate [--seeds N ...] [--only NAME ...]
 
-Honest swarms: four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `longest` is the largest gap
-relative to the gate's limit: above 1 it was refused. `left` is the smallest allowance, in lengths of the weights.
-Hostile swarms: five peers of equal speed; after 40 of 80 steps the last one sends, at each meeting, what its row says instead of its
-weights. `tried` counts these meetings, `merged` those that the honest side accepted. `loss` is that of the honest peers at the end, `worse`
-its difference to the same swarm whose fifth peer meets nobody from then on. Three minutes of a core for each table and seed.
+Four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `longest` is the largest gap relative to the
+gate's limit: above 1 it was refused. `left` is the smallest allowance, in lengths of the weights. Three minutes of a core for each seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,20 +21,18 @@ from torch import Tensor
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import method, pair_rule
 from gossamer.peer.simulator.pairs import Floor, Gossip, Matcher, PairPeer, matcher
 from gossamer.peer.simulator.population import Population, populate
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import load_texts
-from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate, Since
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
 from gossamer.protocol.run.manifest import Manifest
 
 BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
-TURNS_AT = 40  # steps after which the hostile peer is one
-EVAL_BATCHES = 128
 Apart = Callable[[Fraction, int, int], bool]  # (now, one, other): they cannot meet
 Paused = Callable[[Fraction, int], bool]  # (now, peer): it makes no steps
 
@@ -53,7 +47,9 @@ class Trouble:
     settings: str
     apart: Apart = lambda now, one, other: False
     paused: Paused = lambda now, peer: False
-    clones: Mapping[int, tuple[int, int]] = field(default_factory=dict)  # at this time, the second peer takes over the first one's weights
+    transfers: Mapping[int, tuple[int, int]] = field(
+        default_factory=dict
+    )  # at this time, the second peer takes over the first one's weights
 
 
 def alone(who: int, start: int, stop: int) -> Apart:
@@ -89,7 +85,7 @@ HONEST: Mapping[str, Trouble] = {
     "both of two alone, steps 0 to 90": Trouble("peers=2 steps=120 inner_steps=5", alone(0, 0, 90)),
     "one stands still, steps 40 to 140": Trouble("steps=170 inner_steps=5", paused=paused({0}, 40, 140)),
     "in two halves, steps 40 to 110": Trouble("steps=140 inner_steps=5", split(40, 110)),
-    "joins with weights 5 steps old": Trouble("steps=80 inner_steps=5", alone(3, 0, 45), clones={40: (0, 3)}),
+    "joins with weights 5 steps old": Trouble("steps=80 inner_steps=5", alone(3, 0, 45), transfers={40: (0, 3)}),
     "three join at step 55 from the seed": Trouble("steps=100 inner_steps=10", paused=paused({1, 2, 3}, 0, 55)),
 }
 
@@ -105,9 +101,9 @@ class Parted:
         """Arrange the meetings of peers that are not separated."""
         self._inner.arrange(now, arrived, Walls(floor, partial(self._apart, now)))
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Forward to the real matcher."""
-        self._inner.done(peer, fragment)
+        self._inner.note_outer_step(peer, fragment)
 
 
 class Walls:
@@ -116,7 +112,7 @@ class Walls:
     def __init__(self, floor: Floor, apart: Callable[[int, int], bool]) -> None:
         self.is_free = floor.is_free
         self.begin = floor.begin
-        self.step_alone = floor.step_alone
+        self.take_solo_step = floor.take_solo_step
         self._floor = floor
         self._apart = apart
 
@@ -138,17 +134,17 @@ class WatchedGate(MergeGate):
         self.limits.append(gap / max(1e-9, self.limit(own)))
         return super().judge(gap, own)
 
-    def accept(self, gap: float, own: Lengths) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
         """Accept, and record it."""
-        super().accept(gap, own)
+        super().accept(gap, own, kept)
         self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 
-def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], None] | None = None) -> tuple[Gossip, Population]:
-    """Train a disturbed swarm; `intervene` may change it before the meetings of each instant."""
+def train(trouble: Trouble, seed: int) -> tuple[Gossip, Population]:
+    """Train a disturbed swarm."""
     small = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
     made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
-    clones = dict(trouble.clones)
+    transfers = dict(trouble.transfers)
     with tempfile.TemporaryDirectory() as folder:
         tokenizer = load_tokenizer(made.manifest.tokenizer)
         texts = load_texts(made, tokenizer, None, Path(folder))
@@ -158,7 +154,8 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
         def cannot_meet(now: Fraction, one: int, other: int) -> bool:
             return trouble.apart(now, one, other) or trouble.paused(now, one) or trouble.paused(now, other)
 
-        table = Gossip(population, pair_rule(made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
+        parted = Parted(matcher(made, len(population.layout.codecs)), cannot_meet)
+        table = Gossip(population, pair_rule(made), parted, members(population))
         for member in table.peers:
             for fragment in member.fragments:
                 fragment.gate = WatchedGate()
@@ -166,105 +163,26 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
             here = [peer for peer in arrived if not trouble.paused(now, peer)]
             for peer in here:
                 table.peers[peer].inner_step(made.step_tokens)
-            for time in [time for time in clones if time <= now]:
-                donor, joiner = clones.pop(time)
-                take_over(table.peers[donor], table.peers[joiner])
-            if intervene:
-                intervene(now, table)
+            for time in [time for time in transfers if time <= now]:
+                source, joiner = transfers.pop(time)
+                take_over(table.peers[source], table.peers[joiner])
             table.boundary(now, here)
     return table, population
 
 
-def take_over(donor: PairPeer, joiner: PairPeer) -> None:
+def take_over(source: PairPeer, joiner: PairPeer) -> None:
     """Adopt a source's state as a joiner does."""
-    for theirs, mine in zip(donor.fragments, joiner.fragments, strict=True):
+    for theirs, mine in zip(source.fragments, joiner.fragments, strict=True):
         put(mine, theirs.slow, joiner)
         mine.replace(mine.slow, mine.momentum)
         mine.gate = WatchedGate()
-    joiner.replica.global_step = donor.replica.global_step
+    joiner.replica.global_step = source.replica.global_step
 
 
 def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
     """Set a fragment's slow and fast weights."""
     fragment.slow = values.clone()
     scatter(fragment.codec.fragment, fragment.slow, peer.replica.parameters)
-
-
-# ---------------------------------------------------------------------- what a liar sends
-
-
-class OpenGate(MergeGate):
-    """A gate that accepts everything, and counts."""
-
-    num_merged = 0
-
-    def judge(self, gap: float, own: Lengths) -> str:
-        """Accept every message."""
-        return ""
-
-    def accept(self, gap: float, own: Lengths) -> None:
-        """Count the merge."""
-        self.num_merged += 1
-
-
-Lie = Callable[[FragmentState, Tensor], Tensor]  # what is sent instead of a fragment's weights; from an honest peer's fragment, and noise
-
-
-def noise(size: float) -> Lie:
-    """Send an honest peer's weights plus noise, in lengths of the weights."""
-    return lambda state, draw: state.fast() + draw * (size * state.fast().norm() / draw.norm())
-
-
-def flipped(times: float) -> Lie:
-    """Send an honest peer's progress reversed and multiplied."""
-    return lambda state, draw: state.slow - times * (state.fast() - state.slow)
-
-
-def foreign(trained: bool) -> Lie:
-    """Send weights of another model of the same size, or a first step towards them."""
-    return lambda state, draw: draw * (state.fast().norm() / draw.norm() if trained else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Hostile:
-    """The behaviour of the last of five peers."""
-
-    lie: Lie
-    boasts: bool = False  # of more tokens than anybody trains, and of a clock as far ahead as may meet
-
-
-HOSTILE: Mapping[str, Hostile] = {
-    "noise, a tenth of the weights": Hostile(noise(0.1)),
-    "noise, a third": Hostile(noise(0.33)),
-    "noise, as long as they": Hostile(noise(1.0)),
-    "noise, three times": Hostile(noise(3.0)),
-    "noise, a hundred times": Hostile(noise(100.0)),
-    "the sign turned, ten times": Hostile(flipped(10.0)),
-    "another model's weights": Hostile(foreign(trained=True)),
-    "zeros": Hostile(foreign(trained=False)),
-    "noise, a third, and boasting": Hostile(noise(0.33), boasts=True),
-    "noise, three times, and boasting": Hostile(noise(3.0), boasts=True),
-    "another model's weights, and boasting": Hostile(foreign(trained=True), boasts=True),
-}
-
-
-FIVE = Trouble("peers=5 steps=80 inner_steps=5")
-
-
-def lie(liar: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> None:
-    """Replace the last peer's weights by those that it sends."""
-    if now < TURNS_AT:
-        return
-    honest, hostile = table.peers[0], table.peers[-1]
-    for theirs, mine in zip(honest.fragments, hostile.fragments, strict=True):
-        if not isinstance(mine.gate, OpenGate):
-            mine.gate = OpenGate()
-        draw = torch.randn(mine.slow.shape, generator=draws)
-        put(mine, liar.lie(theirs, draw), hostile)
-        if liar.boasts:
-            mine.since = Since(10**9, 10**6)
-    if liar.boasts:
-        hostile.replica.global_step = honest.replica.global_step + 150
 
 
 # ---------------------------------------------------------------------- tables
@@ -282,46 +200,16 @@ def print_honest(name: str, seeds: Sequence[int]) -> None:
     print(f"{name:<40}{meetings:>9}{refused:>9}{longest:>9.2f}{left:>7.2f}", flush=True)
 
 
-def print_hostile(name: str, seeds: Sequence[int]) -> None:
-    """Print a row of the second table."""
-    merged, refused, losses, without = 0, 0, list[float](), list[float]()
-    for seed in seeds:
-        table, population = train(FIVE, seed, partial(lie, HOSTILE[name], torch.Generator().manual_seed(seed)))
-        merged += sum(fragment.gate.num_merged for fragment in table.peers[-1].fragments if isinstance(fragment.gate, OpenGate))
-        refused += population.traffic.refused
-        losses += honest_losses(population)
-        without += losses_without(seed)
-    loss, better = statistics.fmean(losses), statistics.fmean(without)
-    print(f"{name:<40}{merged + refused:>9}{merged:>9}{loss:>9.3f}{loss - better:>+8.3f}", flush=True)
-
-
-@cache
-def losses_without(seed: int) -> list[float]:
-    """Return the losses of the four honest peers without the fifth."""
-    return honest_losses(train(replace(FIVE, apart=alone(4, TURNS_AT, 80)), seed)[1])
-
-
-def honest_losses(population: Population) -> list[float]:
-    """Return the losses of all peers but the last."""
-    return held_out_losses(population.replicas[:-1], population.texts.held_out, EVAL_BATCHES)
-
-
 def main() -> None:
-    """Print the requested tables."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("table", nargs="?", choices=["honest", "hostile", "both"], default="both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", nargs="+", default=[*HONEST, *HOSTILE], metavar="NAME")
+    parser.add_argument("--only", nargs="+", default=list(HONEST), metavar="NAME")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.table != "hostile":
-        print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}")
-        for name in [name for name in HONEST if name in given.only]:
-            print_honest(name, given.seeds)
-    if given.table != "honest":
-        print(f"{'hostile':<40}{'tried':>9}{'merged':>9}{'loss':>9}{'worse':>8}")
-        for name in [name for name in HOSTILE if name in given.only]:
-            print_hostile(name, given.seeds)
+    print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}")
+    for name in [name for name in HONEST if name in given.only]:
+        print_honest(name, given.seeds)
 
 
 if __name__ == "__main__":

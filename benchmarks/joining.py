@@ -54,7 +54,7 @@ class Joined:
 
     state_s: float
     met_s: float
-    clones: int
+    states: int
     refused: int  # meetings that a gate did
     host_share: float
 
@@ -73,14 +73,14 @@ def join(manifest: Manifest, mbit_per_s: float, num_alone: int, folder: Path) ->
 
         host = start(0, "host", str(file))
         invite = wait_for_invite(host)
-        until(host, lambda: host.said.own_steps >= num_alone, LATE_S)
+        until(host, lambda: host.follower.own_steps >= num_alone, LATE_S)
         joiner = start(1, "join", invite)
         until(joiner, lambda: has_met(joiner), LATE_S + 2 * aim_s(manifest, mbit_per_s))
-        said = list(read_events(joiner.home.events))
-        met = met_at(said)
+        happened = list(read_events(joiner.home.events))
+        met = met_at(happened)
         assert met is not None
-        until(host, lambda: host.said.reports[-1].ts >= met, LATE_S)  # a joining may be over between two reports
-        return told(list(read_events(host.home.events)), said, met)
+        until(host, lambda: host.follower.reports[-1].ts >= met, LATE_S)  # a joining may be over between two reports
+        return measured(list(read_events(host.home.events)), happened, met)
 
 
 @contextmanager
@@ -106,8 +106,8 @@ def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None
     late_s = time.monotonic() + within_s
     while not is_so():
         peer.refresh()
-        if peer.said.is_over:
-            raise RuntimeError(f"a peer ended: {peer.said.reason}")
+        if peer.follower.is_over:
+            raise RuntimeError(f"a peer ended: {peer.follower.reason}")
         if time.monotonic() > late_s:
             raise TimeoutError("nobody joined in time")
         time.sleep(LOOK_S)
@@ -115,7 +115,7 @@ def until(peer: RunningPeer, is_so: Callable[[], bool], within_s: float) -> None
 
 def has_met(peer: RunningPeer) -> bool:
     """Return whether a peer had such a meeting; reads its whole log only if it may have."""
-    return peer.said.meetings["completed"] > 0 and met_at(list(read_events(peer.home.events))) is not None
+    return peer.follower.meetings["completed"] > 0 and met_at(list(read_events(peer.home.events))) is not None
 
 
 def met_at(events: Sequence[Event]) -> float | None:
@@ -125,13 +125,13 @@ def met_at(events: Sequence[Event]) -> float | None:
     return None if began is None else next((ts for ts in met if ts > began), None)
 
 
-def told(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
+def measured(host: Sequence[Event], joiner: Sequence[Event], met: float) -> Joined:
     """Summarize both peers' events; `met` is the time of the joiner's first counted meeting."""
-    clones = [event for event in joiner if isinstance(event, StateTransferred)]
-    asked = clones[0].ts - clones[0].seconds
+    states = [event for event in joiner if isinstance(event, StateTransferred)]
+    asked = states[0].ts - states[0].seconds
     before_s = max(BEFORE_S, met - asked)
     refused = sum(isinstance(event, MeetingDone) and event.outcome == "gated" for event in itertools.chain(host, joiner))
-    return Joined(clones[0].seconds, met - asked, len(clones), refused, rate(host, asked, met) / rate(host, asked - before_s, asked))
+    return Joined(states[0].seconds, met - asked, len(states), refused, rate(host, asked, met) / rate(host, asked - before_s, asked))
 
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
@@ -150,12 +150,12 @@ def main() -> None:
     parser.add_argument("--model", choices=MODELS, default="demo")
     given = parser.parse_args()
     manifest = MODELS[given.model]()
-    print(f"{'Mbit/s':>8} {'state s':>8} {'met s':>8} {'aim s':>8} {'clones':>7} {'gated':>6} {'host':>6}")
+    print(f"{'Mbit/s':>8} {'state s':>8} {'met s':>8} {'aim s':>8} {'states':>7} {'gated':>6} {'host':>6}")
     for mbit_per_s in given.rates:
         with tempfile.TemporaryDirectory(prefix="joining-", ignore_cleanup_errors=True) as folder:
             one = join(manifest, mbit_per_s, given.alone, Path(folder))
         words = (
-            f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s(manifest, mbit_per_s):>8.1f} {one.clones:>7} {one.refused:>6}"
+            f"{mbit_per_s:>8g} {one.state_s:>8.1f} {one.met_s:>8.1f} {aim_s(manifest, mbit_per_s):>8.1f} {one.states:>7} {one.refused:>6}"
         )
         print(f"{words} {100 * one.host_share:>5.0f}%", flush=True)
 

@@ -30,7 +30,7 @@ def row(name: str, found: Sequence[After], honest: Sequence[After]) -> str:
     loss, usual = (statistics.mean(run.loss for run in runs) for runs in (found, honest))
     meetings = statistics.mean(sum(run.meetings) for run in found)
     return (
-        f"{name:<28}{sum(run.num_clones for run in found):>12}{ahead:>14}{'yes' if ended else 'no':>8}"
+        f"{name:<28}{sum(run.num_transfers for run in found):>12}{ahead:>14}{'yes' if ended else 'no':>8}"
         f"{sum(run.asked for run in found):>8}{meetings:>10.0f}{loss:>8.4f}{100 * (loss / usual - 1):>+8.2f} %"
     )
 

@@ -110,7 +110,7 @@ def run(folder: Path, interval: int | str, rate_mbit: float, given: argparse.Nam
             swarm.peers.append(peer)
             peer.start()
         within_s = START_S + 2 * given.steps * given.step_seconds
-        await swarm.until(lambda: min(peer.clock for peer in swarm.peers) >= given.steps, within_s)
+        await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= given.steps, within_s)
         losses.append(_loss_of_average(swarm))
 
     play(swarm, story)

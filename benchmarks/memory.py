@@ -27,12 +27,12 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.meeting import MeetingSide
-from gossamer.peer.trainer.need import PROGRAMS, PULLED, TRIED_ON, Need, run_need
+from gossamer.peer.trainer.need import PROGRAMS, SYNCED, TRIED_ON, Need, run_need
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.run.manifest import Manifest
 
 FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
-PASSING = {"for meetings under way", PULLED, TRIED_ON}
+PASSING = {"for meetings under way", SYNCED, TRIED_ON}
 PLACES = ("device", "memory", "payloads", "disk")
 
 
@@ -77,7 +77,7 @@ def check(job: Manifest, folder: Path) -> dict[str, float]:
         sketch = side.prepare(NoLoCo(outer.alpha, outer.beta, outer.gamma), 0.5, 1)
         side.judge(side.encode(sketch))
         side.merge(side.step(side.failed_blocks))
-        side.state.move()
+        side.state.move_fast_weights()
         saver.begin(replica)
         saver.finish()
     need = run_need(job, "cpu", Computing())

@@ -73,8 +73,8 @@ class Shell:
         if self._process.poll():
             raise RuntimeError(f"a peer ended with {self._process.returncode}: {(self.home.path / 'shell.log').read_text()[-2000:]}")
         self.most_bytes = max(self.most_bytes, held_bytes(self._process.pid))
-        said = run("status", "--json", "--home", str(self.home.path))
-        return dict(json.loads(said)) if said else {}
+        output = run("status", "--json", "--home", str(self.home.path))
+        return dict(json.loads(output)) if output else {}
 
     @property
     def has_ended(self) -> bool:
@@ -130,10 +130,10 @@ def first(events: Sequence[Event], *kinds: type[Event]) -> float:
 
 def figures(host: Shell, joiner: Shell, last: dict[str, Any], job: Manifest) -> dict[str, float]:
     """Return what the two peers' events and the joiner's last status say."""
-    told = joiner.events()
-    counted = [event for event in told if isinstance(event, MeetingDone) and event.outcome == "completed"]
+    happened = joiner.events()
+    counted = [event for event in happened if isinstance(event, MeetingDone) and event.outcome == "completed"]
     saved = [event for shell in (host, joiner) for event in shell.events() if isinstance(event, CheckpointSaved)]
-    states = [event for event in told if isinstance(event, StateTransferred)]
+    states = [event for event in happened if isinstance(event, StateTransferred)]
     started_s = states[0].ts - states[0].seconds
     need = run_need(job, "cpu")
     return {
@@ -141,8 +141,8 @@ def figures(host: Shell, joiner: Shell, last: dict[str, Any], job: Manifest) -> 
         "join, s": counted[0].ts - started_s,
         "state, s": states[0].seconds,
         "state, MB": states[0].num_bytes / 1e6,
-        "all pulled after, s": max(event.ts for event in told if isinstance(event, FragmentSynced)) - started_s,
-        "fragments pulled": sum(isinstance(event, FragmentSynced) for event in told),
+        "all synced after, s": max(event.ts for event in happened if isinstance(event, FragmentSynced)) - started_s,
+        "fragments synced": sum(isinstance(event, FragmentSynced) for event in happened),
         "meetings that counted": len(counted),
         "a meeting, s": statistics.median(event.seconds for event in counted),
         "a meeting at most, s": max(event.seconds for event in counted),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.join import InviteFile, InviteText, invited
+from gossamer.cli.join import InviteFile, InviteText, load_invite
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Metrics
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
@@ -14,19 +14,14 @@ from gossamer.peer.machine.status import Status
 
 @takes("given", PeerConfig, "listen", "port", "announce", "relay", "max_upload", "max_download", "monthly_traffic", "keep_trying")
 def bootstrap(
-    invite: InviteText = None,
-    invite_file: InviteFile = None,
-    home: HomeFolder = DEFAULT_HOME,
-    *,
-    given: Given,
-    metrics: Metrics = None,
+    invite: InviteText = None, invite_file: InviteFile = None, home: HomeFolder = DEFAULT_HOME, *, given: Given, metrics: Metrics = None
 ) -> None:
     """Run a bootstrap node: help new peers to find the run, without training.
 
     Takes part in the run's directory and sends the manifest to joining peers. Prints its own addresses on stdout, one per line.
     """
     config = settings(home, given, trains=False)
-    identity, read = invited(Home(config.home), invite, invite_file, "bootstrap")
+    identity, read = load_invite(Home(config.home), invite, invite_file, "bootstrap")
     printed: set[str] = set()
 
     def print_addresses(status: Status, drawn: Screen) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -17,9 +17,6 @@ from gossamer.cli.options import Data, Json
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
-
-if TYPE_CHECKING:
-    from gossamer.peer.model.evaluation import SwarmLosses
 
 ALONE = "alone"
 
@@ -130,7 +127,12 @@ def comparison(
     members: Sequence[Path], lone: Path, statuses: Sequence[Status], data: Path | None, wall_s: float, *, is_drawn: bool
 ) -> Comparison:
     """Measure the held-out loss of each, drawn on stderr if asked for, and put the figures together."""
-    losses = _measure(members, lone, data, is_drawn=is_drawn)
+    from gossamer.cli.screen import meter  # rich
+    from gossamer.peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
+
+    names = measured_names(len(members))
+    with meter(sys.stderr, "held-out loss", num_lines=1) if is_drawn else nullcontext(lambda *progress: None) as show:
+        losses = compare_homes(members, lone, data, follow=lambda model, *progress: show(names[model], *progress))
     return Comparison(
         peers=len(members),
         steps=int(statuses[0]["total_steps"]),
@@ -148,12 +150,3 @@ def comparison(
         processor_seconds=tuple(status["processor_seconds"] for status in statuses),
         wall_seconds=wall_s,
     )
-
-
-def _measure(members: Sequence[Path], lone: Path, data: Path | None, *, is_drawn: bool) -> SwarmLosses:
-    from gossamer.cli.screen import meter  # rich
-    from gossamer.peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
-
-    names = measured_names(len(members))
-    with meter(sys.stderr, "held-out loss", num_lines=1) if is_drawn else nullcontext(lambda *progress: None) as show:
-        return compare_homes(members, lone, data, follow=lambda model, *progress: show(names[model], *progress))

@@ -35,7 +35,9 @@ def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME
     if value is not None and unset:
         raise BadSettings("give a value, or --unset, not both", hint="--unset gives the setting its default again")
     if key is not None and (unset or value is not None):
-        change(folder, key, absolute(value) if key == "data" and value is not None else value)
+        if key == "data" and value is not None:
+            value = str(Path(value).expanduser().absolute())  # the peer may run in another folder
+        change(folder, key, value)
     shown = settings_in_force(folder)
     if as_json:
         print(json.dumps(shown if key is None else {key: shown[key]}))
@@ -66,10 +68,9 @@ def settings_in_force(folder: Home) -> dict[str, Any]:
 
 def listing(shown: dict[str, Any]) -> str:
     """Return all settings as text: value, default and meaning of each."""
-    lines = []
+    lines, defaults = [], LocalSettings().model_dump(mode="json")
     for key, field in LocalSettings.model_fields.items():
-        default = LocalSettings().model_dump(mode="json")[key]
-        note = "" if shown[key] == default else f"   (default {text_of(default)})"
+        note = "" if shown[key] == defaults[key] else f"   (default {text_of(defaults[key])})"
         lines += [f"{key} = {text_of(shown[key])}{note}", f"    {field.description}"]
     return "\n".join(lines)
 
@@ -84,8 +85,3 @@ def text_of(value: object) -> str:
         case list():
             return ",".join(map(str, value))
     return str(value)
-
-
-def absolute(path: str) -> str:
-    """Return a path as an absolute one: the peer may run in another folder."""
-    return str(Path(path).expanduser().absolute())

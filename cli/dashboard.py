@@ -1,4 +1,4 @@
-"""`peer dashboard`: a web page for this machine's browser, with the peers of one or several home folders."""
+"""`peer dashboard` and `peer watch`: the peers of one or several home folders, on a web page or on the whole terminal."""
 
 from __future__ import annotations
 
@@ -7,12 +7,16 @@ import secrets
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.protocol.errors import BadSettings
+
+if TYPE_CHECKING:
+    import uvicorn
+    from starlette.types import ASGIApp
 
 HERE = "127.0.0.1"
 GRACE_S = 1  # for open pages, when it is stopped
@@ -29,8 +33,6 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
 
     Prints the page's URL on stdout. Only this machine can open the page, and only with the token in the URL.
     """
-    import uvicorn  # with starlette: loaded only for the page
-
     from gossamer.cli.page.server import application
 
     with listening(port) as listener:
@@ -39,8 +41,26 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
         app = application(homes or [home], token, port)
         print(f"http://{HERE}:{port}/?token={token}", flush=True)
         print("Ctrl-C stops the page; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
-        settings = uvicorn.Config(app, log_level="critical", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off")
-        uvicorn.Server(settings).run([listener])
+        server(app).run([listener])
+
+
+def server(app: ASGIApp) -> uvicorn.Server:
+    """Return the page's server, with limits on its connections."""
+    import uvicorn  # with starlette: loaded only for the page
+
+    from gossamer.cli.page.connections import BoundedConnection
+
+    settings = uvicorn.Config(
+        app, http=BoundedConnection, ws="none", log_level="critical", access_log=False, timeout_graceful_shutdown=GRACE_S, lifespan="off"
+    )
+    return uvicorn.Server(settings)
+
+
+def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
+    """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
+    from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
+
+    FullScreen(homes or [home]).run()
 
 
 def listening(port: int) -> socket.socket:

@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -19,7 +19,7 @@ from gossamer.cli.compare import ALONE, Comparison, comparison, measured_names
 from gossamer.cli.curves import draw_curves, need_plot
 from gossamer.cli.figures import Status
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.local_swarm import POLL_S, LocalPeer, LocalSwarm, local_swarm
+from gossamer.cli.local_swarm import POLL_S, LocalSwarm, local_swarm
 from gossamer.cli.manifests import RunOptions, changed, read_manifest
 from gossamer.cli.options import Data, Json
 from gossamer.cli.screen import Screen, screen
@@ -67,10 +67,10 @@ def demo(
         need_plot(plot)
     manifest = changed(read_manifest(None, own_text=data is not None), {"steps": steps, **changes})
     with demo_folder(home) as folder:
-        comparison = Demo(folder, manifest, peers, data, as_json).run()
+        found = trained(folder, manifest, peers, data, is_drawn=not as_json)
         if plot is not None:
             draw_curves({home.name: home for home in sorted(path.parent for path in folder.glob("*/manifest.bin"))}, ALONE, plot)
-    print(json.dumps(asdict(comparison)) if as_json else comparison.sentences(sys.stdout.encoding))
+    print(json.dumps(asdict(found)) if as_json else found.sentences(sys.stdout.encoding))
     drawn = f"the loss curves are in {plot}" if plot is not None else "--plot FILE.png draws the loss curves of all, beside the one alone"
     print(drawn, file=sys.stderr)
 
@@ -98,38 +98,22 @@ def demo_folder(kept: Path | None) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Demo:
-    """One demo: its folder, manifest, and number of peers."""
-
-    folder: Path
-    manifest: Manifest
-    num_peers: int
-    data: Path | None
-    as_json: bool
-
-    def run(self) -> Comparison:
-        """Train the swarm and the lone peer at the same time, then compare them. Raises ChildFailed, KeyboardInterrupt."""
-        started_s = time.monotonic()
-        with screen(sys.stderr) as drawn, local_swarm(self.folder) as swarm:
-            members, lone = self._start(swarm, drawn)
-            watch(swarm, drawn, Forecast(self.manifest.run.total_steps, self.num_peers, started_s))
-            drawn.say("trained; measuring the held-out loss of each")
-        statuses = [peer.status for peer in members]
-        found = comparison([peer.home for peer in members], lone.home, statuses, self.data, 0.0, is_drawn=not self.as_json)
-        return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
-
-    def _start(self, swarm: LocalSwarm, drawn: Screen) -> tuple[list[LocalPeer], LocalPeer]:
-        file = self.folder / "manifest.toml"
-        file.write_text(self.manifest.to_toml())
-        drawn.say(f"starting {self.num_peers} peers, and one that trains alone, in {self.folder}")
-        options = (*ON_THIS_MACHINE, *(("--data", str(self.data)) if self.data else ()))
-        others = str(self.num_peers - 1)
-        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", others])
+def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None, *, is_drawn: bool) -> Comparison:
+    """Train a swarm and a lone peer at the same time, then compare them. Raises ChildFailed, KeyboardInterrupt."""
+    started_s = time.monotonic()
+    with screen(sys.stderr) as drawn, local_swarm(folder) as swarm:
+        drawn.print_line(f"starting {num_peers} peers, and one that trains alone, in {folder}")
+        file = folder / "manifest.toml"
+        file.write_text(manifest.to_toml())
+        options = (*ON_THIS_MACHINE, *(("--data", str(data)) if data else ()))
+        first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1), "--uses", str(num_peers)])
         lone = swarm.start(ALONE, ["host", str(file), *options, "--alone"])
         invite = first.invite()
-        joiners = [swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, self.num_peers + 1)]
-        return [first, *joiners], lone
+        members = [first, *(swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, num_peers + 1))]
+        watch(swarm, drawn, Forecast(manifest.run.total_steps, num_peers, started_s))
+        drawn.print_line("trained; measuring the held-out loss of each")
+    found = comparison([peer.home for peer in members], lone.home, [peer.status for peer in members], data, 0.0, is_drawn=is_drawn)
+    return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
 
 
 class Forecast:
@@ -140,16 +124,16 @@ class Forecast:
         self._num_peers = num_peers
         self._started_s = started_s
         self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
-        self._is_said = False
+        self._is_announced = False
 
     def sentence(self, statuses: Sequence[Status], now_s: float) -> str:
         """Return the sentence; empty if it is too early or the sentence was already returned."""
         step = min((int(status["step"]) if status else 0 for status in statuses), default=0)
         if step and self._first is None:
             self._first = (step, now_s)
-        if self._is_said or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
+        if self._is_announced or self._first is None or step < self._first[0] + FIRST_SHARE * self._total_steps:
             return ""
-        self._is_said = True
+        self._is_announced = True
         step_s = (now_s - self._first[1]) / (step - self._first[0])
         to_train_s = step_s * (self._total_steps - step)
         to_measure_s = step_s / (self._num_peers + 1) * MEASURED_STEPS * len(measured_names(self._num_peers))
@@ -164,5 +148,5 @@ def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
             if peer.status:
                 drawn.show(peer.name, peer.status)
         if sentence := forecast.sentence([peer.status for peer in swarm.peers], time.monotonic()):
-            drawn.say(sentence)
+            drawn.print_line(sentence)
         time.sleep(POLL_S)

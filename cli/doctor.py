@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.cli.join import InviteFile, given_text
+from gossamer.cli.options import DEFAULT_HOME, INVITE_VARIABLE, HomeFolder, Json
 from gossamer.peer.machine.config import LocalSettings, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 InviteText = Annotated[
     str | None,
     typer.Argument(
-        metavar="INVITE", envvar="GOSSAMER_INVITE", help="Also check this run. Default: the run that the home folder holds, if any."
+        metavar="INVITE", envvar=INVITE_VARIABLE, help="Also check this run. Default: the run that the home folder holds, if any."
     ),
 ]
 
@@ -28,6 +29,7 @@ InviteText = Annotated[
 @takes("given", LocalSettings, "devices", "listen", "port")
 def doctor(
     invite: InviteText = None,
+    invite_file: InviteFile = None,
     home: HomeFolder = DEFAULT_HOME,
     *,
     given: Given,
@@ -45,7 +47,7 @@ def doctor(
         saved = saved_settings(folder)
     local = peer_config(saved | given | {"home": folder.path})
     port = local.port if "port" in saved | given else None
-    for name, finding in examine(Case(folder, invite, local.devices, local.listen, port)):
+    for name, finding in examine(Case(folder, given_text(invite, invite_file), local.devices, local.listen, port)):
         found.append((name, finding))
         if not as_json:
             show(name, finding)

@@ -1,15 +1,17 @@
-"""`peer export`: the model of the newest checkpoint as a Hugging Face folder."""
+"""`peer export` and `peer eval`: the model of the newest checkpoint as a Hugging Face folder, and its held-out loss."""
 
 from __future__ import annotations
 
+import json
 import sys
-from functools import partial
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.cli.options import DEFAULT_HOME, Data, HomeFolder, Json
 from gossamer.peer.machine.home import Home
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder: new, empty, or an earlier export.")]
@@ -39,13 +41,27 @@ def export(
 
     The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss.
     """
-    from gossamer.cli.screen import meter, show_reading  # rich
+    from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
-        held_out = export_model(
-            Home(home), folder, slow, data, eval_batches,
-            follow=lambda *progress: show("measuring the model", *progress),
-            reading=partial(show_reading, show),
-        )  # fmt: skip
+        held_out = export_model(Home(home), folder, slow, data, eval_batches, show)
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)
+
+
+def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json = False) -> None:
+    """Measure the held-out loss of the newest checkpoint.
+
+    The text was not used for training.
+    """
+    from gossamer.cli.screen import meter  # rich
+    from gossamer.peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
+    from gossamer.peer.model.weights import show_nothing
+
+    with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") if not as_json else nullcontext(show_nothing) as show:
+        found = evaluate_home(Home(home), data, show=show)
+    if as_json:
+        print(json.dumps(asdict(found)))
+    else:
+        print(f"step {found.step}: held-out loss {found.loss:.4f} nats per token")
+        print(f"perplexity {found.perplexity:.3f} per token, {found.byte_perplexity:.3f} per byte, over {found.num_tokens} tokens")

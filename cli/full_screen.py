@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +15,7 @@ from textual.containers import Horizontal, Vertical, VerticalScroll
 from textual.widgets import Footer, Header, ProgressBar, Sparkline, Static
 
 from gossamer.cli.figures import loss_text
-from gossamer.cli.page.peers import shown
+from gossamer.cli.page.peers import Peers
 
 LOOK_S = 1.0
 CHARTS = {"loss": "loss", "tokens_per_second": "tokens a second", "meetings": "meetings a second", "sent": "bytes sent a second"}
@@ -55,7 +54,7 @@ class PeerPanel(Vertical):
         yield Static(classes="partners")
 
     def draw(self, peer: dict[str, Any]) -> None:
-        """Draw what `shown` returns of the peer."""
+        """Draw the data of the peer, as Peers.look returns it."""
         status = peer["status"]
         words = peer["sentence"] if peer["runs"] or not status else f"{peer['words']}; its last state: {peer['sentence']}"
         self.query_one(".sentence", Static).update(words)
@@ -101,13 +100,13 @@ class FullScreen(App[None]):
 
     def __init__(self, homes: Sequence[Path]) -> None:
         super().__init__()
-        self._homes = [home.expanduser().absolute() for home in homes]
+        self._peers = Peers(homes)
 
     def compose(self) -> ComposeResult:
         """Lay out the screen."""
         yield Header()
         with VerticalScroll():
-            for home in self._homes:
+            for home in self._peers.homes:
                 yield PeerPanel(home)
         yield Footer()
 
@@ -118,6 +117,5 @@ class FullScreen(App[None]):
 
     async def look(self) -> None:
         """Ask all peers and draw them."""
-        seen = await asyncio.gather(*(asyncio.to_thread(shown, home) for home in self._homes))
-        for panel, peer in zip(self.query(PeerPanel), seen, strict=True):
+        for panel, peer in zip(self.query(PeerPanel), await self._peers.look(), strict=True):
             panel.draw(peer)

@@ -12,13 +12,14 @@ import typer
 
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
-from gossamer.cli.invite import bootstraps
+from gossamer.cli.invite import bootstraps, limited
 from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
+from gossamer.peer.swarm.issued_invites import USES
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -49,6 +50,7 @@ def host(
     changes: Given,
     metrics: options.Metrics = None,
     write_invite: WriteInvite = None,
+    uses: options.Uses = None,
 ) -> None:
     """Start a run as its first peer.
 
@@ -67,7 +69,7 @@ def host(
         raise BadSettings(
             "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"
         )
-    hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite), metrics)
+    hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
 
 
 def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, *, must_match: bool) -> SignedManifest:
@@ -92,7 +94,7 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path 
     return held
 
 
-def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: Path | None) -> Callable[[Status, Screen], None]:
+def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: Path | None, uses: int) -> Callable[[Status, Screen], None]:
     """Return a status watcher that prints and writes the invite once, when the peer first knows its addresses."""
     printed: list[str] = []
 
@@ -100,10 +102,12 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
         if status.addresses and not printed:
             not_after_s = int(time.time()) + INVITE_LIFETIME_S
             addresses = bootstraps(folder, identity.peer_id, tuple(status.addresses))
-            printed.append(Invite.issue(identity, signed.run_id, addresses, None, not_after_s).to_text())
-            drawn.say("invite for others, valid for 30 days; use it as INVITE in `peer join INVITE`")
+            written = Invite.issue(identity, signed.run_id, addresses, None, not_after_s)
+            limited(folder, written, uses)
+            printed.append(written.to_text())
+            drawn.print_line(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])
             if file is not None:
-                write_whole(file, printed[0].encode() + b"\n", private=True)
+                write_whole(file, printed[0].encode() + b"\n")
 
     return look

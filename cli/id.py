@@ -20,5 +20,5 @@ def identity(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
     if is_new:
-        print(f"created a new key, {folder.identity}; keep a secret copy: whoever has the key can act as this peer", file=sys.stderr)
+        print(f"created a new key, {folder.identity}; keep a secret copy: anyone with the key can act as this peer", file=sys.stderr)
     print(json.dumps({"peer_id": str(peer_id), "home": str(folder.path)}) if as_json else peer_id)

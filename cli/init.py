@@ -27,13 +27,7 @@ DEFAULT_FILE = Path("gossamer.toml")
 
 
 @takes("changes", RunOptions)
-def init(
-    file: ManifestFile = DEFAULT_FILE,
-    home: HomeFolder = DEFAULT_HOME,
-    *,
-    changes: Given,
-    start: From = None,
-) -> None:
+def init(file: ManifestFile = DEFAULT_FILE, home: HomeFolder = DEFAULT_HOME, *, changes: Given, start: From = None) -> None:
     """Write a manifest for a new run.
 
     The file explains every key. This peer becomes the one that can invite others.
@@ -44,7 +38,7 @@ def init(
     folder = Home(home)
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
-    base = Manifest() if start is None else going_on(start, changes.get("steps"))
+    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"))
     manifest = changed(base, changes).with_host(peer_id)
     need_abilities(manifest)
     try:
@@ -57,7 +51,7 @@ def init(
     print(f"wrote {file}; edit it, then `peer host {file}{f' --model {start}' if start else ''}`", file=sys.stderr)
 
 
-def going_on(start: Path, steps: int | None) -> Manifest:
+def continue_from_folder(start: Path, steps: int | None) -> Manifest:
     """Return the manifest of a run that starts from the model in a folder. Raises BadManifest."""
     from gossamer.peer.model.start import started_from  # transformers: slow to import
 

@@ -5,15 +5,17 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import sys
 import time
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, Uses
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
 from gossamer.protocol.addresses import NEAR, is_public, with_peer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
@@ -41,11 +43,16 @@ Also = Annotated[
 
 
 def invite(
-    home: HomeFolder = DEFAULT_HOME, subject: Subject = None, expires: Expires = "30d", also: Also = None, as_json: Json = False
+    home: HomeFolder = DEFAULT_HOME,
+    subject: Subject = None,
+    uses: Uses = None,
+    expires: Expires = "30d",
+    also: Also = None,
+    as_json: Json = False,
 ) -> None:
     """Print an invite to the run of this peer.
 
-    The invite is one line on stdout.
+    The invite is one line on stdout. Anybody who has it can join, up to `--uses` peers; with `--for`, one peer alone.
     """
     folder = Home(home)
     if not folder.manifest.exists():
@@ -56,11 +63,24 @@ def invite(
         raise BadSettings(
             "this peer may not write invites for its run", hint="ask one of the peers that the manifest lists under run.issuers"
         )
+    if subject and uses is not None:
+        raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")
     not_after_s = int(time.time()) + lifetime_s(expires)
     to = PeerId.from_text(subject) if subject else None
     addresses = known_addresses(folder, identity.peer_id, tuple(also or ()))
-    written = Invite.issue(identity, signed.run_id, addresses, to, not_after_s).to_text()
+    issued = Invite.issue(identity, signed.run_id, addresses, to, not_after_s)
+    written = issued.to_text()
+    print(limited(folder, issued, uses or USES), file=sys.stderr)
     print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
+
+
+def limited(folder: Home, written: Invite, uses: int) -> str:
+    """Limit the uses of an invite, if it is for anybody, and return what its issuer should know about it."""
+    subject, bearer = written.credential.subject, written.credential.bearer
+    if subject is not None or bearer is None:
+        return f"for {subject} alone"
+    IssuedInvites(folder).limit(bearer, uses)
+    return f"anybody who has this invite can join, up to {uses} peers, counted while this peer runs; --for PEERID admits one peer alone"
 
 
 def lifetime_s(text: str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from pathlib import Path
@@ -23,8 +24,9 @@ InviteText = Annotated[
     str | None,
     typer.Argument(
         metavar="INVITE",
-        envvar="GOSSAMER_INVITE",
-        help="The invite: one word that begins with gossamer1. Without it, continue the run that the home folder holds.",
+        envvar=options.INVITE_VARIABLE,
+        help="The invite: one word that begins with gossamer1. Without it, continue the run that the home folder holds. "
+        "Other users of this machine can read it until the command has started; --invite-file hides it.",
     ),
 ]
 
@@ -34,7 +36,7 @@ InviteFile = Annotated[
         "--invite-file",
         envvar="GOSSAMER_INVITE_FILE",
         metavar="FILE",
-        help="Read the invite from this file; waits until the file exists.",
+        help="Read the invite from this file, or /dev/stdin; waits until the file exists.",
     ),
 ]
 LOOK_S = 0.5  # between two looks for a file with an invite
@@ -54,16 +56,17 @@ def join(
     Until the run ends, `peer leave`, or Ctrl-C.
     """
     config = settings(home, given)
-    identity, read = invited(Home(config.home), invite, invite_file)
+    identity, read = load_invite(Home(config.home), invite, invite_file)
     hold_session(config, identity, None, read, metrics=metrics)
 
 
-def invited(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
+def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:
     """Return this peer's identity and the checked invite, None to continue the run of the home; waits for the invite's file.
 
     Raises BadInvite, or BadSettings where the home holds another run.
     """
-    text = _given_text(text, file)
+    text = given_text(text, file)
+    os.environ.pop(options.INVITE_VARIABLE, None)  # the peer's processes read the home's copy
     invite = Invite.from_text(text) if text is not None else None
     held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
     if invite is None and held is None and not folder.invite.exists():
@@ -82,7 +85,7 @@ def invited(folder: Home, text: str | None, file: Path | None = None, verb: str 
     return identity, invite
 
 
-def _given_text(text: str | None, file: Path | None) -> str | None:
+def given_text(text: str | None, file: Path | None) -> str | None:
     """Return the invite that the operator gave, if any; waits for its file. Raises BadInvite or BadSettings."""
     if text is not None and file is not None:
         raise BadSettings("both an invite and --invite-file were given", hint="leave out one of them")

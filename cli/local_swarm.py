@@ -18,6 +18,7 @@ from typing import Any
 
 from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import private
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
@@ -38,15 +39,11 @@ class LocalPeer:
         self._output = home / "stdout.txt"
         self._log = home / "stderr.txt"
         command = [sys.executable, "-P", "-m", "gossamer.cli.main", *arguments, "--home", str(home)]
-        with self._output.open("wb") as output, self._log.open("wb") as log:
+        with open(self._output, "wb", opener=private) as output, open(self._log, "wb", opener=private) as log:
             self._process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=log,
-                start_new_session=True,
+                command, stdin=subprocess.DEVNULL, stdout=output, stderr=log, start_new_session=True,
                 env=os.environ | exits_with_this_process(),
-            )
+            )  # fmt: skip
 
     def refresh(self) -> bool:
         """Ask for the status; return whether the process still runs. Raises ChildFailed if it ended badly."""
@@ -69,11 +66,7 @@ class LocalPeer:
             if not self.refresh():
                 break
             time.sleep(POLL_S)
-        raise ChildFailed(
-            f"{self.name} printed no invite; the end of its log:\n{self._log_tail()}",
-            hint=f"its folder is {self.home}",
-            exit_code=ExitCode.OUR_FAULT,
-        )
+        raise self._failed("printed no invite")
 
     def ask_to_stop(self) -> None:
         """Send SIGTERM, which a peer takes as `peer leave`."""
@@ -95,17 +88,18 @@ class LocalPeer:
 
     def _death(self, code: int) -> ChildFailed:
         """Return the child's own error if the operator can correct it, else an error that names its log."""
-        said = dict(line.split(": ", 1) for line in self._log_lines()[-2:] if line.startswith(("error: ", "hint: ")))
-        if code != ExitCode.OUR_FAULT and "error" in said:
-            return ChildFailed(f"{self.name}: {said['error']}", hint=said.get("hint", ""), exit_code=code)
-        what = f"{self.name} stopped with exit code {code}; the end of its log:\n{self._log_tail()}"
-        return ChildFailed(what, hint=f"its folder is {self.home}", exit_code=ExitCode.OUR_FAULT)
+        printed = dict(line.split(": ", 1) for line in self._log_lines(2) if line.startswith(("error: ", "hint: ")))
+        if code != ExitCode.OUR_FAULT and "error" in printed:
+            return ChildFailed(f"{self.name}: {printed['error']}", hint=printed.get("hint", ""), exit_code=code)
+        return self._failed(f"stopped with exit code {code}")
 
-    def _log_lines(self) -> list[str]:
-        return self._log.read_text(errors="replace").splitlines()
+    def _failed(self, how: str) -> ChildFailed:
+        tail = "\n".join(f"  {line}" for line in self._log_lines(NUM_LOG_LINES)) or "  nothing"
+        hint = f"its folder is {self.home}"
+        return ChildFailed(f"{self.name} {how}; the end of its log:\n{tail}", hint=hint, exit_code=ExitCode.OUR_FAULT)
 
-    def _log_tail(self) -> str:
-        return "\n".join(f"  {line}" for line in self._log_lines()[-NUM_LOG_LINES:]) or "  nothing"
+    def _log_lines(self, most: int) -> list[str]:
+        return self._log.read_text(errors="replace").splitlines()[-most:]
 
 
 class LocalSwarm:
@@ -156,8 +150,8 @@ def _signals_interrupt() -> Iterator[None]:
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
 
-    heard = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in heard}
+    handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
+    before = {number: signal.signal(number, interrupt) for number in handled}
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ import typer
 from gossamer.cli.figures import sentence
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.log_lines import LEVELS, Log, LogLine, at_least
+from gossamer.peer.machine.log_lines import LEVELS, Log, LogLine
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadSettings
 
@@ -50,16 +50,16 @@ def logs(
     if not folder.log.exists() and not folder.events.exists():
         raise BadSettings(f"no peer has run in {folder.path}", hint="pass its home folder with --home DIR")
     log = Log(folder)
-    for line in deque(wanted(log, level, grep), maxlen=lines):
+    for line in deque(filtered(log, level, grep), maxlen=lines):
         print(line)
     while follow:
         time.sleep(FOLLOW_EVERY_S)
-        for line in wanted(log, level, grep):
+        for line in filtered(log, level, grep):
             print(line, flush=True)
 
 
-def wanted(log: Log, level: str, grep: str) -> Iterator[LogLine]:
-    """Yield the new lines that pass both filters. Raises BadSettings if the pattern is not a regular expression."""
+def filtered(log: Log, level: str, grep: str = "") -> Iterator[LogLine]:
+    """Yield the new lines of this level or above that match. Raises BadSettings if the pattern is not a regular expression."""
     try:
         pattern = re.compile(grep)
     except re.error as error:
@@ -67,7 +67,8 @@ def wanted(log: Log, level: str, grep: str) -> Iterator[LogLine]:
             f"--grep {grep!r} is not a regular expression: {error}",
             hint="escape special characters with a backslash, or search for plain words",
         ) from error
-    return (line for line in at_least(log.lines(), level) if pattern.search(str(line)))
+    shown = LEVELS[LEVELS.index(level) :]
+    return (line for line in log.lines() if line.level in shown and pattern.search(str(line)))
 
 
 def report_text(folder: Home) -> str:
@@ -77,7 +78,7 @@ def report_text(folder: Home) -> str:
     status = folder.last_status()
     status.pop("addresses", None)
     state = [sentence(status, time.time()), json.dumps(status)] if status else ["no status was written yet"]
-    return "\n".join([machine, *state, "", *map(str, deque(at_least(Log(folder).lines(), "info"), maxlen=REPORT_LINES))])
+    return "\n".join([machine, *state, "", *map(str, deque(filtered(Log(folder), "info"), maxlen=REPORT_LINES))])
 
 
 _SECRETS = (

@@ -1,12 +1,14 @@
 """The `peer` command: its verbs, and its exit codes.
 
-Each verb is a file of that name, imported on demand. Slow packages (torch, hivemind) are imported only where they are used, so that
-`peer status` and `peer --help` answer at once.
+The file of a verb is imported on demand. Slow packages (torch, hivemind) are imported only where they are used, so that `peer status` and
+`peer --help` answer at once.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
@@ -14,6 +16,7 @@ from typing import Annotated
 
 import typer
 
+from gossamer.cli.options import INVITE_VARIABLE
 from gossamer.cli.parent_exit import follow_parent
 from gossamer.protocol.errors import ExitCode, GossamerError
 
@@ -21,7 +24,13 @@ VERBS = (
     "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause",
     "resume", "leave", "doctor", "service", "export", "eval", "compare", "simulate", "id",
 )  # fmt: skip
-FUNCTIONS = {"eval": "evaluate", "id": "identity"}  # of verbs that Python's own functions are named after; any other has its verb's name
+TAKE_INVITES = ("join", "bootstrap", "service", "doctor")  # from the environment too
+_PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
+_INVITE = re.compile(r"gossamer1[a-z2-7]{100,}")  # long enough to be no other word
+FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
+    "pause": ("control", "pause"), "resume": ("control", "resume"), "leave": ("control", "leave"), "watch": ("dashboard", "watch"),
+    "eval": ("export", "evaluate"), "id": ("id", "identity"),
+}  # fmt: skip
 
 
 def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
@@ -35,7 +44,8 @@ def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
     )
     app.callback(invoke_without_command=True)(peer)
     for verb in verbs:
-        app.command(verb)(getattr(importlib.import_module(f"gossamer.cli.{verb}"), FUNCTIONS.get(verb, verb)))
+        file, function = FUNCTIONS.get(verb, (verb, verb))
+        app.command(verb)(getattr(importlib.import_module(f"gossamer.cli.{file}"), function))
     return app
 
 
@@ -68,13 +78,14 @@ def run(arguments: Sequence[str]) -> int:
 
 
 def report_failure(failure: BaseException) -> ExitCode:
-    """Print the error and its hint on stderr, and return the exit code that says whose fault it was."""
+    """Print the error and its hint on stderr, and return the exit code of the error's owner."""
     match failure:
         case GossamerError():
             _report(str(failure), failure.hint)
             return failure.exit_code
         case typer.TyperException():
-            _report(_sentence(failure.format_message()), "`peer --help` lists the verbs, `peer VERB --help` the options of one")
+            message = failure.format_message().strip().removesuffix(".")
+            _report(message[:1].lower() + message[1:], "`peer --help` lists the verbs, `peer VERB --help` the options of one")
             return ExitCode.BAD_INPUT
         case KeyboardInterrupt() | typer.Abort():
             _report("interrupted")
@@ -91,13 +102,27 @@ def _report(message: str, hint: str = "") -> None:
         print(f"hint: {hint}", file=sys.stderr)
 
 
-def _sentence(message: str) -> str:
-    first = message.strip().removesuffix(".")
-    return first[:1].lower() + first[1:]
+def hide_invite() -> None:
+    """Start this command again with its invite in the environment: other users can read a command line for as long as it runs.
+
+    Only this user can read the environment. The process keeps its id. A command line without an invite is left alone.
+    """
+    shown, invite = without_invite(sys.orig_argv[1:])
+    if invite and sys.argv[1] in TAKE_INVITES:
+        os.execve(sys.executable, [sys.executable, *shown], os.environ | {INVITE_VARIABLE: invite})
+
+
+def without_invite(arguments: Sequence[str]) -> tuple[list[str], str]:
+    """Return a command line without its invite, and the invite; empty if it has none, or several."""
+    found = [text for text in arguments if _INVITE.fullmatch(_PASTED.sub("", text).lower())]
+    if len(found) != 1:
+        return list(arguments), ""
+    return [text for text in arguments if text != found[0]], found[0]
 
 
 def main() -> int:
     """Run the console script."""
+    hide_invite()
     follow_parent()
     return run(sys.argv[1:])
 

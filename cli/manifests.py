@@ -13,6 +13,7 @@ from pydantic import Field
 
 from gossamer.peer.machine.config import Setting, WithOptions
 from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.limits import MANIFEST_BYTES
 from gossamer.protocol.run.manifest import Manifest
 
 
@@ -50,7 +51,8 @@ def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
     if path is None:
         return Manifest.checked({"data": {"source": "text"}} if own_text else {})
     try:
-        return Manifest.from_toml(path.read_text(encoding="utf-8"))
+        with path.open(encoding="utf-8") as file:
+            return Manifest.from_toml(file.read(MANIFEST_BYTES + 1))
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise BadManifest(f"cannot read the manifest {path}: {reason}", hint="`peer init FILE` writes one") from error
@@ -81,8 +83,8 @@ def pinned(manifest: Manifest, folder: Path | None) -> Manifest:
     if manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest):
         return manifest
     program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *([str(folder)] if folder else [])]
-    said = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
-    found = json.loads(said)
+    output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
+    found = json.loads(output)
     if "error" in found:
         raise BadManifest(found["error"], hint=found["hint"])
     return with_pins(manifest, found["layout"], found["tokenizer"])

@@ -8,13 +8,23 @@ from typing import Annotated
 import typer
 
 DEFAULT_HOME = Path("~/.gossamer")
+INVITE_VARIABLE = "GOSSAMER_INVITE"
 
 HomeFolder = Annotated[
-    Path,
-    typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Home folder of this peer: key, checkpoints and logs."),
+    Path, typer.Option("--home", envvar="GOSSAMER_HOME", metavar="DIR", help="Home folder of this peer: key, checkpoints and logs.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print exactly one JSON object on stdout; everything else goes to stderr.")]
 
+Uses = Annotated[
+    int | None,
+    typer.Option(
+        "--uses",
+        metavar="N",
+        min=1,
+        help="How many peers an invite for anybody admits. Default: 16. This peer counts them, and closes the invite, while it runs.",
+        show_default=False,
+    ),
+]
 Data = Annotated[
     Path | None,
     typer.Option(
@@ -24,8 +34,6 @@ Data = Annotated[
 Metrics = Annotated[
     str | None,
     typer.Option(
-        "--metrics",
-        metavar="[ADDRESS:]PORT",
-        help="Serve metrics for Prometheus on this port; the default address is 127.0.0.1.",
+        "--metrics", metavar="[ADDRESS:]PORT", help="Serve metrics for Prometheus on this port; the default address is 127.0.0.1."
     ),
 ]

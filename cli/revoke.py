@@ -5,16 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.protocol.errors import BadSettings, PeerMisbehaved
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
-from gossamer.protocol.run.invite import PREFIX, Invite
+from gossamer.protocol.run.invite import PREFIX, Invite, closing_of
 from gossamer.protocol.run.manifest import SignedManifest
 
 What = Annotated[
@@ -25,9 +27,16 @@ What = Annotated[
 ]
 
 
-def revoke(what: What, home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
+KeepMembers = Annotated[
+    bool,
+    typer.Option("--keep-members", help="Only close the invite: nobody else joins by it, and its members stay."),
+]
+
+
+def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMembers = False, as_json: Json = False) -> None:
     """Revoke an invite that this peer wrote, or the membership of one peer that joined with it.
 
+    Revoking a peer also closes its invite for anybody, so that it cannot return under another key. The other members of that invite stay.
     Other peers learn of it within minutes while this peer runs. A revocation is permanent.
     """
     folder = Home(home)
@@ -35,14 +44,14 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -
         raise BadSettings(f"{folder.path} holds no run", hint="--home DIR names another folder")
     signed, identity = SignedManifest.from_bytes(folder.manifest.read_bytes()), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
-    revoked, words = named(what, signed.run_id, identity.peer_id)
-    held = kept(folder)
-    is_new = held.add(Revocation(signed.run_id, identity.peer_id, revoked, int(time.time())).signed(identity))
-    write_whole(folder.revocations, held.to_bytes(), private=True)
+    names, words = find_member(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
+    held = load_revocations(folder)
+    new = [held.add(Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity)) for name in names]
+    write_whole(folder.revocations, held.to_bytes())
     if as_json:
-        print(json.dumps({"revoked": str(revoked), "is_new": is_new, "run_id": signed.run_id.hex()}))
+        print(json.dumps({"revoked": [str(name) for name in names], "is_new": any(new), "run_id": signed.run_id.hex()}))
     else:
-        print(f"{words}; this peer notifies the others while it runs" if is_new else "it was already revoked")
+        print(f"{words}; this peer notifies the others while it runs" if any(new) else "it was already revoked")
 
 
 def need_issuer(signed: SignedManifest, me: PeerId) -> None:
@@ -58,14 +67,15 @@ def need_issuer(signed: SignedManifest, me: PeerId) -> None:
         )
 
 
-def named(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
-    """Return the id to revoke and the sentence that says what that means. Raises BadInvite and BadSettings."""
+def find_member(
+    what: str, run_id: bytes, me: PeerId, admitted: Mapping[PeerId, PeerId], *, keep_members: bool = False
+) -> tuple[list[PeerId], str]:
+    """Return the names to revoke and the sentence that says what that means. Raises BadInvite and BadSettings.
+
+    `admitted`: the bearer key of the invite by which each peer came, as far as this peer knows.
+    """
     if not what.strip().lower().startswith(PREFIX):
-        peer = PeerId.from_text(what)
-        return (
-            peer,
-            f"{peer.short()} is no longer a member; with an open invite it can rejoin under another key",
-        )
+        return _peer(PeerId.from_text(what), admitted)
     invite = Invite.from_text(what)
     if invite.run_id != run_id:
         raise BadSettings("the invite is for another run than this home's", hint="--home DIR names another folder")
@@ -73,12 +83,25 @@ def named(what: str, run_id: bytes, me: PeerId) -> tuple[PeerId, str]:
     if credential.issuer != me:
         raise BadSettings(f"the invite was written by {credential.issuer}", hint="only that peer can take it back")
     if credential.subject is not None:
-        return credential.subject, f"the invite for {credential.subject.short()} is revoked"
+        return [credential.subject], f"the invite for {credential.subject.short()} is revoked"
     assert credential.bearer is not None
-    return credential.bearer, "the invite is revoked, and so is every membership that came from it"
+    if keep_members:
+        return [closing_of(credential.bearer)], "the invite is closed; its members stay"
+    return [credential.bearer], "the invite is revoked, and so is every membership that came from it"
 
 
-def kept(folder: Home) -> Revocations:
+def _peer(peer: PeerId, admitted: Mapping[PeerId, PeerId]) -> tuple[list[PeerId], str]:
+    bearer = admitted.get(peer)
+    if bearer is None:
+        return [
+            peer
+        ], f"{peer.short()} is no longer a member; if it has an invite for anybody, revoke that too, or it returns under another key"
+    num_others = list(admitted.values()).count(bearer) - 1
+    stay = f"other peers that came by it and stay: {num_others}"
+    return [peer, closing_of(bearer)], f"{peer.short()} is no longer a member, and its invite is closed ({stay})"
+
+
+def load_revocations(folder: Home) -> Revocations:
     """Return the revocations that this home holds."""
     held = Revocations()
     with contextlib.suppress(OSError, PeerMisbehaved):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TextIO
+from typing import TextIO
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -37,7 +37,7 @@ class PlainLines:
         """Print a line for the peer if its status differs enough from the last line."""
         if self._is_news(name, status):
             self._shown[name] = (status, self._now_s())
-            self.say(line(name, status))
+            self.print_line(line(name, status))
 
     def _is_news(self, name: str, status: Status) -> bool:
         if name not in self._shown:
@@ -51,7 +51,7 @@ class PlainLines:
         steps = int(status["step"]) - int(before["step"])
         return steps > 0 and (waited_s >= SHOW_EVERY_S or steps >= SHOW_EVERY_STEPS_SHARE * int(status["total_steps"]))
 
-    def say(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         """Print the sentence on its own line."""
         print(sentence, file=self._stream, flush=True)
 
@@ -72,14 +72,14 @@ class LiveTable:
         self._statuses[name] = status
         self._live.update(self._drawing())
 
-    def say(self, sentence: str) -> None:
+    def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
         self._live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
 
     def data(self, text: str) -> None:
         """Print the line on stdout; where stdout is the same terminal, above the table."""
         if sys.stdout.isatty():
-            self.say(text)
+            self.print_line(text)
         else:
             print(text, flush=True)
 
@@ -93,16 +93,12 @@ class LiveTable:
         for name, status in self._statuses.items():
             names_by_reason.setdefault(status["reason"], []).append(name)
         reasons = [Text(f"{', '.join(names)}: {reason}") for reason, names in names_by_reason.items() if reason]
-        bars = [_bar(name, status["progress"]) for name, status in self._statuses.items() if status.get("progress")]
-        return Group(table, *reasons, *bars, Text(LEGEND, style="dim"))
-
-
-def _bar(name: str, progress: Mapping[str, Any]) -> Table:
-    """Return name, bar and percentage of a peer's long work. The reason of the state tells the time left."""
-    row = Table.grid(padding=(0, 1))
-    bar = ProgressBar(total=1.0, completed=progress["share"], width=BAR_CELLS)
-    row.add_row(Text(f"{name}: {progress['work']}"), bar, Text(share_text(progress["share"], 1)))
-    return row
+        bars = Table.grid(padding=(0, 1))  # of long work; the reason of the state tells the time left
+        for name, status in self._statuses.items():
+            if progress := status.get("progress"):
+                bar = ProgressBar(total=1.0, completed=progress["share"], width=BAR_CELLS)
+                bars.add_row(Text(f"{name}: {progress['work']}"), bar, Text(share_text(progress["share"], 1)))
+        return Group(table, *reasons, *([bars] if bars.rows else []), Text(LEGEND, style="dim"))
 
 
 Screen = PlainLines | LiveTable
@@ -129,11 +125,6 @@ def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10, unit
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
     with Progress(*columns, console=Console(file=stream), refresh_per_second=4) as progress:
         yield _bars(progress)
-
-
-def show_reading(show: Meter, done_bytes: int, total_bytes: int) -> None:
-    """Draw how far the reading of a checkpoint is."""
-    show("reading the checkpoint, MB", done_bytes // 1_000_000, max(1, total_bytes // 1_000_000), None)
 
 
 def _lines(stream: TextIO, what: str, num_lines: int, unit: str) -> Meter:

@@ -6,35 +6,31 @@ import json
 import sys
 import time
 from contextlib import suppress
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from gossamer.cli.figures import sentence
-from gossamer.cli.join import InviteText, invited
+from gossamer.cli.join import InviteFile, InviteText, load_invite
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.systemd import lingers, systemctl, unit_file, unit_text
 from gossamer.protocol.errors import BadSettings
 
-
-class Action(StrEnum):
-    """What `peer service` does."""
-
-    INSTALL = "install"
-    REMOVE = "remove"
-    STATUS = "status"
-
-
+Action = Literal["install", "remove", "status"]
 What = Annotated[Action, typer.Argument(metavar="ACTION", help="install, remove or status.", show_default=False)]
 Print = Annotated[bool, typer.Option("--print", help="With install: print the unit file and change nothing.")]
 
 
 def service(
-    action: What, invite: InviteText = None, home: HomeFolder = DEFAULT_HOME, only_print: Print = False, as_json: Json = False
+    action: What,
+    invite: InviteText = None,
+    invite_file: InviteFile = None,
+    home: HomeFolder = DEFAULT_HOME,
+    only_print: Print = False,
+    as_json: Json = False,
 ) -> None:
     """Install this peer as a service of systemd's user manager, remove it, or show its status.
 
@@ -42,25 +38,25 @@ def service(
     """
     folder = Home(home)
     match action:
-        case Action.INSTALL if only_print:
+        case "install" if only_print:
             print(unit_text(folder.path), end="")
-        case Action.INSTALL:
-            install(folder, invite)
-        case Action.REMOVE:
+        case "install":
+            install(folder, invite, invite_file)
+        case "remove":
             remove(folder)
-        case Action.STATUS:
+        case "status":
             show(folder, as_json=as_json)
 
 
-def install(folder: Home, invite: str | None) -> None:
+def install(folder: Home, invite: str | None, invite_file: Path | None = None) -> None:
     """Write and print the unit, and let systemd start it. Raises BadInvite or BadSettings."""
     if holder := folder.holder():
         raise BadSettings(
             f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
-    _, read = invited(folder, invite, verb="service install")
+    _, read = load_invite(folder, invite, invite_file, "service install")
     if read is not None:
-        write_whole(folder.invite, read.to_text().encode() + b"\n", private=True)
+        write_whole(folder.invite, read.to_text().encode() + b"\n")
     file = unit_file(folder.path)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = unit_text(folder.path)
@@ -71,10 +67,7 @@ def install(folder: Home, invite: str | None) -> None:
     systemctl("enable", "--now", file.name)
     print("the peer runs: `peer status` shows its state, `peer logs` its log", file=sys.stderr)
     if not lingers():
-        print(
-            "hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot",
-            file=sys.stderr,
-        )
+        print("hint: the service stops when you log out; `loginctl enable-linger` keeps it running and starts it at boot", file=sys.stderr)
 
 
 def remove(folder: Home) -> None:
@@ -97,17 +90,19 @@ def show(folder: Home, *, as_json: bool) -> None:
             "hint: another release or environment wrote this unit; `peer service remove`, then `peer service install` renews it",
             file=sys.stderr,
         )
-    said = of_events(read_events(folder.events)).to_json()
+    latest = of_events(read_events(folder.events)).to_json()
     with suppress(BadSettings):  # no peer runs: its last report
-        said = ask(folder.path, {"verb": "status"})
+        latest = ask(folder.path, {"verb": "status"})
     shown = systemctl("show", "--property=ActiveState,SubState,NRestarts", file.name)
-    told = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
+    unit = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
     if as_json:
-        print(json.dumps({"unit": str(file), "systemd": told, "state": said["state"], "reason": said["reason"], "since": said["since"]}))
+        print(
+            json.dumps({"unit": str(file), "systemd": unit, "state": latest["state"], "reason": latest["reason"], "since": latest["since"]})
+        )
         return
-    again = f"started again {told.get('NRestarts', '0')} times"
-    print(f"service    {told.get('ActiveState', 'unknown')} ({told.get('SubState', '')}), {again}; {file}")
-    print(f"peer       {sentence(said, time.time())}")
+    again = f"started again {unit.get('NRestarts', '0')} times"
+    print(f"service    {unit.get('ActiveState', 'unknown')} ({unit.get('SubState', '')}), {again}; {file}")
+    print(f"peer       {sentence(latest, time.time())}")
 
 
 def need_unit(folder: Home) -> Path:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from gossamer.cli.figures import loss_text
 from gossamer.cli.screen import Screen, screen
-from gossamer.peer.machine.config import LocalSettings, PeerConfig, peer_config, saved_settings
+from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import keep_port, need_port, usual_port
+from gossamer.peer.machine.port import free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
@@ -35,16 +35,11 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
     values: dict[str, object] = saved_settings(folder) | dict(given)
     if "checkpoint_interval_s" in given:
         values["checkpoint_interval_steps"] = 0
-    listen = str(values.get("listen", LocalSettings.model_fields["listen"].default))
-    port = values.get("port")
-    if port is None:
-        values["port"] = port = usual_port(folder, listen)
-    if isinstance(port, int):
-        need_port(listen, port)
     for key in ("data", "model"):
         if isinstance(path := values.get(key), Path):
             values[key] = path.expanduser().absolute()
-    return peer_config(values | {"home": folder.path, "trains": trains})
+    config = peer_config(values | {"home": folder.path, "trains": trains})
+    return config.model_copy(update={"port": free_port(folder, config.listen, config.port if "port" in values else None)})
 
 
 def hold_session(
@@ -60,7 +55,7 @@ def hold_session(
     `metrics`: the address and port for Prometheus, as `--metrics` takes them; None serves no metrics.
     """
     newest = Status()
-    with screen(sys.stderr) as drawn, showing_metrics(metrics, lambda: newest):
+    with screen(sys.stderr) as drawn, metrics_server(metrics, lambda: newest):
 
         def watch(status: Status) -> None:
             nonlocal newest
@@ -74,16 +69,13 @@ def hold_session(
     print(farewell(status, config), file=sys.stderr)
 
 
-@contextlib.contextmanager
-def showing_metrics(text: str | None, status: Callable[[], Status]) -> Iterator[None]:
-    """Serve metrics inside the context unless `text` is None. Raises BadSettings."""
+def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractContextManager[None]:
+    """Return a context that serves metrics, or nothing if `text` is None. Raises BadSettings."""
     if text is None:
-        yield
-        return
+        return nullcontext()
     from gossamer.peer.machine.metrics import place, serving_metrics  # prometheus_client: loaded only with --metrics
 
-    with serving_metrics(*place(text), status):
-        yield
+    return serving_metrics(*place(text), status)
 
 
 def farewell(status: Status, config: PeerConfig) -> str:

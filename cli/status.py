@@ -36,7 +36,8 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
     try:
         answer = ask(folder.path, {"verb": "status"})
     except NobodyRuns as nobody:
-        raise NobodyRuns(str(nobody) + last_report(folder), hint=nobody.hint) from nobody
+        last = folder.last_status()
+        raise NobodyRuns(f"{nobody}; its last state: {sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint) from nobody
     print(json.dumps(answer) if as_json else description(answer, time.time()))
 
 
@@ -48,12 +49,6 @@ def need_health(folder: Home) -> None:
         raise Unhealthy(str(error), hint=error.hint) from error
     if trouble:
         raise Unhealthy(trouble, hint="`peer status` shows the reason and what ends it")
-
-
-def last_report(folder: Home) -> str:
-    """Return the last state that the peer of this home recorded, empty if there is none."""
-    status = folder.last_status()
-    return f"; its last state: {sentence(status, time.time())}" if status else ""
 
 
 def description(answer: Status, now_s: float) -> str:

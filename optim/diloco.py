@@ -17,17 +17,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class DiLoCoSettings:
-    """The outer optimizer: SGD with momentum.
-
-    `clip` bounds each momentum value to so many root mean squares of the mean pseudo-gradient (infinite: no clip); `staleness_penalty`
-    divides a pseudo-gradient that arrived late (1: none). Raises ValueError for values that cannot train.
-    """
+    """The outer optimizer: SGD with momentum. Raises ValueError for values that cannot train."""
 
     learning_rate: float = 0.7
     momentum: float = 0.9
     nesterov: bool = True
-    clip: float = math.inf
-    staleness_penalty: float = 1.0
+    clip: float = math.inf  # bound of each momentum value, in root mean squares of the mean pseudo-gradient
+    staleness_penalty: float = 1.0  # divides a pseudo-gradient that arrived late
 
     def __post_init__(self) -> None:
         if not (self.learning_rate > 0.0 and math.isfinite(self.learning_rate)):
@@ -48,8 +44,8 @@ def learning_rate_for(group_size: int) -> float:
 def mean_gradient(decoded: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
     """Return the weighted mean of the decoded pseudo-gradients, accumulated in f32 in the given order.
 
-    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Raises ValueError for no
-    tensors, another number of weights, a negative weight, or weights that are all zero.
+    To end with the same bits, every peer must pass the same decoded tensors, its own included, in the same order. Raises ValueError for
+    weights that do not fit.
     """
     total = sum(weights)
     if not decoded or len(decoded) != len(weights) or min(weights) < 0 or not total > 0:
@@ -76,10 +72,7 @@ def outer_step(slow: Tensor, momentum: Tensor, gradient: Tensor, settings: DiLoC
 
 
 def mix(new_slow: Tensor, fast_now: Tensor, keep: float) -> Tensor:
-    """Return the new fast weights: `keep` parts of the local ones, 1 - keep parts of the new slow weights.
-
-    keep = 0 restarts from the slow weights, keep = 1 ignores them. Raises ValueError outside [0, 1].
-    """
+    """Return the new fast weights: `keep` parts of the local ones, the rest of the new slow ones. Raises ValueError outside [0, 1]."""
     if not 0.0 <= keep <= 1.0:
         raise ValueError(f"The share of the local weights to keep must lie in [0, 1], and is {keep}.")
     return torch.lerp(new_slow, fast_now, keep)

@@ -22,8 +22,7 @@ class FragmentEncoded(Encoded):
 class FragmentCodec:
     """The same stages as a `Codec` for one fragment's flat vector of `fragment.numel` values; all sizes are fixed by the fragment.
 
-    Keeps no state between calls. Several threads may call it, as long as no thread changes torch's precision of f32 products. Raises as
-    the codec does.
+    Several threads may call it, as long as no thread changes torch's precision of f32 products. Raises as the codec does.
     """
 
     def __init__(self, fragment: Fragment, coded: Codec) -> None:
@@ -58,10 +57,7 @@ class FragmentCodec:
         return gap
 
     def failed_values(self, failed_blocks: Tensor) -> Tensor | None:
-        """Spread a bitmap of failed blocks over the values, for `noloco.pair_step`: bool[numel], or None when nothing failed.
-
-        Pass the union of both sides' bitmaps. Raises ValueError for a bitmap of another size.
-        """
+        """Spread both sides' failed blocks over the values: bool[numel], None for none. Raises ValueError for a bitmap of another size."""
         if failed_blocks.shape != (self.num_blocks,):
             raise ValueError(f"Fragment {self.fragment.name} has {self.num_blocks} blocks, not {tuple(failed_blocks.shape)}.")
         if not bool(failed_blocks.any()):

@@ -40,15 +40,12 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Fragment:
-    """A part of the model, laid out as one flat vector of `numel` values.
-
-    `pieces` stand in the order of the flat vector; the first `num_coded` values go through the codec, the rest travels in fp32.
-    """
+    """A part of the model, laid out as one flat vector of `numel` values."""
 
     id: int
     name: str
-    pieces: tuple[Piece, ...]
-    num_coded: int
+    pieces: tuple[Piece, ...]  # in the order of the flat vector
+    num_coded: int  # values at its start, which go through the codec; the rest travels in fp32
 
     @property
     def numel(self) -> int:
@@ -134,15 +131,11 @@ def _fragment(index: int, name: str, pieces: list[Piece]) -> Fragment:
 
 
 def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:
-    """Copy the fragment's tensors into one new flat vector.
-
-    Returns f32[fragment.numel] on the tensors' device, without gradient; the caller owns it. Raises KeyError for a missing tensor and
-    ValueError for one of another size.
-    """
+    """Copy the fragment's tensors into a new flat f32[fragment.numel] on their device, without gradient. Raises as `scatter`."""
     device = tensors[fragment.pieces[0].name].device
     flat = torch.empty(fragment.numel, dtype=torch.float32, device=device)
     with torch.no_grad():
-        for tensor, place in _places(fragment, flat, tensors):
+        for tensor, place in _paired_views(fragment, flat, tensors):
             place.copy_(tensor)
     return flat
 
@@ -150,25 +143,21 @@ def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:
 def scatter(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
     """Copy a flat f32[fragment.numel] vector into the fragment's tensors, in place and without gradient.
 
-    Raises KeyError for a missing tensor and ValueError when `flat` or a tensor has another size; nothing is written then.
+    Raises KeyError for a missing tensor, ValueError when `flat` or a tensor has another size; nothing is written then.
     """
     with torch.no_grad():
-        for tensor, place in _places(fragment, flat, tensors):
+        for tensor, place in _paired_views(fragment, flat, tensors):
             tensor.copy_(place)
 
 
 def add(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> None:
-    """Add a flat f32[fragment.numel] vector to the fragment's tensors, in place and without gradient; allocates nothing on the device.
-
-    Raises as `scatter`; nothing is written then.
-    """
+    """Add a flat vector to the fragment's tensors, as `scatter` copies it; allocates nothing on the device."""
     with torch.no_grad():
-        for tensor, place in _places(fragment, flat, tensors):
+        for tensor, place in _paired_views(fragment, flat, tensors):
             tensor.add_(place)
 
 
-def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
-    """Pair each tensor with its view of the flat vector. Raises as `scatter`."""
+def _paired_views(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> list[tuple[Tensor, Tensor]]:
     if flat.shape != (fragment.numel,):
         raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
     pairs = []
@@ -185,10 +174,9 @@ def _places(fragment: Fragment, flat: Tensor, tensors: Mapping[str, Tensor]) -> 
 class Countdown:
     """Counts inner steps per fragment down to its next meeting.
 
-    Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly that); the first ones are
-    spread evenly, fragment i of F at inner_steps * (i + 1) / F, with the same relative jitter. Draws depend only on (seed, fragment,
-    count), so a restored countdown continues exactly. Give each peer its own seed: with equal seeds all peers become due at
-    once. Not thread safe.
+    Every period is drawn uniformly from [0.5, 1.5] times `inner_steps` (whole steps, mean exactly that); the first ones are spread evenly,
+    fragment i of F at inner_steps * (i + 1) / F, with the same relative jitter. Draws depend only on (seed, fragment, count), so a restored
+    countdown continues exactly. Give each peer its own seed: with equal seeds all peers become due at once.
     """
 
     def __init__(self, num_fragments: int, inner_steps: int, seed: int) -> None:
@@ -196,14 +184,12 @@ class Countdown:
             raise ValueError(f"A countdown needs at least one fragment and one inner step, not {num_fragments} and {inner_steps}.")
         self.inner_steps = inner_steps
         self._seed = seed
-        self._num_drawn = [1] * num_fragments
-        self._remaining = [self._first(fragment, num_fragments) for fragment in range(num_fragments)]
+        self._num_drawn = [0] * num_fragments
+        offsets = [inner_steps * (fragment + 1) / num_fragments for fragment in range(num_fragments)]
+        self._remaining = [max(1, round(offset * (0.5 + self._uniform(fragment)))) for fragment, offset in enumerate(offsets)]
 
     def tick(self) -> list[int]:
-        """Count one inner step and return the ids of the fragments that became due with it.
-
-        A due fragment is returned once and rests at zero until `reset`.
-        """
+        """Count one inner step and return the ids of the fragments that became due with it; each rests at zero until `reset`."""
         counting = [fragment for fragment, steps in enumerate(self._remaining) if steps > 0]
         for fragment in counting:
             self._remaining[fragment] -= 1
@@ -233,11 +219,6 @@ class Countdown:
         if not len(remaining) == len(num_drawn) == len(self._remaining) or min(remaining) < 0:
             raise ValueError(f"This is not the state of a countdown over {len(self._remaining)} fragments.")
         self._remaining, self._num_drawn, self.inner_steps = remaining, num_drawn, state["inner_steps"]
-
-    def _first(self, fragment: int, num_fragments: int) -> int:
-        offset = self.inner_steps * (fragment + 1) / num_fragments
-        jitter = 0.5 + Random(f"{self._seed}/{fragment}/0").random()
-        return max(1, round(offset * jitter))
 
     def _uniform(self, fragment: int) -> float:
         count = self._num_drawn[fragment]

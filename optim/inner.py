@@ -71,10 +71,7 @@ def _ramp(done_steps: int, ramp_steps: int) -> float:
 
 
 def build_optimizer(name: str, parameters: Iterable[tuple[str, Tensor]], settings: InnerSettings) -> torch.optim.Optimizer:
-    """Build the inner optimizer of that name over named parameters.
-
-    Leaves out parameters that do not require a gradient. Raises ValueError with a suggestion for an unknown name.
-    """
+    """Build the inner optimizer of that name over the parameters that require a gradient. Raises ValueError with a suggestion."""
     build = look_up("inner optimizer", name, OPTIMIZERS)
     return build([(name, parameter) for name, parameter in parameters if parameter.requires_grad], settings)
 
@@ -86,10 +83,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, value: float) -> None:
 
 
 class Muon(torch.optim.Optimizer):
-    """Muon: groups with `orthogonal` set take its step, the others that of torch's AdamW.
-
-    State per parameter: `momentum`, or what torch's AdamW keeps.
-    """
+    """Muon: groups with `orthogonal` set take its step and keep `momentum`, the others do as torch's AdamW."""
 
     def __init__(self, groups: list[dict[str, Any]], settings: InnerSettings) -> None:
         super().__init__(groups, {"lr": settings.learning_rate})
@@ -102,7 +96,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("This optimizer takes no closure.")
         for group in self._groups(orthogonal=True):
-            for parameters in _alike([parameter for parameter in group["params"] if parameter.grad is not None]):
+            for parameters in _stacks_of_one_shape([parameter for parameter in group["params"] if parameter.grad is not None]):
                 self._step_orthogonal(parameters, group["lr"], group["weight_decay"])
         if self._adamw is not None:  # load_state_dict may have replaced groups and state
             self._adamw.param_groups, self._adamw.state = self._groups(orthogonal=False), self.state
@@ -117,15 +111,16 @@ class Muon(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
-            momentum = state["momentum"].lerp_(_gradient(parameter), 1.0 - MOMENTUM)
-            directions.append(_wide(_gradient(parameter).lerp(momentum, MOMENTUM)))
+            momentum = state["momentum"].lerp_(gradient_of(parameter), 1.0 - MOMENTUM)
+            directions.append(_as_wide(gradient_of(parameter).lerp(momentum, MOMENTUM)))
         orthogonal = orthogonalized(torch.stack(directions) if len(directions) > 1 else directions[0][None])
         for parameter, direction in zip(parameters, orthogonal.unbind(), strict=True):
             length = rate * UPDATE_SIZE * math.sqrt(max(parameter.shape))
             parameter.mul_(1.0 - rate * weight_decay).add_(direction if _is_wide(parameter) else direction.mT, alpha=-length)
 
 
-def _gradient(parameter: Tensor) -> Tensor:
+def gradient_of(parameter: Tensor) -> Tensor:
+    """Return the gradient of a parameter that has one."""
     assert parameter.grad is not None
     return parameter.grad
 
@@ -134,11 +129,11 @@ def _is_wide(matrix: Tensor) -> bool:
     return matrix.shape[-2] <= matrix.shape[-1]
 
 
-def _wide(matrix: Tensor) -> Tensor:
+def _as_wide(matrix: Tensor) -> Tensor:
     return matrix if _is_wide(matrix) else matrix.mT
 
 
-def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+def _stacks_of_one_shape(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
     """Sort matrices into stacks of one shape, up to transposition; a matrix alone where a stack gains nothing."""
     shapes: dict[tuple[torch.device, int, int], list[Tensor]] = {}
     for parameter in parameters:
@@ -150,13 +145,10 @@ def _alike(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
 
 
 def orthogonalized(matrices: Tensor) -> Tensor:
-    """Return approximately the nearest matrices with orthonormal rows: f32[k, m, n] with m <= n, singular values between 0.7 and 1.2.
-
-    On a GPU it computes in bf16, as Muon's authors do.
-    """
+    """Return approximately the nearest matrices with orthonormal rows: f32[k, m, n] with m <= n, singular values between 0.7 and 1.2."""
     a, b, c = COEFFICIENTS
     x: Tensor = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    x = x.bfloat16() if x.is_cuda else x
+    x = x.bfloat16() if x.is_cuda else x  # as Muon's authors do
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -191,7 +183,7 @@ def num_state_values(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
     return sum((1 if key in one else 2) * math.prod(shape) for key, shape in shapes.items())
 
 
-def shared_out(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[list[str]]:
+def divide_parameters(name: str, shapes: Mapping[str, tuple[int, ...]], count: int) -> list[list[str]]:
     """Divide whole parameters among `count` optimizers with about equal work; return the names for each, in the given order.
 
     Muon's matrices are divided by the work of a Newton-Schulz step, then the rest by number of values.

@@ -1,4 +1,4 @@
-"""Tables of methods, codecs and optimizers by name, and what to say about a name that is not in them."""
+"""Tables of methods, codecs and optimizers by name, and the error for a name that is not in them."""
 
 from __future__ import annotations
 

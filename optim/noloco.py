@@ -16,14 +16,11 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class NoLoCo:
-    """NoLoCo with its momentum (alpha), step size (beta) and pull towards the partner (gamma). Every returned tensor is new.
+    """NoLoCo's outer optimizer. Every returned tensor is new. Raises ValueError for values that cannot train."""
 
-    Raises ValueError for values that cannot train, and for a gamma at which the peers' weights drift apart without bound.
-    """
-
-    alpha: float = 0.5
-    beta: float = 0.7
-    gamma: float = 0.7
+    alpha: float = 0.5  # momentum
+    beta: float = 0.7  # step size
+    gamma: float = 0.7  # pull towards the partner
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.alpha < 1.0:
@@ -59,19 +56,13 @@ class NoLoCo:
         return slow + new_momentum, new_momentum
 
     def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
-        """Take the outer step without a partner (n = 1) and return (new slow weights, new momentum).
-
-        delta' = alpha*delta - beta*g and phi' = phi + delta'.
-        """
+        """Take the outer step without a partner: delta' = alpha*delta - beta*g and phi' = phi + delta'; return (phi', delta')."""
         new_momentum = torch.sub(fast, slow).mul_(self.beta).add_(momentum, alpha=self.alpha)
         return slow + new_momentum, new_momentum
 
 
 def token_weight(own_tokens: int, partner_tokens: int) -> float:
-    """Return this peer's share of the tokens behind the pair's pseudo-gradients; 1/2 when neither side trained.
-
-    The two sides' weights sum to 1. Raises ValueError for a negative count.
-    """
+    """Return this peer's share of the tokens that the pair trained on; 1/2 for none. Raises ValueError for a negative count."""
     if own_tokens < 0 or partner_tokens < 0:
         raise ValueError(f"Token counts cannot be negative: {own_tokens} and {partner_tokens}.")
     total = own_tokens + partner_tokens

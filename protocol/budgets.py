@@ -27,7 +27,6 @@ class Budgets:
         self._buckets: dict[tuple[int, Hashable], tuple[float, float]] = {}  # by index of the allowance, and key: units, and when
 
     def __len__(self) -> int:
-        """Return the number of token buckets, at most MAX_BUCKETS."""
         return len(self._buckets)
 
     def take(self, amount: float, *keys: Hashable) -> bool:

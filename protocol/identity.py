@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 import tempfile
@@ -49,9 +50,19 @@ class PeerId:
     def __str__(self) -> str:
         return _text(self.raw)
 
+    @classmethod
+    def derived(cls, context: bytes, *fields: bytes) -> PeerId:
+        """Return a name in the form of an id that everybody can derive and that belongs to no key."""
+        return cls(_PEER_ID_PREFIX + hashlib.sha256(signable(context, *fields)).digest())
+
     def short(self) -> str:
         """Return the last six characters, a short label for logs and screens. The first characters are the same for all peers."""
         return str(self)[-6:]
+
+    @classmethod
+    def of_public_key(cls, raw: bytes) -> PeerId:
+        """Return the id of an Ed25519 key, 32 bytes."""
+        return cls(_PEER_ID_PREFIX + raw)
 
     @classmethod
     def from_text(cls, text: str) -> PeerId:
@@ -135,7 +146,7 @@ class Identity:
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self.peer_id = PeerId(_PEER_ID_PREFIX + self._key.public_key().public_bytes_raw())
+        self.peer_id = PeerId.of_public_key(self._key.public_key().public_bytes_raw())
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"

@@ -41,7 +41,6 @@ STEPS: Final = 1 << 48  # largest credible global step, which a float still repr
 TOKENS: Final = 1 << 53  # largest token count that a float represents exactly: weights by tokens are computed in floats
 TRANSFER_BYTES: Final = 1 << 40  # largest transfer, above any model's state; the sizes that the manifest implies are checked separately
 UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9999, the last that Python's datetime represents
-UNIX_MILLISECONDS: Final = 1000 * UNIX_SECONDS  # the same in milliseconds
 
 # ---- records ----
 RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
@@ -59,19 +58,23 @@ ISSUERS: Final = 16  # most peers that may issue invites in one run
 REVOCATIONS: Final = 1024  # most revocations in one run: all of them fit into one chunk
 MEMBERS: Final = 512  # most peers on an allow list; a larger swarm uses invites
 SOURCES: Final = 64  # most data sources in a mixture
+MANIFEST_LINE_DOTS: Final = 512  # most dots in a line of TOML: the parser's time grows with the square of a dotted key's length
+
+# ---- models ----
+CONFIG_INTEGER: Final = 1 << 24  # largest integer in a model's config: 64 times the largest vocabulary in use, and ten million positions
+LAYERS: Final = 1024  # most layers, eight times those of the deepest language models
+TENSORS: Final = 1 << 16  # most parameter tensors: 64 in each of the layers
+PARAMETERS: Final = TRANSFER_BYTES // 4  # most parameters: the state of a run with momentum has four bytes for each
+BATCH_TOKENS: Final = 1 << 26  # most tokens in the batch of an inner step, of all a peer's devices
 
 
 # ---- limits by field name: a name means the same in every message, record and credential ----
 _LENGTHS: Final = {
     "run_id": RUN_ID_BYTES,
-    "nonce": NONCE_BYTES,
-    "partner_nonce": NONCE_BYTES,
     "meeting_id": MEETING_ID_BYTES,
-    "sha256": DIGEST_BYTES,
-    "name": DIGEST_BYTES,
-    "bootstraps_sha256": DIGEST_BYTES,
-    "signature": SIGNATURE_BYTES,
-    "bearer_signature": SIGNATURE_BYTES,
+    **dict.fromkeys(("nonce", "partner_nonce"), NONCE_BYTES),
+    **dict.fromkeys(("sha256", "name", "bootstraps_sha256"), DIGEST_BYTES),
+    **dict.fromkeys(("signature", "bearer_signature"), SIGNATURE_BYTES),
 }
 _MAY_BE_EMPTY: Final = ("partner_nonce", "name", "signature", "bearer_signature")
 _COUNTS: Final = {
@@ -79,18 +82,12 @@ _COUNTS: Final = {
     "fragment": FRAGMENTS,
     "codec": CODECS,
     "tokens": TOKENS,
-    "global_step": STEPS,
     "release": RELEASES,
-    "sequence": STEPS,
-    "sketch_bytes": TRANSFER_BYTES,
-    "payload_bytes": TRANSFER_BYTES,
-    "total_bytes": TRANSFER_BYTES,
-    "offset": TRANSFER_BYTES,
     "num_bytes": CHUNK_BYTES,
-    "expires_s": UNIX_SECONDS,
-    "not_after_s": UNIX_SECONDS,
-    "revoked_s": UNIX_SECONDS,
-    "unix_ms": UNIX_MILLISECONDS,
+    **dict.fromkeys(("global_step", "sequence"), STEPS),
+    **dict.fromkeys(("sketch_bytes", "payload_bytes", "total_bytes", "offset"), TRANSFER_BYTES),
+    **dict.fromkeys(("expires_s", "not_after_s", "revoked_s"), UNIX_SECONDS),
+    "unix_ms": 1000 * UNIX_SECONDS,
 }
 _SIZES: Final = {
     "detail": REFUSAL_DETAIL_CHARS,

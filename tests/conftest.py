@@ -81,6 +81,14 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 
 @pytest.fixture
+def no_umask() -> Iterator[None]:
+    """Files are created with the mode that the program asks for: the umask hides nothing."""
+    old = os.umask(0)
+    yield
+    os.umask(old)
+
+
+@pytest.fixture
 def signals_of_a_terminal() -> Iterator[None]:
     """Restore the default handlers of SIGHUP and SIGINT, which are ignored under `nohup` or in the background.
 

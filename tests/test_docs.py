@@ -14,7 +14,7 @@ import typer
 from gossamer.cli.config import text_of
 from gossamer.cli.main import VERBS, command_line
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.events import KINDS
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 from gossamer.peer.meeting.interface import MeetingOutcome
@@ -92,7 +92,7 @@ def test_every_local_setting_is_described_with_its_default_and_meaning() -> None
 
 
 def test_every_event_is_described() -> None:
-    for kind in get_args(Event):
+    for kind in get_args(KINDS):
         text = section("events.md", kind.__name__)
         for field in dataclasses.fields(kind)[2:]:  # not `ts` and `event`, which every line has
             assert f"| `{field.name}` |" in text, f"{kind.__name__}.{field.name}"

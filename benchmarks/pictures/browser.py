@@ -53,8 +53,8 @@ class Browser:
 
     def complaints(self) -> list[str]:
         """Return the warnings and errors on the console since the last call."""
-        said = _post(f"{self._place}/se/log", {"type": "browser"})
-        return [entry["message"] for entry in said if entry["level"] in ("WARNING", "SEVERE")]
+        entries = _post(f"{self._place}/se/log", {"type": "browser"})
+        return [entry["message"] for entry in entries if entry["level"] in ("WARNING", "SEVERE")]
 
     def _cdp(self, command: str, parameters: dict[str, Any]) -> Any:
         return _post(f"{self._place}/goog/cdp/execute", {"cmd": command, "params": parameters})

@@ -90,8 +90,8 @@ def settings(given: argparse.Namespace, fault: str) -> list[Setting]:
         Setting(name, rate, fault, steps, seed, given.peers, given.every, given.inner_steps if name == GOSSAMER else "")
         for seed, steps, rate, name in combined
     ]
-    once = rates[0] if fault == "none" else None  # the floor: no line touches it, and no fault
-    return [one for one in listed if one.system != FLOOR or one.mbit_per_s == once]
+    cached = rates[0] if fault == "none" else None  # the floor: no line touches it, and no fault
+    return [one for one in listed if one.system != FLOOR or one.mbit_per_s == cached]
 
 
 def tables(given: argparse.Namespace, *, faults: Sequence[str], run: bool) -> None:
@@ -120,8 +120,8 @@ def run_missing(wanted: Sequence[Setting], given: argparse.Namespace) -> None:
             print(f"not run: {setting}: {error}\nhint: {error.hint}", file=sys.stderr)
             continue
         keep(given.results, run)
-        said = f"{run.outcome} after {run.wall_s:.0f} s, loss {run.loss_average or float('nan'):.3f}"
-        print(f"{number} of {len(missing)}: {setting}: {said}; about {left_s / 60:.0f} minutes left", file=sys.stderr, flush=True)
+        result = f"{run.outcome} after {run.wall_s:.0f} s, loss {run.loss_average or float('nan'):.3f}"
+        print(f"{number} of {len(missing)}: {setting}: {result}; about {left_s / 60:.0f} minutes left", file=sys.stderr, flush=True)
 
 
 def run_one(setting: Setting, given: argparse.Namespace) -> Run:

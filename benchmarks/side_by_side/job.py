@@ -49,7 +49,7 @@ class Job:
     def furnish(self, home: Home, number: int) -> None:
         """Create the home of a peer with its key."""
         home.create()
-        write_whole(home.identity, self.identity(number).to_bytes(), private=True)
+        write_whole(home.identity, self.identity(number).to_bytes())
 
     def corpus(self, number: int, cache: Path) -> Corpus:
         """Return the corpus of a peer's trainer."""

@@ -46,7 +46,7 @@ def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
     ):
         watch = Watch(setting, peers, time.time() - started)
         for peer in peers:
-            peer.say(b"go\n")
+            peer.send(b"go\n")
         run = watch.until_over(limit_s)
     if run.outcome == "stopped":
         return run  # in the middle of its schedule: no loss to be compared
@@ -74,7 +74,7 @@ class Watch:
         self._peers = peers
         self._ready_s = ready_s
         self._before = self._count()
-        self._began = min((peer.said.began for peer in peers if peer.said.began), default=time.time())
+        self._began = min((peer.follower.began for peer in peers if peer.follower.began), default=time.time())
         self._faulted = 0.0
         self._curve: list[Point] = []
         self._drawn = [0] * len(peers)  # reports that are in the curve
@@ -95,22 +95,22 @@ class Watch:
             if time.time() - self._began > self._next_point_s():
                 self._draw()
         self._draw()
-        failed = next((peer for peer in self._peers if peer.said.state != "done" and peer not in self.lost), None)
-        outcome = f"failed: {failed.said.reason}" if failed else "finished"
-        return self._run(outcome, max(peer.said.over for peer in self._peers if peer not in self.lost))
+        failed = next((peer for peer in self._peers if peer.follower.state != "done" and peer not in self.lost), None)
+        outcome = f"failed: {failed.follower.reason}" if failed else "finished"
+        return self._run(outcome, max(peer.follower.over for peer in self._peers if peer not in self.lost))
 
     def _waited_for(self) -> list[RunningPeer]:
-        return [peer for peer in self._peers if not peer.said.is_over and peer not in self.lost]
+        return [peer for peer in self._peers if not peer.follower.is_over and peer not in self.lost]
 
     def _next_point_s(self) -> float:
         return (self._curve[-1].wall_s if self._curve else 0.0) * CURVE_GROWTH + CURVE_S
 
     def _last_step(self) -> float:
-        return max((peer.said.reports[-1].ts for peer in self._waited_for() if peer.said.reports), default=self._began)
+        return max((peer.follower.reports[-1].ts for peer in self._waited_for() if peer.follower.reports), default=self._began)
 
     def _do_fault(self) -> None:
         victim = self._peers[-1]
-        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.said.global_step < self._setting.total_steps / 2:
+        if self._faulted or self._setting.fault not in ("kill", "cut") or victim.follower.global_step < self._setting.total_steps / 2:
             return
         self._faulted = time.time()
         self.lost.append(victim)
@@ -124,20 +124,20 @@ class Watch:
 
     def _draw(self) -> None:
         """Add a point to the curve."""
-        new = [peer.said.reports[drawn:] for peer, drawn in zip(self._peers, self._drawn, strict=True)]
+        new = [peer.follower.reports[drawn:] for peer, drawn in zip(self._peers, self._drawn, strict=True)]
         losses = [sum(report.loss for report in reports) / len(reports) for reports in new if reports]
         if not losses:
             return
-        self._drawn = [len(peer.said.reports) for peer in self._peers]
+        self._drawn = [len(peer.follower.reports) for peer in self._peers]
         num_peers = len(self._peers)
-        own_steps = sum(peer.said.own_steps for peer in self._peers) / num_peers
+        own_steps = sum(peer.follower.own_steps for peer in self._peers) / num_peers
         sent = sum(now.sent_bytes - before.sent_bytes for now, before in zip(self._count(), self._before, strict=True))
         self._curve.append(Point(time.time() - self._began, own_steps, sum(losses) / len(losses), sent / num_peers / 1e6))
 
     def _run(self, outcome: str, ended: float) -> Run:
-        said = [peer.said for peer in self._peers]
+        follower = [peer.follower for peer in self._peers]
         counted = list(zip(self._count(), self._before, strict=True))
-        last = [one.reports[-1] if one.reports else None for one in said]
+        last = [one.reports[-1] if one.reports else None for one in follower]
         return Run(
             setting=self._setting,
             outcome=outcome,
@@ -145,26 +145,26 @@ class Watch:
             date=datetime.date.today().isoformat(),
             ready_s=self._ready_s,
             wall_s=ended - self._began,
-            all_training_s=max((one.began - self._began for one in said), default=0.0),
-            own_steps=[one.own_steps for one in said],
+            all_training_s=max((one.began - self._began for one in follower), default=0.0),
+            own_steps=[one.own_steps for one in follower],
             trained_s=[report.ts - self._began if report else 0.0 for report in last],
-            done_s=[one.over - self._began if one.over else 0.0 for one in said],
+            done_s=[one.over - self._began if one.over else 0.0 for one in follower],
             train_s=[report.train_s if report else 0.0 for report in last],
             blocked_s=[report.blocked_s if report else 0.0 for report in last],
             sent_mb=[(now.sent_bytes - before.sent_bytes) / 1e6 for now, before in counted],
             cpu_s=[now.cpu_s - before.cpu_s for now, before in counted],
             pause_s=self._pauses(),
-            losses=[None] * len(said),
+            losses=[None] * len(follower),
             loss_average=None,
-            meetings=dict(sum((one.meetings for one in said), Counter())),
-            reasons=dict(sum((one.reasons for one in said), Counter())),
-            clones=sum(one.clones for one in said),
+            meetings=dict(sum((one.meetings for one in follower), Counter())),
+            reasons=dict(sum((one.reasons for one in follower), Counter())),
+            transfers=sum(one.transfers for one in follower),
             curve=self._curve,
         )
 
     def _pauses(self) -> tuple[float, float]:
         """Return the longest time between two reports of the peers without a fault, before and after it."""
-        healthy = [peer.said.reports for peer in self._peers if peer not in self.lost]
+        healthy = [peer.follower.reports for peer in self._peers if peer not in self.lost]
         until = self._faulted or float("inf")
         gaps = [(later.ts, later.ts - earlier.ts) for reports in healthy for earlier, later in pairwise(reports)]
         return max((gap for at, gap in gaps if at <= until), default=0.0), max((gap for at, gap in gaps if at > until), default=0.0)
@@ -185,7 +185,7 @@ def held_out(homes: Sequence[Home]) -> float | None:
 def commit() -> str:
     """Return the commit of the measured tree."""
     try:
-        said = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True)
+        follower = subprocess.run(["git", "describe", "--always", "--dirty=+"], cwd=ROOT, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return ""
-    return said.stdout.strip()
+    return follower.stdout.strip()

@@ -40,7 +40,7 @@ class Follower:
     reports: list[StepDone] = field(default_factory=list)
     meetings: Counter[str] = field(default_factory=Counter)  # by outcome
     reasons: Counter[str] = field(default_factory=Counter)  # of the unusual ones, without their figures
-    clones: int = 0
+    transfers: int = 0
     _read_bytes: int = 0
 
     @property
@@ -66,9 +66,9 @@ class Follower:
                 if not line.endswith(b"\n"):
                     break  # the rest of it is still being written
                 self._read_bytes += len(line)
-                self.hear(line)
+                self.apply(line)
 
-    def hear(self, line: bytes) -> None:
+    def apply(self, line: bytes) -> None:
         """Apply one event."""
         match from_line(line):
             case StateChanged() as changed:
@@ -87,7 +87,7 @@ class Follower:
                 self.meetings["solo"] += 1
                 self.reasons[f"solo: {reason}"] += 1
             case StateTransferred():
-                self.clones += 1
+                self.transfers += 1
 
 
 @dataclass(slots=True)
@@ -99,28 +99,28 @@ class RunningPeer:
     line: Line
     group: ProcessGroup
     process: subprocess.Popen[bytes]
-    said: Follower
+    follower: Follower
 
     def refresh(self) -> None:
         """Read the peer's log; a process that ended without an event has failed."""
         has_ended = self.process.poll() is not None
-        self.said.follow()
-        if has_ended and not self.said.is_over:
-            self.said.state, self.said.reason, self.said.over = "failed", self.last_words(), time.time()
+        self.follower.follow()
+        if has_ended and not self.follower.is_over:
+            self.follower.state, self.follower.reason, self.follower.over = "failed", self.last_words(), time.time()
 
     def last_words(self) -> str:
         """Return the last line of the peer's output."""
         lines = output_of(self.home).read_text(errors="replace").split("\n")
         return next((line.strip()[:200] for line in reversed(lines) if line.strip()), "no word")
 
-    def say(self, word: bytes) -> None:
+    def send(self, word: bytes) -> None:
         """Write to the peer's stdin, if it reads it."""
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
                 self.process.stdin.write(word)
                 self.process.stdin.flush()
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Close the peer's stdin, which tells it to leave; a peer without stdin gets SIGTERM."""
         if self.process.stdin is not None:
             with suppress(BrokenPipeError):
@@ -143,7 +143,7 @@ def running(system: System, job: Job, lines: Sequence[Line], folder: Path) -> It
         wait_until_ready(peers, ready)
         yield peers
         for peer in peers:
-            peer.hang_up()
+            peer.close_now()
         until_s = time.monotonic() + LEAVE_S
         while any(peer.process.poll() is None for peer in peers) and time.monotonic() < until_s:
             time.sleep(POLL_S)
@@ -156,13 +156,15 @@ def wait_until_ready(peers: Sequence[RunningPeer], ready: set[str]) -> None:
     while True:
         for peer in peers:
             peer.refresh()
-            if peer.said.is_over:
-                raise BadSettings(f"peer {peer.number} ended before it was ready: {peer.said.reason}", hint=f"see {output_of(peer.home)}")
-        if enough(peer.said.state in ready for peer in peers):
+            if peer.follower.is_over:
+                raise BadSettings(
+                    f"peer {peer.number} ended before it was ready: {peer.follower.reason}", hint=f"see {output_of(peer.home)}"
+                )
+        if enough(peer.follower.state in ready for peer in peers):
             return
         if time.monotonic() > until_s:
-            says = ", ".join(f"{peer.number} {peer.said.state}" for peer in peers)
-            raise BadSettings(f"the peers were not ready within {READY_S:.0f} s: {says}", hint=f"see {output_of(peers[0].home)}")
+            states = ", ".join(f"{peer.number} {peer.follower.state}" for peer in peers)
+            raise BadSettings(f"the peers were not ready within {READY_S:.0f} s: {states}", hint=f"see {output_of(peers[0].home)}")
         time.sleep(POLL_S)
 
 

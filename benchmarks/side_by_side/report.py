@@ -174,8 +174,8 @@ def meetings_text(row: Row) -> str:
     for kind in NOTEWORTHY:
         if number := sum(run.meetings.get(kind, 0) for run in row.runs):
             words.append(f"{number} {kind}")
-    if number := sum(run.clones for run in row.runs):
-        words.append(f"{number} clones")
+    if number := sum(run.transfers for run in row.runs):
+        words.append(f"{number} state transfers")
     if (late_s := max(run.all_training_s for run in row.runs)) > 1.0:
         words.append(f"all train after {late_s:.0f} s")
     return ", ".join(words)

@@ -64,7 +64,7 @@ class Run:
     loss_average: float | None  # of the mean of the weights of those without a fault; None where the run was stopped
     meetings: dict[str, int] = field(default_factory=dict)  # Gossamer's by outcome, each counted at both partners; and solo steps
     reasons: dict[str, int] = field(default_factory=dict)  # of those that were neither completed nor busy
-    clones: int = 0  # states that were taken over from others
+    transfers: int = 0  # states that were taken over from others
     curve: list[Point] = field(default_factory=list)
 
     @property

@@ -23,16 +23,16 @@ def main() -> None:
     training = Training(seat)
     try:
         rival = RIVALS[seat.system].take_part(training)
-        training.say("ready")
+        training.report_state("ready")
         sys.stdin.readline()
-        training.say("training")
+        training.report_state("training")
         training.run(rival)
     except Exception as error:
         traceback.print_exc()
-        training.say("failed", " ".join(f"{type(error).__name__}: {error}".split())[:200])
+        training.report_state("failed", " ".join(f"{type(error).__name__}: {error}".split())[:200])
         sys.stderr.flush()
         os._exit(1)  # with threads of the system's own still waiting for somebody
-    training.say("done")
+    training.report_state("done")
     sys.stdin.read()
     rival.close()
     sys.stderr.flush()

@@ -65,12 +65,12 @@ class Training:
         self._queued_s = queued_clock()
         self.inner.register_step_pre_hook(lambda *_: self._count_inner(-time.monotonic()))
         self.inner.register_step_post_hook(lambda *_: self._count_inner(time.monotonic()))
-        write_whole(self._home.manifest, self._signed.to_bytes(), private=True)
+        write_whole(self._home.manifest, self._signed.to_bytes())
 
     def _count_inner(self, moment_s: float) -> None:
         self._inner_s += moment_s
 
-    def say(self, state: str, reason: str = "") -> None:
+    def report_state(self, state: str, reason: str = "") -> None:
         """Write an event with this peer's state."""
         self._emit(StateChanged(state, reason))
 
@@ -84,7 +84,7 @@ class Training:
             self._housekeeping()
         with self.blocked():
             rival.finish()
-        self._tell()
+        self._report_step()
         self._evaluate()
         self._save()
 
@@ -117,12 +117,12 @@ class Training:
 
     def _housekeeping(self) -> None:
         if time.monotonic() - self._reported_s >= REPORT_S:
-            self._tell()
+            self._report_step()
         if self.own_steps % EVAL_INTERVAL_STEPS == 0 and self.own_steps < self.manifest.run.total_steps:
             self._evaluate()
             self._save()
 
-    def _tell(self) -> None:
+    def _report_step(self) -> None:
         if not self._losses:
             return
         now_s, inner = time.monotonic(), self.manifest.inner

@@ -1,4 +1,4 @@
-// The page of `peer dashboard`: draws what the server tells each second. No figure is worked out here that the peer does not tell.
+// The page of `peer dashboard`: draws what the server reports each second. It computes no figure that the peer does not report.
 "use strict";
 
 const TOKEN = new URLSearchParams(location.search).get("token");

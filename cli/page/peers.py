@@ -39,13 +39,6 @@ class Peers:
                 self._looked_s = time.monotonic()
         return self._seen
 
-    async def ask(self, number: int, request: dict[str, Any]) -> dict[str, Any]:
-        """Send a request to one peer; a failure is returned under `error` and `hint`."""
-        try:
-            return await asyncio.to_thread(ask, self.homes[number], request)
-        except BadSettings as error:
-            return {"error": str(error), "hint": error.hint}
-
 
 def shown(home: Path) -> dict[str, Any]:
     """Return the data that the page shows of the peer of a home; for a stopped peer, its last state."""

@@ -18,6 +18,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gossamer.cli.page.peers import Peers
 from gossamer.peer.machine.config import LIMITS
+from gossamer.peer.machine.control_socket import ask
+from gossamer.protocol.errors import BadSettings
 
 SEND_S = 1.0
 YEAR_S = 365 * 24 * 3600
@@ -112,8 +114,10 @@ class Page:
         asked = _request(verb, wanted) if isinstance(wanted, dict) else None
         if asked is None or number >= len(self._peers.homes):
             return JSONResponse({"error": "there is no such request"}, 400, HEADERS)
-        answer = await self._peers.ask(number, asked)
-        return JSONResponse(answer, 409 if "error" in answer else 200, HEADERS)
+        try:
+            return JSONResponse(await asyncio.to_thread(ask, self._peers.homes[number], asked), headers=HEADERS)
+        except BadSettings as error:
+            return JSONResponse({"error": str(error), "hint": error.hint}, 409, HEADERS)
 
 
 def _request(verb: str, wanted: dict[str, object]) -> dict[str, object] | None:

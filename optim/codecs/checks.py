@@ -33,16 +33,16 @@ def sums(integers: Tensor, scratch: Tensor, out: Tensor) -> None:
     torch.sum(scratch, 1, dtype=torch.int32, out=out)
 
 
-def transmitted(row_sums: Tensor, bits: int) -> Tensor:
+def sent_bits(row_sums: Tensor, bits: int) -> Tensor:
     """Return the bits of the sums that are sent: int32[rows] in [0, 2^16)."""
     return (row_sums >> bits) & (MODULUS - 1)
 
 
-def shifts(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: int) -> Tensor:
+def sum_differences(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: int) -> Tensor:
     """Return the difference of each row's sum to the partner's, in windows, modulo 2^16: int32[rows] in [0, 2^16).
 
     `differences` are whole numbers partner - own in [-2^(b-1), 2^(b-1)), f32[rows, 1024]; `own_sums` come from `sums`,
-    `partner_checks` from `transmitted`, as received.
+    `partner_checks` from `sent_bits`, as received.
     """
     # Two 8-bit digits of the weights: the products' sums stay below 2^24, where f32 is exact.
     digits = (_digits(differences.device) @ differences.t()).to(torch.int32)
@@ -50,7 +50,7 @@ def shifts(differences: Tensor, own_sums: Tensor, partner_checks: Tensor, bits: 
     return (partner_checks - (decoded >> bits)).bitwise_and_(MODULUS - 1)
 
 
-def correct(differences: Tensor, row_shifts: Tensor, bits: int) -> Tensor:
+def correct_wrapped(differences: Tensor, row_shifts: Tensor, bits: int) -> Tensor:
     """Move the value that a row's shift identifies by one window, in place; return the rows that are correct now: bool[rows].
 
     For rows that have a shift or hold -2^(b-1). Both sides get the same answer.

@@ -22,7 +22,7 @@ _PRODUCTS: Final = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  #
 
 
 @cache
-def side_matrix(device: torch.device) -> Tensor:
+def hadamard_matrix(device: torch.device) -> Tensor:
     """Return the 32 x 32 Sylvester-Hadamard matrix of +1 and -1 in f32."""
     matrix = torch.ones(1, 1)
     while len(matrix) < SIDE:
@@ -32,16 +32,16 @@ def side_matrix(device: torch.device) -> Tensor:
 
 def transform(rows: Tensor, scratch: Tensor) -> Tensor:
     """Multiply each row of f32[blocks, 1024] by H, in place, through `scratch` of the same shape; return `rows`."""
-    side = side_matrix(rows.device)
+    side = hadamard_matrix(rows.device)
     squares = (len(rows), SIDE, SIDE)
     torch.mm(rows.view(-1, SIDE), side, out=scratch.view(-1, SIDE))
     torch.bmm(side.expand(squares), scratch.view(squares), out=rows.view(squares))
     return rows
 
 
-def leading(rows: Tensor, count: int) -> Tensor:
+def leading_columns(rows: Tensor, count: int) -> Tensor:
     """Return the first `count` <= 32 columns of `transform(rows)` without computing the others."""
-    return rows.view(-1, SIDE, SIDE).sum(1) @ side_matrix(rows.device)[:, :count]
+    return rows.view(-1, SIDE, SIDE).sum(1) @ hadamard_matrix(rows.device)[:, :count]
 
 
 def keep_products_exact() -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -28,62 +27,53 @@ class Encoded:
 
 @dataclass(frozen=True, slots=True)
 class Gap:
-    """The partner's decoded message minus the own one, f32[n], and the blocks that did not decode, bool[num_blocks].
+    """The partner's decoded message minus the own one, and the blocks that did not decode: both sides take the solo step for these."""
 
-    Values of failed blocks are zero; both sides take the solo step for them.
-    """
-
-    values: Tensor
-    failed: Tensor
+    values: Tensor  # f32[n], zero in failed blocks
+    failed: Tensor  # bool[num_blocks]
 
 
-class Codec(Protocol):
-    """Turns a message u (f32[n], any device) into bytes and two messages' bytes into their gap.
+class Codec(ABC):
+    """Turns a message u (f32[n], any device) into bytes and two messages' bytes into their gap; by default without sketch and blocks.
 
-    Without a sketch stage (`sketch_bytes` 0) both sketches are empty uint8 tensors. `encode` raises ValueError for a message that is not
-    finite. `gap`, and `encode` for the partner's sketch, raise ValueError for bytes that no honest partner sends.
+    `encode` raises ValueError for a message that is not finite. `gap`, and `encode` for the partner's sketch, raise ValueError for bytes
+    that no honest partner sends.
     """
 
     name: str  # in the manifest
     wire_id: int
-    block_values: int  # number of values that fail together; 0 when no block can fail
-
-    def sketch_bytes(self, num_values: int) -> int:
-        """Return the sketch's exact size; 0: no sketch stage."""
-
-    def payload_bytes(self, num_values: int) -> int:
-        """Return the payload's exact size."""
-
-    def num_blocks(self, num_values: int) -> int:
-        """Return the number of blocks that can fail to decode."""
-
-    def sketch(self, message: Tensor, seed: int) -> Tensor:
-        """Return uint8[sketch_bytes], to be sent before `encode`."""
-
-    def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
-        """Return the coded message; both sides must pass the same seed."""
-
-    def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
-        """Return the partner's decoded message minus the own one, on the own message's device.
-
-        `room` uninitialized values follow, for the caller to fill.
-        """
-
-
-class Packing(ABC):
-    """A codec whose payload decodes by itself: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
-
-    It has no sketch, no block can fail, and gap = unpack(partner) - unpack(own). A subclass implements `payload_bytes`, `_pack` and
-    `_unpack`, which get checked arguments.
-    """
-
-    name: str
-    wire_id: int
-    block_values = 0
+    block_values = 0  # number of values that fail together; 0 when no block can fail
 
     @abstractmethod
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
+
+    def sketch_bytes(self, num_values: int) -> int:
+        """Return the sketch's exact size; 0: no sketch stage."""
+        return 0
+
+    def num_blocks(self, num_values: int) -> int:
+        """Return the number of blocks that can fail to decode."""
+        return 0
+
+    def sketch(self, message: Tensor, seed: int) -> Tensor:
+        """Return uint8[sketch_bytes], to be sent before `encode`."""
+        return torch.empty(0, dtype=torch.uint8, device=message.device)
+
+    @abstractmethod
+    def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
+        """Return the coded message; both sides must pass the same seed."""
+
+    @abstractmethod
+    def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
+        """Return partner minus own, on the own message's device. `room` uninitialized values follow, for the caller to fill."""
+
+
+class Packing(Codec):
+    """A codec whose payload decodes by itself: `unpack(pack(x), len(x))` is near x, bit for bit the same on every device.
+
+    gap = unpack(partner) - unpack(own). A subclass implements `payload_bytes`, `_pack` and `_unpack`, which get checked arguments.
+    """
 
     @abstractmethod
     def _pack(self, values: Tensor) -> Tensor: ...
@@ -101,18 +91,6 @@ class Packing(ABC):
         """Return f32[num_values]; may share memory with the payload. Raises ValueError for bytes that `pack` never writes."""
         require_payload(payload, self.payload_bytes(num_values), self.name)
         return self._unpack(payload, num_values)
-
-    def sketch_bytes(self, num_values: int) -> int:
-        """Return 0."""
-        return 0
-
-    def num_blocks(self, num_values: int) -> int:
-        """Return 0."""
-        return 0
-
-    def sketch(self, message: Tensor, seed: int) -> Tensor:
-        """Return an empty sketch."""
-        return torch.empty(0, dtype=torch.uint8, device=message.device)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> Encoded:
         """Pack the message; seed and sketches are not used."""

@@ -19,8 +19,17 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import checks, planes, sketches
-from gossamer.optim.codecs.hadamard import BLOCK_VALUES, SIDE, dither_pool, leading, need_exact_products, sign_pool, transform, window
-from gossamer.optim.codecs.interface import Encoded, Gap, aligned, require_bounded, require_payload, require_vector
+from gossamer.optim.codecs.hadamard import (
+    BLOCK_VALUES,
+    SIDE,
+    dither_pool,
+    leading_columns,
+    need_exact_products,
+    sign_pool,
+    transform,
+    window,
+)
+from gossamer.optim.codecs.interface import Codec, Encoded, Gap, aligned, require_bounded, require_payload, require_vector
 from gossamer.optim.codecs.packings import blocks, num_blocks
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
@@ -37,7 +46,7 @@ class ModuloEncoded(Encoded):
     signs: Tensor
 
 
-class Modulo:
+class Modulo(Codec):
     """`bits` per value, in a window of plus and minus `kappa` gap scales."""
 
     block_values = BLOCK_VALUES
@@ -69,18 +78,15 @@ class Modulo:
         values = torch.empty((count, sketches.VALUES), dtype=torch.float32, device=message.device)
         need_exact_products()
         for part, rows in _slabs(message):
-            values[part] = leading(rows * window(signs, part), sketches.VALUES).div_(SIDE)
+            values[part] = leading_columns(rows * window(signs, part), sketches.VALUES).div_(SIDE)
         require_bounded(values, "message")
         return sketches.to_bytes(values)
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> ModuloEncoded:
-        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message.
-
-        Raises ValueError for a sketch that is not finite or has another size.
-        """
+        """Return codes and checks, and what `gap` needs; `own_sketch` must be the sketch of this message; see Codec."""
         require_vector(message)
         count, device = self.num_blocks(message.numel()), message.device
-        steps = sketches.gap_steps(own_sketch, partner_sketch, count, 2.0 * self.kappa / 2**self.bits).to(device)
+        steps = sketches.quantization_steps(own_sketch, partner_sketch, count, 2.0 * self.kappa / 2**self.bits).to(device)
         payload = torch.empty(self.payload_bytes(message.numel()), dtype=torch.uint8, device=device)
         sums = torch.empty(count, dtype=torch.int32, device=device)
         encoded = ModuloEncoded(payload, message.numel(), sums, steps, sign_pool(seed, count, device))
@@ -88,7 +94,7 @@ class Modulo:
         need_exact_products()
         for part, rows in _slabs(message):
             self._encode_slab(encoded, part, rows, dither, scratch[:, : len(rows)])
-        payload[count * self._row_bytes :].view(torch.int16).copy_(checks.transmitted(sums, self.bits))
+        payload[count * self._row_bytes :].view(torch.int16).copy_(checks.sent_bits(sums, self.bits))
         return encoded
 
     def gap(self, own: Encoded, partner_payload: Tensor, room: int = 0) -> Gap:
@@ -110,7 +116,6 @@ class Modulo:
         return payload[payload.numel() // (self._row_bytes + 2) * self._row_bytes :].view(torch.int16)
 
     def _encode_slab(self, encoded: ModuloEncoded, part: slice, rows: Tensor, dither: Tensor, scratch: Tensor) -> None:
-        """Write the codes and sums of some blocks."""
         one, two = scratch
         transform(torch.mul(rows, window(encoded.signs, part), out=one), two)
         torch.addcmul(window(dither, part), one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two)
@@ -150,7 +155,7 @@ class _Decoding:
     def _decode(self, part: slice) -> None:
         one, two = self._scratch[:, : part.stop - part.start]
         self._tied[part] = planes.difference(self._partner_codes[part], self._own_codes[part], self._bits, one)
-        self._shifts[part] = checks.shifts(one, self._own.sums[part], self._partner_checks[part], self._bits)
+        self._shifts[part] = checks.sum_differences(one, self._own.sums[part], self._partner_checks[part], self._bits)
         transform(one, two).mul_((self._own.steps[part] / SIDE)[:, None])
         torch.mul(one, window(self._own.signs, part), out=self._values[part])
 
@@ -158,7 +163,7 @@ class _Decoding:
         """Write some blocks again, corrected or zero; return which are correct."""
         one, two = self._scratch[:, : len(suspects)]
         planes.difference(self._partner_codes[suspects], self._own_codes[suspects], self._bits, one)
-        good = checks.correct(one, self._shifts[suspects], self._bits)
+        good = checks.correct_wrapped(one, self._shifts[suspects], self._bits)
         transform(one, two).mul_((self._own.steps[suspects] / SIDE)[:, None])
         signs = window(self._own.signs, slice(0, len(self._values)))[suspects]
         self._values[suspects] = torch.where(good[:, None], one.mul_(signs), 0.0)
@@ -170,7 +175,6 @@ def _slab_blocks(device: torch.device) -> int:
 
 
 def _parts(count: int, device: torch.device) -> Iterator[slice]:
-    """Yield the slabs as slices over the blocks."""
     for first in range(0, count, _slab_blocks(device)):
         yield slice(first, min(count, first + _slab_blocks(device)))
 
@@ -182,5 +186,4 @@ def _slabs(message: Tensor) -> Iterator[tuple[slice, Tensor]]:
 
 
 def _scratch(count: int, device: torch.device) -> Tensor:
-    """Return two buffers as long as the longest slab."""
     return torch.empty((2, min(count, _slab_blocks(device)), BLOCK_VALUES), dtype=torch.float32, device=device)

@@ -84,10 +84,7 @@ class Int8(Packing):
 
 
 class Levels(Packing):
-    """Each code names the nearest of 2^bits levels, relative to the block's scale; a tie takes the lower level.
-
-    A block of zeros has scale zero.
-    """
+    """Each code names the nearest of 2^bits levels, relative to the block's scale (0 for zeros only); a tie takes the lower level."""
 
     def __init__(self, name: str, wire_id: int, levels: tuple[float, ...]) -> None:
         self.name = name
@@ -183,7 +180,6 @@ def mean_magnitude(rows: Tensor, num_values: int) -> Tensor:
 
 
 def _counts(rows: Tensor, num_values: int) -> Tensor:
-    """Return the number of values of each row that are not padding."""
     counts = torch.full((len(rows),), float(rows.shape[1]), device=rows.device)
     counts[-1:] -= rows.numel() - num_values
     return counts
@@ -205,10 +201,7 @@ def pack_codes(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_codes(packed: Tensor, bits: int, num_codes: int) -> Tensor:
-    """Return the first `num_codes` uint8 codes that `pack_codes` wrote.
-
-    Raises ValueError unless the bits after the last code are zero, so that each message has exactly one encoding.
-    """
+    """Return the first `num_codes` uint8 codes that `pack_codes` wrote. Raises ValueError for bits set after the last code."""
     used = num_codes * bits % 8
     if used and bool(packed[-1] >> used):
         raise ValueError("The payload has bits set after its last code.")

@@ -50,7 +50,10 @@ def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> T
         wrapped = unpack(minuend, bits).sub_(unpack(subtrahend, bits)).add_(half).bitwise_and_(2 * half - 1)
         torch.sub(out.copy_(wrapped), half, out=out)
         return wrapped.amin(1) == 0
-    words = _packed_difference(minuend.view(torch.int32), subtrahend.view(torch.int32), _signed(half * _ones(bits)))
+    tops = half * (0xFFFFFFFF // (2 * half - 1)) - 2**32  # the highest bit of every field, as int32
+    minuends, subtrahends = minuend.view(torch.int32), subtrahend.view(torch.int32)
+    # Field by field, without borrowing between fields, plus half a field's range.
+    words = ((minuends | tops) - (subtrahends & ~tops)).bitwise_xor_((minuends ^ subtrahends) & tops)
     tied = torch.zeros(len(out), dtype=torch.bool, device=out.device)
     width = 4 * words.shape[1]
     for group, field in enumerate(_fields(words, bits)):
@@ -59,11 +62,6 @@ def difference(minuend: Tensor, subtrahend: Tensor, bits: int, out: Tensor) -> T
         tied |= wrapped.amin(1) == 0
     out.sub_(half)
     return tied
-
-
-def _packed_difference(minuend: Tensor, subtrahend: Tensor, tops: int) -> Tensor:
-    """Subtract field by field without borrowing between fields, plus half a field's range; `tops` holds every field's highest bit."""
-    return ((minuend | tops) - (subtrahend & ~tops)).bitwise_xor_((minuend ^ subtrahend) & tops)
 
 
 def _fields(words: Tensor, plane_bits: int) -> list[Tensor]:
@@ -85,12 +83,3 @@ def _fold(words: Tensor, plane_bits: int) -> Tensor:
 
 def _mask(plane_bits: int) -> int:
     return EVERY_BYTE * ((1 << plane_bits) - 1)
-
-
-def _ones(bits: int) -> int:
-    """Return a word with the lowest bit of every field set."""
-    return 0xFFFFFFFF // ((1 << bits) - 1)
-
-
-def _signed(word: int) -> int:
-    return word - 2**32 if word >= 2**31 else word

@@ -23,7 +23,7 @@ def to_bytes(values: Tensor) -> Tensor:
     return values.clamp_(-FP16_LARGEST, FP16_LARGEST).half().view(-1).view(torch.uint8)
 
 
-def gap_steps(own_sketch: Tensor, partner_sketch: Tensor, num_blocks: int, steps_per_sigma: float) -> Tensor:
+def quantization_steps(own_sketch: Tensor, partner_sketch: Tensor, num_blocks: int, steps_per_sigma: float) -> Tensor:
     """Return each block's step, f32[num_blocks] on the CPU, the same on both sides.
 
     sigma^2 is one quarter of the block's own mean square difference plus three quarters of the mean over the blocks around it: the 8
@@ -33,7 +33,7 @@ def gap_steps(own_sketch: Tensor, partner_sketch: Tensor, num_blocks: int, steps
     own, partner = (_read(sketch, num_blocks) for sketch in (own_sketch, partner_sketch))
     square = _row_mean((own - partner) * (own - partner))
     floor = _row_mean(own * own + partner * partner) * 2.0**-24 + 2.0**-48
-    variance = torch.maximum(0.25 * square + 0.75 * _around(square), _around(floor))
+    variance = torch.maximum(0.25 * square + 0.75 * _mean_around(square), _mean_around(floor))
     return (torch.sqrt(variance) * steps_per_sigma).float()
 
 
@@ -47,14 +47,13 @@ def _read(sketch: Tensor, num_blocks: int) -> Tensor:
 
 
 def _row_mean(values: Tensor) -> Tensor:
-    """Return the mean of each row."""
     total = torch.zeros(len(values), dtype=torch.float64)
     for column in values.unbind(1):
         total = total + column
     return total / values.shape[1]
 
 
-def _around(values: Tensor) -> Tensor:
+def _mean_around(values: Tensor) -> Tensor:
     """Return the mean over each block and up to 4 neighbours on either side."""
     padded = functional.pad(torch.stack((values, torch.ones_like(values))), (NEIGHBOURS, NEIGHBOURS))
     total = torch.zeros(2, len(values), dtype=torch.float64)

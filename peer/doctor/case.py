@@ -5,12 +5,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import kept_port, need_port, usual_port
+from gossamer.peer.machine.port import free_port, kept_port
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.protocol.errors import BadSettings, GossamerError
 from gossamer.protocol.identity import Identity
@@ -26,7 +27,7 @@ DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - as a peer listens
 T = TypeVar("T")
 
 
-def once(work: Callable[[], T]) -> Callable[[], T]:
+def cached(work: Callable[[], T]) -> Callable[[], T]:
     """Return a function that computes `work` on its first call; later calls return the result or raise the same error. Thread-safe."""
     future: Future[T] = Future()
     working = threading.Lock()
@@ -52,9 +53,9 @@ class Case:
         self.listen = listen
         self.port = port  # None: the port of the last start, or any
         self._invite_text = invite_text
-        self.visit = once(self._visit)
+        self.visit = cached(self._visit)
         """The answers of the run's peers; no calls where there is no run."""
-        self.need = once(self._need)
+        self.need = cached(self._need)
         """What the run needs."""
 
     @property
@@ -109,23 +110,15 @@ class Case:
         signed = self.held() or self.visit().manifest
         return signed.manifest() if signed else Manifest()
 
-    def free_port(self) -> int:
-        """Return the port that a peer would listen on, 0 for any. Raises BadSettings if it cannot."""
-        port = usual_port(self.home, self.listen) if self.port is None else self.port
-        need_port(self.listen, port)
-        return port
-
     def _visit(self) -> CallRound:
         try:
             invite, held, own = self.invite(), self.held(), self.identity()
         except (GossamerError, OSError) as error:
             return CallRound(f"nobody can be asked: {error}")
-        return visit(self.home, invite, held, own, self._place())
-
-    def _place(self) -> Place:
-        if self.home.holder():
-            return Place(self.listen, 0, kept_port(self.home))
-        try:
-            return Place(self.listen, self.free_port())
-        except BadSettings:  # reported by another check
-            return Place(DEFAULT_HOST, 0)
+        place = Place(DEFAULT_HOST, 0)
+        with suppress(BadSettings):  # reported by another check
+            if self.home.holder():
+                place = Place(self.listen, 0, kept_port(self.home))
+            else:
+                place = Place(self.listen, free_port(self.home, self.listen, self.port))
+        return visit(self.home, invite, held, own, place)

@@ -25,7 +25,7 @@ Check = Callable[[Case], Finding]
 
 CHECKS: Mapping[str, Check] = {
     "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), machine_checks.installed),
-    "device": lambda case: machine_checks.device(case.devices, *machine_checks.computed(case.devices)),
+    "device": lambda case: machine_checks.device(case.devices, *machine_checks.compute_in_child(case.devices)),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     "memory": lambda case: machine_checks.memory(case.need(), memory_room(held_bytes(os.getpid()))),
     "device memory": lambda case: machine_checks.device_memory(case.need(), case.device_room),

@@ -12,6 +12,7 @@ from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
+from gossamer.peer.machine.port import free_port
 
 SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
 
@@ -65,7 +66,7 @@ def port(case: Case) -> Finding:
     """Check that a peer could listen where it wants to."""
     if case.home.holder() and case.port is None:
         return ok("the peer that runs from this home listens already")
-    wanted = case.free_port()
+    wanted = free_port(case.home, case.listen, case.port)
     return ok(f"{case.listen} port {wanted} is free" if wanted else f"{case.listen}, any free port")
 
 
@@ -85,5 +86,5 @@ def invite(case: Case) -> Finding:
         return fail(f"it is for {found.credential.subject}, and this home has no key yet", "use the home folder of that peer (--home)")
     found.check(own.peer_id if own else found.credential.issuer, time.time())
     left_s, until = found.credential.not_after_s - time.time(), datetime.fromtimestamp(found.credential.not_after_s, UTC)
-    said = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
-    return ok(said) if left_s > SOON_S else warn(said, "ask the host for a later expiry: after this date no peer meets this one")
+    sentence = f"for run {found.run_id.hex()[:12]}, good until {until:%Y-%m-%d %H:%M} UTC"
+    return ok(sentence) if left_s > SOON_S else warn(sentence, "ask the host for a later expiry: after this date no peer meets this one")

@@ -66,7 +66,7 @@ def versions(python: str, requirements: Sequence[str], installed: Callable[[str]
     return ok(f"Python {platform.python_version()}, and {len(wanted)} packages as wanted")
 
 
-def computed(devices: str) -> tuple[int | None, str]:
+def compute_in_child(devices: str) -> tuple[int | None, str]:
     """Have torch compute a known product in a process of its own, as a driver may hang or crash.
 
     Returns the exit code, None if the process does not end in time, and the output.
@@ -79,9 +79,9 @@ def computed(devices: str) -> tuple[int | None, str]:
     return done.returncode, done.stdout + done.stderr
 
 
-def device(name: str, code: int | None, said: str) -> Finding:
+def device(name: str, code: int | None, output: str) -> Finding:
     """Check how the process that computes on the device ended, and what it printed."""
-    lines = said.strip().splitlines() or ["nothing"]
+    lines = output.strip().splitlines() or ["nothing"]
     if code is None and lines[-1] != UP:
         return warn(f"not known: torch did not even load within {DEVICE_S:.0f} s", "try again when the machine is less busy")
     if code is None:
@@ -107,7 +107,7 @@ def memory(need: Need, room: Room) -> Finding:
     from gossamer.peer.trainer.need import need_memory  # torch: slow to import
 
     need_memory(need, room)
-    return _compared(need.memory, room, "close other programs, or raise the limit")
+    return _compare_with_room(need.memory, room, "close other programs, or raise the limit")
 
 
 def device_memory(need: Need, room_of_device: Callable[[], Room]) -> Finding:
@@ -117,7 +117,7 @@ def device_memory(need: Need, room_of_device: Callable[[], Room]) -> Finding:
     if not need.device:
         return ok("the device has none of its own")
     need_device_memory(need, room := room_of_device())
-    return _compared(need.device, room, "end other programs that use it: `nvidia-smi` names them")
+    return _compare_with_room(need.device, room, "end other programs that use it: `nvidia-smi` names them")
 
 
 def disk(need: Need, room: Room, files: int | None) -> Finding:
@@ -130,7 +130,7 @@ def disk(need: Need, room: Room, files: int | None) -> Finding:
             f"the disk has room for {files} more files only ({room.limit})",
             "delete small files there, or choose --home DIR on another disk",
         )
-    return _compared(need.disk, room, "free some space soon: text that is tokenized needs some too")
+    return _compare_with_room(need.disk, room, "free some space soon: text that is tokenized needs some too")
 
 
 def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> Finding:
@@ -145,9 +145,9 @@ def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> F
             f"{MEMORY_FOLDER} has only {megabytes(room_of(MEMORY_FOLDER).num_bytes)}; payloads ({megabytes(total)}) lie in {place}",
             f"that works, slower where it is a disk; for more, start a container with --shm-size {wanted}",
         )
-    return _compared(need.payloads, room, "give it more, a container with --shm-size")
+    return _compare_with_room(need.payloads, room, "give it more, a container with --shm-size")
 
 
-def _compared(parts: Mapping[str, int], room: Room, way_out: str) -> Finding:
-    said = f"{megabytes(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
-    return ok(said) if sum(parts.values()) <= TIGHT_SHARE * room.num_bytes else warn(f"tight: {said}", way_out)
+def _compare_with_room(parts: Mapping[str, int], room: Room, way_out: str) -> Finding:
+    sentence = f"{megabytes(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
+    return ok(sentence) if sum(parts.values()) <= TIGHT_SHARE * room.num_bytes else warn(f"tight: {sentence}", way_out)

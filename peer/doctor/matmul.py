@@ -15,7 +15,7 @@ SIZE = 256
 LARGEST = 8  # products and sums of so small whole numbers are exact in any float
 
 
-def _computes(name: str) -> str:
+def _check_devices(name: str) -> str:
     """Return what the devices are and how fast they answered. Raises BadSettings where one is absent, ArithmeticError where it is wrong."""
     devices, why = choose_devices(name)
     left, right = (torch.randint(-LARGEST, LARGEST, (SIZE, SIZE), generator=torch.Generator().manual_seed(seed)) for seed in (1, 2))
@@ -34,7 +34,7 @@ def _computes(name: str) -> str:
 if __name__ == "__main__":
     print(UP, flush=True)  # noqa: T201 - for the process that asked
     try:
-        print(_computes(sys.argv[1]), flush=True)  # noqa: T201
+        print(_check_devices(sys.argv[1]), flush=True)  # noqa: T201
     except GossamerError as error:
         sys.exit(f"{error}")
     except (ArithmeticError, RuntimeError) as error:

@@ -34,7 +34,7 @@ _SHARED = ipaddress.ip_network("100.64.0.0/10")  # of providers that put many cu
 
 
 def bootstraps(visit: CallRound) -> Finding:
-    """Tell which peers that lead to the swarm were reached, and how fast."""
+    """Report which peers that lead to the swarm were reached, and how fast."""
     if visit.trouble:
         return warn(visit.trouble, visit.way_out)
     there = ", ".join(f"{call.name} in {1000 * (call.round_trip_s or call.connect_s):.0f} ms" for call in visit.reached)
@@ -51,7 +51,7 @@ def bootstraps(visit: CallRound) -> Finding:
 
 
 def membership(visit: CallRound) -> Finding:
-    """Tell whether the run's members accept this peer."""
+    """Return whether the run's members accept this peer."""
     if not visit.reached:
         return ok(NOBODY)
     if visit.manifest:
@@ -60,8 +60,8 @@ def membership(visit: CallRound) -> Finding:
     final = next((error for refusal in refusals if (error := as_final(refusal))), None)
     if final and visit.under_own_name:
         return failed_by(final)
-    said = "; ".join(sorted({str(call.refused or "no answer") for call in visit.reached}))
-    return warn(f"not known: {said}", "retry in a minute; `peer join` retries by itself")
+    sentence = "; ".join(sorted({str(call.refused or "no answer") for call in visit.reached}))
+    return warn(f"not known: {sentence}", "retry in a minute; `peer join` retries by itself")
 
 
 def clock(ahead_s: Sequence[float]) -> Finding:
@@ -70,12 +70,13 @@ def clock(ahead_s: Sequence[float]) -> Finding:
         return ok(NOBODY)
     middle_s = statistics.median(ahead_s)
     theirs = f"that of {len(ahead_s)} peers" if len(ahead_s) > 1 else "the one peer that was asked"
-    said = f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} {theirs}"
+    sentence = f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} {theirs}"
     if abs(middle_s) > CLOCK_SKEW_S:
         return warn(
-            f"this clock is {said}; a running peer uses the time of its partners instead, once enough of them have reported it", SET_CLOCK
+            f"this clock is {sentence}; a running peer uses the time of its partners instead, once enough of them have reported it",
+            SET_CLOCK,
         )
-    return warn(f"this clock is {said}", SET_CLOCK) if abs(middle_s) > CLOCK_WARN_S else ok(said)
+    return warn(f"this clock is {sentence}", SET_CLOCK) if abs(middle_s) > CLOCK_WARN_S else ok(sentence)
 
 
 def reachable(answered: Sequence[Call]) -> Finding:
@@ -92,7 +93,7 @@ def reachable(answered: Sequence[Call]) -> Finding:
 
 
 def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding:
-    """Tell the kind of router from the multiaddrs that other peers observe, this machine's own IP addresses, and `ask_router`."""
+    """Report the kind of router from the multiaddrs that other peers observe, this machine's own IP addresses, and `ask_router`."""
     seen = [(match[1], match[2]) for match in map(_HOST_PORT.fullmatch, observed) if match]
     can_ask = "it does not speak UPnP" if found is None else "it speaks UPnP, so a peer asks it to open its port"
     outside = [(host, port) for host, port in seen if ipaddress.ip_address(host).is_global]
@@ -116,7 +117,7 @@ def own_addresses() -> set[str]:
 
 
 def ask_router() -> str | None:
-    """Return the outer address of a router that speaks UPnP, empty where it does not tell; None where none answers. Blocks for seconds."""
+    """Return the outer address of a router that speaks UPnP, empty where unknown; None where none answers. Blocks for seconds."""
     client = miniupnpc.UPnP()
     client.discoverdelay = ASK_MS
     try:
@@ -133,7 +134,7 @@ def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
 
 
 def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[ModelPlan, int]]) -> Finding:
-    """Tell what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
+    """Report what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
     if rates is None:
         return ok(NOBODY)
     plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
@@ -143,16 +144,16 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     largest = max(fragment.slow_bytes for fragment in plan.fragments)
     found = estimate(plan, gap_steps, min(rates), STEP_S)
     join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
-    said = (
+    sentence = (
         f"{rate_text(up)} up, {rate_text(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
         f"each part about every {interval} steps of {STEP_S:.0f} s, and {1e-9 * found.day_bytes:.3g} GB a day each way"
     )
     longest_s = transfer_s(largest)
     if largest / min(rates) > longest_s:
-        return fail(f"too slow: {said}; others wait for {_span(longest_s)}", "end other transfers, or use another line")
+        return fail(f"too slow: {sentence}; others wait for {_span(longest_s)}", "end other transfers, or use another line")
     if interval >= LONGEST_STEPS:
-        return warn(f"slow for this run: {said}", "this peer will train mostly alone; a run with a smaller model suits this line")
-    return ok(said)
+        return warn(f"slow for this run: {sentence}", "this peer will train mostly alone; a run with a smaller model suits this line")
+    return ok(sentence)
 
 
 def _span(seconds: float) -> str:

@@ -82,14 +82,6 @@ class CallRound:
         return next((call.manifest for call in self.calls if call.manifest), None)
 
 
-def entry_addresses(home: Home, invite: Invite | None, me: PeerId | None) -> tuple[str, ...]:
-    """Return the addresses to call: those in the invite, then those in the address book."""
-    book = AddressBook(me or Identity(bytes(SEED_BYTES)).peer_id)
-    book.load(home.peers, time.time())
-    named = invite.bootstraps if invite else ()
-    return tuple(dict.fromkeys((*named, *book.entry_addresses(time.time()))))[:INVITE_BOOTSTRAPS]
-
-
 @dataclass(frozen=True, slots=True)
 class Place:
     """The address to listen on, and the port that other peers try to reach."""
@@ -105,7 +97,10 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
     Raises nothing; blocks for VISIT_S at most.
     """
     run = invite or held
-    addresses = entry_addresses(home, invite, own.peer_id if own else None)
+    book = AddressBook((own or Identity(bytes(SEED_BYTES))).peer_id)
+    book.load(home.peers, time.time())
+    named = invite.bootstraps if invite else ()
+    addresses = tuple(dict.fromkeys((*named, *book.entry_addresses(time.time()))))[:INVITE_BOOTSTRAPS]
     if run is None or not addresses:
         return CallRound("no peer of the run is known" if run else "there is no run to look at")
     is_own = own is not None and not place.running
@@ -116,7 +111,7 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
             calls, line = asyncio.run(_call_all(folder, identity, run.run_id, credential, addresses, place))
         return CallRound(calls=calls, under_own_name=is_own, line=line)
     except TimeoutError:
-        return CallRound(f"nothing was heard within {VISIT_S:.0f} s", "try again when the machine is less busy")
+        return CallRound(f"no peer answered within {VISIT_S:.0f} s", "try again when the machine is less busy")
     except GossamerError as error:
         return CallRound(str(error), error.hint)
     except OSError as error:
@@ -135,10 +130,10 @@ async def _call_all(
         from gossamer.protocol.streams.admission import Admission
 
         key = folder / "key"
-        write_whole(key, identity.to_bytes(), private=True)
+        write_whole(key, identity.to_bytes())
         settings = DaemonSettings(key, folder / "net", place.host, place.port, asks_router=False)
         daemon = await stack.enter_async_context(Daemon(settings))
-        tunnel = tunnel_transport(daemon.control, folder / "net", _nobody_calls, Admission(), CarriedBytes())
+        tunnel = tunnel_transport(daemon.control, folder / "net", _refuse_calls, Admission(), CarriedBytes())
         client = FetchClient(identity, run_id, OwnCredential(credential), await stack.enter_async_context(tunnel))
         port = place.running or daemon.port
         calls = tuple(await asyncio.gather(*(_call(daemon.control, client, *peer, port) for peer in by_peer(addresses).items())))
@@ -146,7 +141,7 @@ async def _call_all(
         return calls, await _measure(client, CallRound(calls=calls).reached, min(ECHO_S, max(0.0, left_s)))
 
 
-async def _nobody_calls(purpose: Purpose, stream: Stream) -> None:
+async def _refuse_calls(purpose: Purpose, stream: Stream) -> None:
     raise Refused(RefusalCode.NOT_READY, "this is peer doctor, not a member")
 
 
@@ -159,8 +154,8 @@ async def _call(control: Control, client: FetchClient, partner: PeerId, addresse
             connect_s = time.monotonic() - began_s
             try:
                 call = Call(address, connect_s=connect_s)
-                heard = await in_their_version(client, lambda client: _ask(client, partner, call))
-                return replace(heard, is_open=await _is_open(control, partner, port))
+                answered = await in_their_version(client, lambda client: _ask(client, partner, call))
+                return replace(answered, is_open=await _is_open(control, partner, port))
             except Refused as refusal:
                 return Call(address, connect_s=connect_s, refused=refusal)
     except TimeoutError:
@@ -175,10 +170,10 @@ async def _ask(client: FetchClient, partner: PeerId, call: Call) -> Call:
         _, data = await source.take()
         signed = SignedManifest.from_bytes(data, expect=client.run_id)
         asked_s, asked_unix_s = time.monotonic(), time.time()
-        sighting = await source.sighting()
+        observed_address = await source.observed_address()
         took_s = time.monotonic() - asked_s
-        ahead_s = sighting.unix_ms / 1000 - (asked_unix_s + took_s / 2)
-        return replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=sighting.observed)
+        ahead_s = observed_address.unix_ms / 1000 - (asked_unix_s + took_s / 2)
+        return replace(call, manifest=signed, round_trip_s=took_s, clock_ahead_s=ahead_s, observed=observed_address.observed)
 
 
 async def _is_open(control: Control, partner: PeerId, port: int) -> bool | None:

@@ -1,8 +1,8 @@
-"""The records of the link: requests of the node, and replies and notices of the trainer. How they travel: socket.py.
+"""The records of the link, in order: the node's requests with a reply and without, the trainer's replies and reports. See socket.py.
 
-A request gets exactly one reply, or none where its class says so. Requests for coding or a copy are answered at once, the others at the
-trainer's next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie
-in the payload folder under the names of `payload_name`.
+A request gets the reply that its class names, or none. Requests for coding or a copy are answered at once, the others at the trainer's
+next step boundary or while its weights are only read (peer/trainer/exchange.py). Bulk bytes never travel in a record: they lie in the
+payload folder under the names of `payload_name`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 
-Said = TypeVar("Said")
+RecordT = TypeVar("RecordT")
 
 
 class Writer(Enum):
     """Which process writes a file of the payload folder, and removes it when it restarts."""
 
-    TRAINER = ("*.own-*", "clone-*")  # the names' patterns
+    TRAINER = ("*.own-*", "copy-*")  # the names' patterns
     NODE = ("*.partner-*",)
 
 
@@ -62,9 +62,6 @@ class OfFile(LinkRecord):
     name: str
 
 
-# --------------------------------------------------------------------------- node to trainer, answered
-
-
 class Open(OfMeeting):
     """Lock a fragment for a meeting and snapshot its fast weights. Answered by Opened or Unavailable."""
 
@@ -86,6 +83,9 @@ class Encode(OfMeeting):
 
 class Check(OfMeeting):
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
+
+    must_probe: bool = True  # measure in any case what the merge does to the loss on own text; False: in a random share of the meetings
+    share: float = 1.0  # of the longest gap that honest training explains: the most that may be merged of this partner's
 
 
 class Apply(OfMeeting):
@@ -126,12 +126,9 @@ class DecodeSlow(OfFile):
 
 
 class MoveFragments(OfFile):
-    """Move fragments by what was decoded, and take over the sources' clock if it is ahead. Answered by FragmentsMoved.
+    """Move fragments by what was decoded, if that predicts no worse, and take over a clock that is ahead. Answered by FragmentsMoved."""
 
-    All together if that predicts no worse, else the fragments of each source by itself.
-    """
-
-    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source
+    sources: tuple[tuple[str, ...], ...]  # the names of the fragment syncs, by source, each of which may move by itself
     global_step: int
 
 
@@ -147,18 +144,12 @@ class Adopt(OfFile):
     is_agreed: bool = False  # most partners have taken it: only its form is judged
 
 
-# --------------------------------------------------------------------------- node to trainer, not answered
-
-
 class Drop(OfMeeting):
     """Forget a meeting that does not count; the fragment stays due if it was."""
 
 
 class Solo(LinkRecord):
-    """Take the outer step of a fragment alone: no partner was found in time. Nothing happens unless it is still due.
-
-    While the fragment is in a meeting the step waits for its end, and is not taken if that meeting counts.
-    """
+    """Take the outer step of a fragment alone if it is still due, in a meeting at the end of that and only if that does not count."""
 
     fragment: int
 
@@ -188,9 +179,6 @@ class Start(LinkRecord):
 
 class FinishDone(LinkRecord):
     """The last averaging is over, or no partner is left for it: save and end."""
-
-
-# --------------------------------------------------------------------------- trainer to node: replies
 
 
 class Opened(OfMeeting):
@@ -225,6 +213,9 @@ class Checked(OfMeeting):
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
+    gain: float | None = None  # nats per token by which the merge lowers the loss on own text; None: it was not measured
+    deviation: float = 0.0  # of the gain from what is typical, in spreads of honest gains; negative: the merge is worse
+    is_harmful: bool = False  # not accepted because of its gain
 
 
 class Applied(OfMeeting):
@@ -252,9 +243,6 @@ class Adopted(OfFile):
     is_sound: bool = True  # False: it cannot be the state of an honest peer
 
 
-# --------------------------------------------------------------------------- trainer to node: unasked
-
-
 class Built(LinkRecord):
     """The sizes of the model on the wire: the first record to every node, which does not know the model."""
 
@@ -278,18 +266,17 @@ class Progress(LinkRecord):
     tokens: int = 0  # trained by this peer since it joined
 
 
-CodingRequest = Prepare | Encode | Check
+CodingRequest = Prepare | Encode
 WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
-MeetingRequest = CodingRequest | Open | Apply
+MeetingRequest = CodingRequest | Open | Check | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
-BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
+BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | Notification
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 TrainerReport = Built | Due | Progress
 Answer = Reply | TrainerReport
-Record = Request | Answer
 
 
 def subject(record: AnsweredRequest | Reply) -> int | str:
@@ -297,22 +284,22 @@ def subject(record: AnsweredRequest | Reply) -> int | str:
     return record.meeting if isinstance(record, OfMeeting) else record.name
 
 
-class Lines(Generic[Said]):
+class Lines(Generic[RecordT]):
     """The records of one side of the link, as lines of JSON."""
 
-    def __init__(self, records: TypeAdapter[Said]) -> None:
+    def __init__(self, records: TypeAdapter[RecordT]) -> None:
         self._records = records
 
-    def write(self, record: Said) -> bytes:
+    def write(self, record: RecordT) -> bytes:
         """Return the line of a record."""
         return self._records.dump_json(record) + b"\n"
 
-    def read(self, line: bytes) -> Said:
+    def read(self, line: bytes) -> RecordT:
         """Read a record back. Raises ValueError for a line that this side never sends: a bug, for both ends are our own processes."""
         try:
             return self._records.validate_json(line)
         except ValidationError as error:
-            raise ValueError(f"not what this side of the link says: {line[:100]!r}") from error
+            raise ValueError(f"not a record of this side of the link: {line[:100]!r}") from error
 
 
 _STRICT = ConfigDict(extra="forbid", strict=True)

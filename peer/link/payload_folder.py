@@ -1,8 +1,7 @@
 """The payload folder: the bytes of meetings in progress, which node and trainer share through memory-mapped files.
 
-It lies inside the peer's private runtime folder, in memory where the machine has room, so removing that folder removes everything: no
-shared-memory segment can stay behind. Each file has one writer, and is complete before the other side learns its name.
-A full disk raises OSError.
+It lies inside the peer's private runtime folder, in memory where the machine has room, so removing that folder removes everything. Each
+file has one writer, and is complete before the other side learns its name. A full disk raises OSError.
 """
 
 from __future__ import annotations
@@ -50,10 +49,7 @@ class PayloadFolder:
             os.close(descriptor)
 
     def read(self, name: str) -> memoryview:
-        """Map a file. The view stays valid after the file is removed; an empty or missing file gives an empty view.
-
-        The mapping is private: writing to the view is allowed (torch needs a writable buffer) and changes no file.
-        """
+        """Map a file, as `mapped`."""
         return mapped(self.path(name))
 
     def free_bytes(self) -> int:
@@ -77,7 +73,7 @@ class PayloadFolder:
 
 
 def mapped(path: Path) -> memoryview:
-    """Map a file, as `PayloadFolder.read` does."""
+    """Map a file. The view outlives the file, is writable (for torch) without changing it, and is empty for an empty or missing file."""
     with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
         if os.fstat(file.fileno()).st_size:
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))

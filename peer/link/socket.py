@@ -34,10 +34,7 @@ class LinkLost(Exception):
 
 
 class TrainerEnd:
-    """The trainer's side: one listening socket, at most one node.
-
-    Nodes connect and disconnect in `poll` only, which belongs to one thread; `send` may be called from any thread.
-    """
+    """The trainer's side: one listening socket, at most one node. `poll` belongs to one thread; any thread may call `send`."""
 
     def __init__(self, folder: Path) -> None:
         path = folder / SOCKET_NAME
@@ -56,10 +53,7 @@ class TrainerEnd:
 
     @property
     def session(self) -> int:
-        """Return the number of the connected node, 0 for none.
-
-        When the number changes, everything that the former node has begun is void.
-        """
+        """Return the number of the connected node, 0 for none. Its change voids everything that the former node has begun."""
         return self._num_sessions if self._node is not None else 0
 
     def poll(self) -> list[messages.Request]:
@@ -150,10 +144,7 @@ class TrainerEnd:
 
 
 class NodeEnd:
-    """The node's side: `connect` once, then `run`, which keeps the connection. Belongs to one event loop.
-
-    Requests reach the trainer in the order of the calls.
-    """
+    """The node's side: `connect` once, then `run`, which keeps the connection. Requests keep their order. Belongs to one event loop."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / SOCKET_NAME
@@ -189,22 +180,19 @@ class NodeEnd:
     async def connect(self) -> ModelPlan:
         """Connect to the trainer, and return the plan that it sends first. Cancel-safe."""
         while True:
-            try:
+            with contextlib.suppress(OSError):
                 self._reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
-            except OSError:
-                await asyncio.sleep(RECONNECT_S)
-                continue
-            try:
-                if isinstance(built := await self._next(), messages.Built):
-                    self._writer = writer
-                    return built.plan
-            finally:
-                if self._writer is not writer:
-                    writer.close()
+                try:
+                    if isinstance(built := await self._next(), messages.Built):
+                        self._writer = writer
+                        return built.plan
+                finally:
+                    if self._writer is not writer:
+                        writer.close()
             await asyncio.sleep(RECONNECT_S)
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
-        """Pass on the trainer's notices, and connect again whenever the link breaks, until cancelled."""
+        """Pass on the trainer's reports, and connect again whenever the link breaks, until cancelled."""
         while True:
             try:
                 await self._read(on_report)
@@ -222,7 +210,6 @@ class NodeEnd:
                 return
 
     async def _next(self) -> messages.Answer | None:
-        """Return the next record; None when there will be none."""
         try:
             line = await self._reader.readline()
             return messages.ANSWERS.read(line) if line.endswith(b"\n") else None  # half a line: the trainer died in the middle of it

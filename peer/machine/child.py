@@ -42,7 +42,7 @@ class ChildSettings(BaseModel):
     config: PeerConfig
     peer_id: str  # base58
     runtime: Path  # the private runtime folder
-    told_to_start: bool  # the trainer waits for the node's message before it trains from the initial weights
+    waits_for_start: bool  # the trainer waits for the node's message before it trains from the initial weights
     paused: bool = False  # the node starts no meetings: the trainer is stopped or stopping
 
     def to_line(self) -> bytes:
@@ -68,7 +68,7 @@ class Child:
         self._unsent = b""
         self._emitting = threading.Lock()
         self._num_lost = 0
-        self._heard = b""  # the beginning of a line
+        self._partial_line = b""  # the beginning of a line
         self._stopping = False
 
     def emit(self, event: Event) -> None:
@@ -96,16 +96,16 @@ class Child:
                 self._unsent = self._unsent[os.write(self._events, self._unsent) :]
 
     def stop_requested(self) -> bool:
-        """Tell whether the supervisor asked for a stop or has ended. Returns at once."""
+        """Return whether the supervisor asked for a stop or has ended. Returns at once."""
         while not self._stopping and select.select([0], [], [], 0)[0]:
-            self.hear()
+            self.read_settings()
         return self._stopping
 
-    def hear(self) -> None:
+    def read_settings(self) -> None:
         """Wait for the next data from the supervisor and apply it."""
         data = os.read(0, _READ_BYTES)
         self._stopping |= not data
-        *lines, self._heard = (self._heard + data).split(b"\n")
+        *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
             self.settings = ChildSettings.model_validate_json(line)
 
@@ -114,11 +114,9 @@ class Child:
         self._report_lost()
         code = ExitCode.DONE
         if error is not None:
-            known = error if isinstance(error, GossamerError) else None
-            code = known.exit_code if known else ExitCode.OUR_FAULT
-            words = str(error) if known else f"{type(error).__name__}: {error}"
-            final = isinstance(error, OperatorError)  # the operator must act
-            self._unsent += to_line(ProcessFailed(words, known.hint if known else "", int(code), final))
+            known = error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}")
+            code, final = known.exit_code, isinstance(known, OperatorError)  # the operator must act
+            self._unsent += to_line(ProcessFailed(str(known), known.hint, int(code), final))
         with contextlib.suppress(OSError):
             while self._unsent and select.select([], [self._events], [], _LAST_WORDS_S)[1]:
                 self._unsent = self._unsent[os.write(self._events, self._unsent) :]

@@ -144,6 +144,11 @@ class LocalSettings(WithOptions):
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
     """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
 
+    @property
+    def limits_in_force(self) -> dict[str, str]:
+        """Return the limits that the operator has set, by name, as they were written."""
+        return {key: str(getattr(self, key)) for key in LIMITS if getattr(self, key) != LocalSettings.model_fields[key].get_default()}
+
 
 LIMITS = tuple(name for name in LocalSettings.model_fields if LocalSettings.setting(name).is_limit)
 
@@ -166,12 +171,6 @@ class PeerConfig(LocalSettings):
     def children(self) -> tuple[str, ...]:
         """Return the child processes of this peer; the peer ends when the first of them ends in order."""
         return ((TRAINER,) if self.trains else ()) + (() if self.alone else (NODE,))
-
-
-def limits_in_force(config: LocalSettings) -> dict[str, str]:
-    """Return the limits that the operator has set, by name, as they were written."""
-    values = ((key, getattr(config, key), LocalSettings.model_fields[key].get_default()) for key in LIMITS)
-    return {key: str(value) for key, value, default in values if value != default}
 
 
 def peer_config(values: Mapping[str, object]) -> PeerConfig:

@@ -1,6 +1,6 @@
-"""The control socket: how `peer status`, `peer pause` and the demo speak to a running peer. One JSON line asks, one JSON line answers.
+"""The control socket: how `peer status`, `peer pause` and the demo control a running peer. One JSON line asks, one JSON line answers.
 
-The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder says where it is.
+The socket lies in the peer's private runtime folder, so only its owner can reach it; `running.json` in the home folder names it.
 """
 
 from __future__ import annotations
@@ -62,11 +62,11 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
 
     Raises NobodyRuns if none runs there, BadSettings if it does not answer or refuses. Blocks for at most `wait_s`.
     """
-    nobody = NobodyRuns(
-        f"no peer is running in {home}", hint="start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
-    )
+    folder = Home(home)
+    hint = "start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
+    nobody = NobodyRuns(f"no peer is running in {folder.path}", hint=hint)
     try:
-        path = str(json.loads(Home(home).running.read_text())["control"])
+        path = str(json.loads(folder.running.read_text())["control"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise nobody from error
     try:
@@ -79,8 +79,8 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
             raise nobody
         answer: dict[str, Any] = json.loads(line)
     except (TimeoutError, ValueError) as error:
-        hint = f"see {Home(home).log}; if the process hangs, stop it and start the peer again"
-        raise BadSettings(f"the peer in {home} does not answer", hint=hint) from error
+        hint = f"see {folder.log}; if the process hangs, stop it and start the peer again"
+        raise BadSettings(f"the peer in {folder.path} does not answer", hint=hint) from error
     except OSError as error:  # the peer was killed and left its socket
         raise nobody from error
     if "error" in answer:

@@ -13,8 +13,10 @@ import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Final, Literal, dataclass_transform
+from typing import Annotated, Any, Final, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -126,12 +128,20 @@ class MeetingDone(Stamped):
     partner: str  # PeerId, base58
     fragment: int
     outcome: str  # MeetingOutcome in lower case: completed busy refused gated misbehaved failed abandoned
-    reason: str  # why not completed; of a completed one, that the partner may not have heard of it
+    reason: str  # why not completed; of a completed one, that the partner may not know it
     route: str  # how the partner was reached
     bytes_sent: int
     bytes_received: int
     seconds: Figure
     round_trip_s: Figure = math.nan  # from our decision to the partner's, its disk included; null where it decided first
+
+
+class PartnerShunned(Stamped):
+    """A partner's message was refused as harmful: for a time the partner is not called, and its calls are refused."""
+
+    partner: str  # PeerId, base58
+    reason: str  # one sentence: the evidence, and what was done
+    until: Figure  # Unix seconds; null: for good
 
 
 class IntervalSet(Stamped):
@@ -261,40 +271,44 @@ class EventsLost(Stamped):
 QUIET = "quiet"  # state of a node that pauses and whose meetings have ended
 
 
-class ProcessReported(Stamped):
+class Report(Stamped):
+    """The base of the events for the supervisor only: they are not written to the file."""
+
+
+class ProcessReported(Report):
     """The state of the node or the trainer; the peer's state is composed of both."""
 
     state: str  # the trainer: ready training finishing; the node: joining waiting quiet, without a trainer serving
     reason: str
 
 
-class ProgressMade(Stamped):
+class ProgressMade(Report):
     """Progress of a long operation, reported about once a second."""
 
     work: str  # the operation: downloading weights, tokenizing the text
     share: Figure  # completed part; 1 ends it
 
 
-class OthersTrained(Stamped):
+class OthersTrained(Report):
     """The number of tokens that the other peers in sight report, in total."""
 
     tokens: int
 
 
-class MonthCounted(Stamped):
+class MonthCounted(Report):
     """Network traffic of this peer in the current month (local time), over all its starts."""
 
     num_bytes: int
 
 
-class TrafficCounted(Stamped):
+class TrafficCounted(Report):
     """Network traffic of this node process so far."""
 
     sent_bytes: int
     received_bytes: int
 
 
-class ProcessFailed(Stamped):
+class ProcessFailed(Report):
     """The error that ends a process."""
 
     error: str
@@ -303,15 +317,11 @@ class ProcessFailed(Stamped):
     final: bool  # a restart would fail in the same way
 
 
-Written = (
-    PeerStarted | RunKnown | ModelBuilt | ComputingSet | StateChanged | PeersSeen | AddressesChanged | ConnectionsChanged | StepDone
-    | NodeSpent | MeetingDone | IntervalSet | SoloStep | CheckpointSaved | CheckpointFailed | CheckpointRejected | EvalDone | OutputsMoved
-    | StateTransferred | FragmentSynced | ResultTaken | NodeRestarted | TrainerRestarted | LimitsSet | EnergyUsed | Warned | EventsLost
-)  # fmt: skip
-Told = ProcessReported | ProgressMade | OthersTrained | MonthCounted | TrafficCounted | ProcessFailed  # to the supervisor only
-Event = Written | Told
+Event = Stamped
+"""Any event."""
 
-_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="event")])
+KINDS: Any = reduce(or_, (kind for kind in (*Stamped.__subclasses__(), *Report.__subclasses__()) if kind is not Report))  # a union
+_LINES: TypeAdapter[Event] = TypeAdapter(Annotated[KINDS, Field(discriminator="event")])
 
 
 class EventLog:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Sequence
-from dataclasses import astuple, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 MAX_POINTS = 400
@@ -80,8 +79,6 @@ class History:
 
     def to_json(self) -> dict[str, Any]:
         """Return the curves, JSON-able: one list for each figure."""
-        names = [field.name for field in fields(HistoryPoint)]
-        columns: Sequence[Sequence[float]] = list(zip(*(astuple(point) for point in self.points), strict=True))
-        curves = dict(zip(names, columns, strict=True)) if columns else {name: () for name in names}
-        ts, steps, losses = zip(*self.evals, strict=True) if self.evals else ((), (), ())
-        return {"points": curves, "evals": {"ts": ts, "step": steps, "loss": losses}}
+        points = {figure.name: [getattr(point, figure.name) for point in self.points] for figure in fields(HistoryPoint)}
+        evals = {name: [each[place] for each in self.evals] for place, name in enumerate(("ts", "step", "loss"))}
+        return {"points": points, "evals": evals}

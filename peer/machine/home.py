@@ -33,7 +33,11 @@ class Home:
         self.invite: Final = self.path / "invite.txt"
         self.credential: Final = self.path / "credential"  # renewed by the issuer of the invite; absent until then
         self.revocations: Final = self.path / "revocations"  # signed revocations of invites and members
+        self.invites: Final = self.path / "invites.json"  # uses of the invites for anybody that this peer has issued
+        self.members: Final = self.path / "members.json"  # who has used them
         self.peers: Final = self.path / "peers.json"  # address book
+        self.partners: Final = self.path / "partners.json"  # record of each partner
+        self.forgiven: Final = self.path / "forgiven"  # peer ids whose records the operator wants forgotten, one a line; absent: none
         self.checkpoints: Final = self.path / "checkpoints"
         self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly
         self.journal: Final = self.path / "journal"
@@ -54,6 +58,9 @@ class Home:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             need_private(self.path, "the home")
             self.checkpoints.mkdir(mode=0o700, exist_ok=True)
+            for file in (self.events, self.log, self.status, self.running, self.peers, self.config, self.revocations, self.traffic):
+                with contextlib.suppress(FileNotFoundError):
+                    file.chmod(0o600)  # an earlier release left what the umask allowed
             with tempfile.TemporaryFile(dir=self.path, buffering=0) as probe:
                 probe.write(b"x")  # one byte: an empty file succeeds on a full disk
         except FileExistsError as error:
@@ -120,16 +127,21 @@ def _holder(lock: int) -> str:
     return f"process {pid} on {host}, since {time.strftime('%Y-%m-%d %H:%M', time.localtime(int(since_s)))}"
 
 
-def write_whole(path: Path, content: bytes, *, private: bool = False) -> None:
-    """Write a file; a crash of the process leaves all of it or the old one. `private`: only its owner can read it.
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file that only its owner can read; a crash of the process leaves all of it or the old one.
 
     Raises OSError, with the old file untouched.
     """
     beside = path.with_suffix(".new")
     beside.unlink(missing_ok=True)  # what a crash left may have another mode
-    with open(os.open(beside, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666), "wb") as file:
+    with open(beside, "xb", opener=private) as file:
         file.write(content)
     beside.replace(path)
+
+
+def private(path: str, flags: int) -> int:
+    """Open a file as `opener` of open(); a new one is its owner's alone, whatever the umask."""
+    return os.open(path, flags, 0o600)
 
 
 def sync_folder(folder: Path) -> None:

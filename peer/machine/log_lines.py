@@ -11,14 +11,14 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 
 from gossamer.peer.machine import events
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, private
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of what the processes log; read back below
 LEVELS = ("debug", "info", "warning", "error")
@@ -26,12 +26,10 @@ MAX_LOG_BYTES = 16 << 20  # of stderr; as much again is kept beside it
 TAIL_BYTES = 4 << 20  # how far back each file is read
 
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-_QUIET = (
-    events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved,
-    events.ConnectionsChanged,
-)  # fmt: skip
+_QUIET = (events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved, events.ConnectionsChanged)
 _TROUBLE = (
     events.CheckpointFailed, events.CheckpointRejected, events.NodeRestarted, events.TrainerRestarted, events.Warned, events.EventsLost,
+    events.PartnerShunned,
 )  # fmt: skip
 
 
@@ -48,7 +46,6 @@ class LogLine:
 
 
 def _level_of(event: events.Event) -> str:
-    """Return the log level of an event."""
     if isinstance(event, _QUIET):
         return "debug"
     if isinstance(event, events.StateChanged) and event.state == "failed":
@@ -76,9 +73,9 @@ class Log:
 
     def lines(self) -> Iterator[LogLine]:
         """Yield the new lines, oldest first."""
-        said = map(self._from_stderr, self._stderr.lines())
+        printed = map(self._from_stderr, self._stderr.lines())
         happened = (_from_event(event) for line in self._events.lines() if (event := events.from_line(line)))
-        return heapq.merge(said, happened, key=attrgetter("ts"))
+        return heapq.merge(printed, happened, key=attrgetter("ts"))
 
     def _from_stderr(self, raw: bytes) -> LogLine:
         text = raw.decode(errors="replace").rstrip()
@@ -120,10 +117,6 @@ class GrowingFile:
 def keep_short(log: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
     """Rotate the stderr log once it is long, while processes append to it. Raises OSError."""
     if log.exists() and log.stat().st_size > max_bytes:
-        shutil.copyfile(log, events.older(log))
+        with log.open("rb") as full, open(events.older(log), "wb", opener=private) as older:
+            shutil.copyfileobj(full, older)
         os.truncate(log, 0)
-
-
-def at_least(lines: Iterable[LogLine], level: str) -> Iterator[LogLine]:
-    """Yield the lines of this level or above."""
-    return (line for line in lines if LEVELS.index(line.level) >= LEVELS.index(level))

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 from collections.abc import Callable, Iterator, Mapping
-from typing import TypeVar
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
 from prometheus_client.exposition import start_http_server
@@ -20,7 +19,6 @@ from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
 
 THIS_MACHINE = "127.0.0.1"
-Family = TypeVar("Family", GaugeMetricFamily, CounterMetricFamily)
 
 
 def place(text: str) -> tuple[str, int]:
@@ -69,12 +67,19 @@ class StatusMetrics(Collector):
         yield InfoMetricFamily("gossamer_peer", "Who this is.", who)
         states = {state: state == status.state for state in STATES}
         yield StateSetMetricFamily("gossamer_state", "1 for the state that the peer is in.", states)
-        yield from _gauges(status)
-        yield from _counters(status)
+        for name, (meaning, value) in _gauges(status).items():
+            if value is not None:
+                yield GaugeMetricFamily(name, meaning, value)
+        for name, (meaning, value) in _counters(status).items():
+            yield CounterMetricFamily(name, meaning, value)
+        for family, values in _labelled(status):
+            for label, value in values.items():
+                family.add_metric([label], value)
+            yield family
 
 
-def _gauges(status: Status) -> Iterator[Metric]:
-    gauges = {
+def _gauges(status: Status) -> dict[str, tuple[str, float | None]]:
+    return {
         "gossamer_state_since_timestamp_seconds": ("When it entered that state.", status.since),
         "gossamer_run_steps": ("How far the run is: the schedule clock, in inner steps.", status.step),
         "gossamer_run_length_steps": ("Where the run ends.", status.total_steps),
@@ -88,15 +93,10 @@ def _gauges(status: Status) -> Iterator[Metric]:
         "gossamer_meeting_interval_steps": ("Mean countdown of a fragment to its next meeting.", status.inner_steps),
         "gossamer_warnings": ("What will do harm if it goes on.", len(status.warnings)),
     }
-    for name, (meaning, value) in gauges.items():
-        if value is not None:
-            yield GaugeMetricFamily(name, meaning, value)
-    connections = GaugeMetricFamily("gossamer_connections", "Partners to whom a connection is open, by how it runs.", labels=["route"])
-    yield _labelled(connections, routes(status.partners))
 
 
-def _counters(status: Status) -> Iterator[Metric]:
-    plain = {
+def _counters(status: Status) -> dict[str, tuple[str, float]]:
+    return {
         "gossamer_inner_steps": ("Made by this peer, over all its sessions.", status.own_steps),
         "gossamer_tokens": ("Trained by this peer, over all its sessions.", status.tokens),
         "gossamer_train_seconds": ("In inner steps, and blocked between them.", status.train_seconds),
@@ -105,18 +105,14 @@ def _counters(status: Status) -> Iterator[Metric]:
         "gossamer_evaluation_seconds": ("Measuring the held-out loss; not part of train_seconds.", status.evaluation_seconds),
         "gossamer_energy_joules": ("Used by this peer, measured or estimated.", status.energy["watt_hours"] * 3600),
     }
-    for name, (meaning, value) in plain.items():
-        yield CounterMetricFamily(name, meaning, value)
-    labelled: dict[str, tuple[str, str, Mapping[str, float]]] = {
-        "gossamer_processor_seconds": ("Processor time, by what for.", "work", status.processor_seconds),
-        "gossamer_meetings": ("Meetings that have ended, by what came of them; solo: outer steps without one.", "outcome", status.meetings),
-        "gossamer_meeting_bytes": ("Carried in meetings.", "direction", status.bytes),
-    }
-    for name, (meaning, label, values) in labelled.items():
-        yield _labelled(CounterMetricFamily(name, meaning, labels=[label]), values)
 
 
-def _labelled(family: Family, values: Mapping[str, float]) -> Family:
-    for label, value in values.items():
-        family.add_metric([label], value)
-    return family
+def _labelled(status: Status) -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Mapping[str, float]]]:
+    yield (
+        GaugeMetricFamily("gossamer_connections", "Partners to whom a connection is open, by how it runs.", labels=["route"]),
+        routes(status.partners),
+    )
+    yield CounterMetricFamily("gossamer_processor_seconds", "Processor time, by what for.", labels=["work"]), status.processor_seconds
+    meetings = "Meetings that have ended, by what came of them; solo: outer steps without one."
+    yield CounterMetricFamily("gossamer_meetings", meetings, labels=["outcome"]), status.meetings
+    yield CounterMetricFamily("gossamer_meeting_bytes", "Carried in meetings.", labels=["direction"]), status.bytes

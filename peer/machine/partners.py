@@ -56,7 +56,7 @@ def after_meeting(partners: Partners, done: MeetingDone) -> Partners:
     return rows
 
 
-def connected_by(partners: Partners, changed: ConnectionsChanged) -> Partners:
+def with_routes(partners: Partners, changed: ConnectionsChanged) -> Partners:
     """Return the rows with the routes of the connections that are open now."""
     rows = {peer_id: replace(row, route=changed.routes.get(peer_id, "")) for peer_id, row in partners.items()}
     room = MAX_PARTNERS - len(rows)

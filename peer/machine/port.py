@@ -9,19 +9,36 @@ import socket
 from collections.abc import Sequence
 
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import BadSettings
 
 _TCP = re.compile(r"/tcp/(\d+)")
 
 
-def usual_port(home: Home, listen: str) -> int:
-    """Return the port of the last start if it is free, else 0 for any free port."""
-    port = kept_port(home)
+def free_port(home: Home, listen: str, wanted: int | None) -> int:
+    """Return the port to listen on at this IP address: the wanted one (0: any), else that of the last start if it is free, else 0.
+
+    Raises BadSettings if it cannot be listened on now.
+    """
     try:
-        _try(listen, port)
-    except (OSError, OverflowError):
-        return 0
+        ipaddress.ip_address(listen)
+    except ValueError as error:
+        raise BadSettings(
+            f"{listen!r} is not an IP address to listen on", hint="0.0.0.0 for everybody, 127.0.0.1 for this machine only"
+        ) from error
+    port = kept_port(home) if wanted is None else wanted
+    try:
+        with socket.socket(socket.AF_INET6 if ":" in listen else socket.AF_INET, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((listen, port))
+    except (OSError, OverflowError) as error:
+        if wanted is None and port:
+            return free_port(home, listen, 0)
+        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
+        raise BadSettings(
+            f"cannot listen on {listen}, port {port}: {(reason or str(error)).lower()}",
+            hint="choose another with --port, or leave it out; `peer status` tells whether a peer of yours already runs",
+        ) from error
     return port
 
 
@@ -34,34 +51,9 @@ def kept_port(home: Home) -> int:
 
 
 def keep_port(config: PeerConfig, addresses: Sequence[str]) -> None:
-    """Remember the port in a peer's own addresses. Announced ones and a relay's say nothing about it."""
+    """Remember the port in a peer's own addresses. Announced addresses and a relay's do not contain it."""
     own = [match[1] for address in addresses if "p2p-circuit" not in address and (match := _TCP.search(address))]
     file = Home(config.home).port
     if own and not config.announce and (not file.exists() or file.read_text() != own[0]):
         with contextlib.suppress(OSError):  # a full disk: the next start takes another port, nothing worse
-            file.write_text(own[0])
-
-
-def need_port(listen: str, port: int) -> None:
-    """Raise BadSettings if this port (0: any) of this IP address cannot be listened on now."""
-    try:
-        ipaddress.ip_address(listen)
-    except ValueError as error:
-        raise BadSettings(
-            f"{listen!r} is not an IP address to listen on", hint="0.0.0.0 for everybody, 127.0.0.1 for this machine only"
-        ) from error
-    try:
-        _try(listen, port)
-    except (OSError, OverflowError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "there is no such port"
-        raise BadSettings(
-            f"cannot listen on {listen}, port {port}: {(reason or str(error)).lower()}",
-            hint="choose another with --port, or leave it out; `peer status` tells whether a peer of yours already runs",
-        ) from error
-
-
-def _try(listen: str, port: int) -> None:
-    family = socket.AF_INET6 if ":" in listen else socket.AF_INET
-    with socket.socket(family, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind((listen, port))
+            write_whole(file, own[0].encode())

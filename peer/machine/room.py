@@ -81,14 +81,10 @@ def held_bytes(pid: int) -> int:
     """Return the memory of a process and its children, shared pages counted once; 0 if the process has ended."""
     try:
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        return sum(_share(process) for process in tree)
+        found = [process.memory_full_info() for process in tree]
+        return sum(int(getattr(each, "pss", each.uss)) for each in found)  # only Linux divides what is shared
     except psutil.Error:
         return 0
-
-
-def _share(process: psutil.Process) -> int:
-    found = process.memory_full_info()
-    return int(getattr(found, "pss", found.uss))  # only Linux divides what is shared
 
 
 def cgroup_rooms(membership: Callable[[], str], held_bytes: int, root: Path = CGROUPS) -> Iterator[Room]:

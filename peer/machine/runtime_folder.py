@@ -2,7 +2,7 @@
 
 It lies in memory (/dev/shm) if there is room for the payloads, else in the temporary folder, else in the peer's home, which may be the only
 writable place in a container. Its owner holds a lock on a file inside. The kernel releases that lock when the owner dies, so the next peer
-tells a live folder from an orphan, even across containers that share /dev/shm but not process numbers.
+distinguishes a live folder from an orphan, even across containers that share /dev/shm but not process numbers.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Window:
         return cls(frozenset(days), begin, end if end > begin else end + _DAY_MINUTES)
 
     def holds(self, local: datetime) -> bool:
-        """Tell whether a moment, in local time, lies in the window."""
+        """Return whether a moment, in local time, lies in the window."""
         minute, day = local.hour * 60 + local.minute, local.weekday()
         today = day in self.days and self.begin <= minute < self.end
         return today or ((day - 1) % 7 in self.days and minute + _DAY_MINUTES < self.end)
@@ -60,7 +60,7 @@ class Schedule:
         return cls(() if text.strip() == ALWAYS else tuple(map(Window.from_text, text.split(","))), zone)
 
     def allows(self, now_s: float) -> bool:
-        """Tell whether a moment (Unix seconds) lies in a window."""
+        """Return whether a moment (Unix seconds) lies in a window."""
         local = datetime.fromtimestamp(now_s, self.zone)
         return not self.windows or any(window.holds(local) for window in self.windows)
 

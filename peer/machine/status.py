@@ -10,7 +10,7 @@ from typing import Any
 
 from gossamer.peer.machine import events
 from gossamer.peer.machine.history import History, HistoryPoint
-from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, connected_by, routes
+from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, routes, with_routes
 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "compiled", "reason"
@@ -59,7 +59,7 @@ class Status:
     # Fields that to_json leaves out:
     earlier: Mapping[str, float] = field(default_factory=dict)  # `lifetime` when it started
     tokens_of_others: int = 0  # tokens that the peers in sight report
-    heard: float = 0.0  # time of the newest event
+    updated: float = 0.0  # time of the newest event
     warned: Mapping[str, str] = field(default_factory=dict)  # topic: words
     failed_in_a_row: int = 0  # meetings
     partners: Partners = field(default_factory=dict)
@@ -89,7 +89,7 @@ class Status:
     def lifetime(self) -> dict[str, float]:
         """Totals since this peer first joined, over all its starts."""
         now = {
-            "seconds": max(0.0, self.heard - self.started),
+            "seconds": max(0.0, self.updated - self.started),
             "train_seconds": self.train_seconds,
             "meetings": self.meetings["completed"],
             "sent": self.bytes["sent"],
@@ -102,10 +102,8 @@ class Status:
 
     def to_json(self) -> dict[str, Any]:
         """Return the public keys as a JSON-able object; a number that is not finite is null."""
-        shown: dict[str, Any] = {name: getattr(self, name) for name in SHOWN}
-        for name in ("loss", "eval_loss", "output_distance"):
-            if shown[name] is not None and not math.isfinite(shown[name]):
-                shown[name] = None
+        values = ((name, getattr(self, name)) for name in SHOWN)
+        shown = {name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values}
         return shown | {
             "mfu": self.mfu,
             "token_share": self.token_share,
@@ -117,18 +115,18 @@ class Status:
         }
 
 
-HIDDEN = {"earlier", "heard", "warned", "failed_in_a_row", "partners", "history", "flops", "earlier_s", "earlier_cpu_s", "tokens_of_others"}
-SHOWN = tuple(field.name for field in fields(Status) if field.name not in HIDDEN)
+NAMES = [field.name for field in fields(Status)]
+SHOWN = NAMES[: NAMES.index("version") + 1]  # by `to_json`
 
 
 def apply(status: Status, event: events.Event) -> Status:
     """Return the status after an event. The events of a session, in order, determine its status."""
-    return replace(_apply(status, event), heard=event.ts)
+    return replace(_apply(status, event), updated=event.ts)
 
 
-def of_events(told: Iterable[events.Event]) -> Status:
+def of_events(happened: Iterable[events.Event]) -> Status:
     """Fold events, in their order, into a status."""
-    return reduce(apply, told, Status())
+    return reduce(apply, happened, Status())
 
 
 def _apply(status: Status, event: events.Event) -> Status:
@@ -157,9 +155,9 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.AddressesChanged():
             return replace(status, addresses=list(event.addresses))
         case events.ConnectionsChanged():
-            return replace(status, partners=connected_by(status.partners, event))
+            return replace(status, partners=with_routes(status.partners, event))
         case events.StepDone():
-            return _stepped(status, event)
+            return _apply_step(status, event)
         case events.EvalDone():
             return replace(status, eval_loss=event.loss, history=status.history.add_eval(event.ts, status.step, event.loss))
         case events.OutputsMoved():
@@ -167,11 +165,11 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.IntervalSet():
             return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
         case events.SoloStep():
-            return replace(status, meetings=_plus(status.meetings, solo=1))
+            return replace(status, meetings=_add_counts(status.meetings, solo=1))
         case events.MeetingDone():
-            return _met(status, event)
+            return _apply_meeting(status, event)
         case events.NodeSpent():
-            return _used(status, node=event.cpu_s)
+            return _add_cpu_time(status, node=event.cpu_s)
         case events.ProgressMade():
             return replace(status, progress={"work": event.work, "share": event.share} if event.share < 1 else None)
         case events.LimitsSet():
@@ -179,17 +177,18 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.EnergyUsed():
             return replace(status, energy={"watt_hours": event.watt_hours, "how": event.how})
         case _:
-            return _troubled(status, event)
+            return _apply_trouble(status, event)
 
 
-def _troubled(status: Status, event: events.Event) -> Status:
+def _apply_trouble(status: Status, event: events.Event) -> Status:
     """Apply the events about failures and recoveries."""
     match event:
         case events.TrainerRestarted():
-            anew = replace(_count_anew(status, "training", "coding"), earlier_s=_so_far_s(status))
-            return _warn(anew, "trainer", _fell("trainer", event))
+            so_far_s = status.train_seconds, status.blocked_seconds, status.checkpoint_seconds, status.evaluation_seconds
+            anew = replace(_count_anew(status, "training", "coding"), earlier_s=so_far_s)
+            return _warn(anew, "trainer", _restart_warning("trainer", event))
         case events.NodeRestarted():
-            return _warn(_count_anew(status, "node"), "node", _fell("node", event))
+            return _warn(_count_anew(status, "node"), "node", _restart_warning("node", event))
         case events.CheckpointFailed():
             return _warn(status, "checkpoint", f"no checkpoint could be saved at step {event.step}: {event.reason}")
         case events.CheckpointSaved():
@@ -202,7 +201,7 @@ def _troubled(status: Status, event: events.Event) -> Status:
             return status
 
 
-def _fell(name: str, event: events.TrainerRestarted | events.NodeRestarted) -> str:
+def _restart_warning(name: str, event: events.TrainerRestarted | events.NodeRestarted) -> str:
     """Return the warning for a process that failed and was restarted; empty if a settings change or pause had stopped it."""
     return f"the {name} ended and was started again: {event.reason}" if event.num_restarts else ""
 
@@ -211,9 +210,20 @@ def _warn(status: Status, topic: str, words: str) -> Status:
     return replace(status, warned={**status.warned, topic: words})
 
 
-def _stepped(status: Status, event: events.StepDone) -> Status:
-    loss = event.loss if event.tokens_per_second else status.loss  # without an inner step the last loss remains
-    now = replace(_trained(status, event), loss=loss, tokens_per_second=event.tokens_per_second)
+def _apply_step(status: Status, event: events.StepDone) -> Status:
+    train_s, blocked_s, checkpoint_s, evaluation_s = status.earlier_s
+    now = replace(
+        _add_cpu_time(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
+        step=event.global_step,
+        own_steps=event.step,
+        tokens=event.tokens,
+        loss=event.loss if event.tokens_per_second else status.loss,  # without an inner step the last loss remains
+        tokens_per_second=event.tokens_per_second,
+        train_seconds=train_s + event.train_s,
+        blocked_seconds=blocked_s + event.blocked_s,
+        checkpoint_seconds=checkpoint_s + event.checkpoint_s,
+        evaluation_seconds=evaluation_s + event.evaluation_s,
+    )
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
     point = HistoryPoint(
         event.ts, now.step, event.loss, event.tokens_per_second, share,
@@ -222,24 +232,7 @@ def _stepped(status: Status, event: events.StepDone) -> Status:
     return replace(now, history=now.history.add(point))
 
 
-def _trained(status: Status, event: events.StepDone) -> Status:
-    return replace(
-        _used(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
-        step=event.global_step,
-        own_steps=event.step,
-        tokens=event.tokens,
-        train_seconds=status.earlier_s[0] + event.train_s,
-        blocked_seconds=status.earlier_s[1] + event.blocked_s,
-        checkpoint_seconds=status.earlier_s[2] + event.checkpoint_s,
-        evaluation_seconds=status.earlier_s[3] + event.evaluation_s,
-    )
-
-
-def _so_far_s(status: Status) -> tuple[float, float, float, float]:
-    return status.train_seconds, status.blocked_seconds, status.checkpoint_seconds, status.evaluation_seconds
-
-
-def _used(status: Status, **cpu_s: float) -> Status:
+def _add_cpu_time(status: Status, **cpu_s: float) -> Status:
     """Add the processor time of the current processes to that of earlier ones."""
     together_s = {name: status.earlier_cpu_s.get(name, 0.0) + seconds for name, seconds in cpu_s.items()}
     return replace(status, processor_seconds=status.processor_seconds | together_s)
@@ -250,19 +243,19 @@ def _count_anew(status: Status, *names: str) -> Status:
     return replace(status, earlier_cpu_s={**status.earlier_cpu_s} | {name: status.processor_seconds[name] for name in names})
 
 
-def _met(status: Status, done: events.MeetingDone) -> Status:
+def _apply_meeting(status: Status, done: events.MeetingDone) -> Status:
     kind = COUNTED_AS.get(done.outcome, "failed")
     in_a_row = {"completed": 0, "failed": status.failed_in_a_row + 1}.get(kind, status.failed_in_a_row)
     words = f"the last {in_a_row} meetings failed, the last one: {done.reason}" if in_a_row >= MANY_FAILURES else ""
     works = _warn(status, "node", "") if kind == "completed" else status
     return replace(
         _warn(works, "meetings", words),
-        meetings=_plus(status.meetings, **{kind: 1}),
-        bytes=_plus(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
+        meetings=_add_counts(status.meetings, **{kind: 1}),
+        bytes=_add_counts(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
         partners=after_meeting(status.partners, done),
         failed_in_a_row=in_a_row,
     )
 
 
-def _plus(counts: Mapping[str, int], **more: int) -> dict[str, int]:
+def _add_counts(counts: Mapping[str, int], **more: int) -> dict[str, int]:
     return {**counts, **{name: counts.get(name, 0) + number for name, number in more.items()}}

@@ -1,4 +1,4 @@
-"""The peer as a service of systemd's user manager: the unit, where it lies, and what systemd says of it.
+"""The peer as a service of systemd's user manager: the unit, where it lies, and its state.
 
 The sandbox equals that of the container (docker/compose.yaml): only the home is writable, and no process gains privileges. It uses only
 options that the manager of an unprivileged user can set.
@@ -16,11 +16,7 @@ from typing import Final
 from gossamer.protocol.errors import BadSettings, ExitCode
 
 ASK_S: Final = 30.0  # to start a service, systemd waits for the process, not for training
-ONLY_THE_OPERATOR: Final = (
-    ExitCode.BAD_INPUT,
-    ExitCode.REFUSED_BY_RUN,
-    ExitCode.VERSION_MISMATCH,
-)  # exit codes that a restart cannot correct
+ONLY_THE_OPERATOR: Final = (ExitCode.BAD_INPUT, ExitCode.REFUSED_BY_RUN, ExitCode.VERSION_MISMATCH)  # can correct the cause
 
 UNIT: Final = """\
 [Unit]
@@ -96,9 +92,9 @@ def systemctl(*arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise BadSettings(f"systemd did not answer in {ASK_S:.0f} s", hint=f"try: systemctl --user {' '.join(arguments)}") from error
     if done.returncode:
-        said = (done.stderr or done.stdout).strip().splitlines()
+        output = (done.stderr or done.stdout).strip().splitlines()
         raise BadSettings(
-            f"systemd's user manager refused: {said[-1] if said else f'exit code {done.returncode}'}",
+            f"systemd's user manager refused: {output[-1] if output else f'exit code {done.returncode}'}",
             hint=f"log in as this user, not by su or sudo, and try: systemctl --user {' '.join(arguments)}",
         )
     return done.stdout.strip()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import Apply, Check, Checked, Encode, Open, Opened, PayloadReady, Prepare, SketchReady, Unavailable
 from gossamer.peer.meeting import commands, events
 from gossamer.peer.meeting.commands import Command
-from gossamer.peer.meeting.interface import TRAINERS_TURN, UNHEARD, Greeting, MeetingOutcome, MeetingState, Pairing, Role, pairing
+from gossamer.peer.meeting.interface import TRAINERS_TURN, UNANNOUNCED, Greeting, MeetingOutcome, MeetingState, Pairing, Role, pairing
 from gossamer.protocol.errors import BadContents, BadMessage, RefusalCode
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, REFUSAL_DETAIL_CHARS
@@ -51,7 +51,8 @@ class Actions:
         self._own_failed = b""  # bitmap of the blocks that failed here
         self._failed = b""  # once it is decided: bitmap of the blocks that failed on either side
         self._is_confirmed = self.role is Role.RESPONDER  # only the initiator waits for Committed
-        self._is_alone = False  # once it is decided: the partner sends nothing more
+        self._partner_is_done = False  # once it is decided: the partner sends nothing more
+        self.checked: Checked | None = None  # own trainer's judgement of the partner's payload, once it is there
 
     @property
     def role(self) -> Role:
@@ -64,9 +65,9 @@ class Actions:
         return self.role is Role.INITIATOR
 
     @property
-    def is_unheard(self) -> bool:
+    def is_unannounced(self) -> bool:
         """Whether the partner does not know of the meeting yet."""
-        return self.initiates and self.state in UNHEARD
+        return self.initiates and self.state in UNANNOUNCED
 
     @property
     def fragment(self) -> int:
@@ -112,8 +113,10 @@ class Actions:
         return [commands.Send(self.own_hello), *self._pair(first, pairing(first, self.own_hello))]
 
     def _pair(self, partner: Hello, pair: Pairing) -> list[Command]:
+        assert self.own_hello is not None
         self._partner.hello, self.pairing = partner, pair
-        return [commands.AskTrainer(Prepare(self.number, partner.tokens, partner.global_step, pair.seed, pair.phase))]
+        tokens = self.greeting.trust.counted_tokens(partner.tokens, self.own_hello.tokens)
+        return [commands.AskTrainer(Prepare(self.number, tokens, partner.global_step, pair.seed, pair.phase))]
 
     # ------------------------------------------------------------------ actions: exchange
 
@@ -140,7 +143,8 @@ class Actions:
 
     def check(self, _: object) -> list[Command]:
         """Have own trainer decode and check the partner's payload."""
-        return [commands.AskTrainer(Check(self.number))]
+        trust = self.greeting.trust
+        return [commands.AskTrainer(Check(self.number, trust.must_probe, trust.share))]
 
     def store(self, chunk: Chunk) -> list[Command]:
         """Store the bytes."""
@@ -157,9 +161,9 @@ class Actions:
         self._partner.take_verdict(verdict, self.pairing.meeting_id)
         return []
 
-    def judge(self, checked: Checked) -> list[Command]:
+    def give_verdict(self, checked: Checked) -> list[Command]:
         """Keep the own verdict; a responder sends it."""
-        self._own_failed = bytes.fromhex(checked.failed_blocks)
+        self.checked, self._own_failed = checked, bytes.fromhex(checked.failed_blocks)
         return [] if self.initiates else [commands.Send(Verdict(self.pairing.meeting_id, self._own_failed))]
 
     # ------------------------------------------------------------------ actions: decision and doubt
@@ -184,7 +188,7 @@ class Actions:
         """Ask the partner for its decision on new streams."""
         return [commands.AskDecision(self.pairing.meeting_id)]
 
-    def learn_drop(self, resolved: events.Resolved) -> list[Command]:
+    def end_dropped(self, resolved: events.Resolved) -> list[Command]:
         """End as FAILED: the initiator dropped the meeting."""
         self._need_this_meeting(resolved.outcome)
         return self.end(MeetingOutcome.FAILED, "the stream broke, and the initiator had decided to drop the meeting")
@@ -199,7 +203,7 @@ class Actions:
 
     # ------------------------------------------------------------------ actions: ends before the decision
 
-    def be_busy(self, unavailable: Unavailable) -> list[Command]:
+    def end_busy(self, unavailable: Unavailable) -> list[Command]:
         """End as BUSY: own trainer is in another meeting."""
         return self.end(MeetingOutcome.BUSY, unavailable.reason, RefusalCode.BUSY, unavailable.reason)
 
@@ -209,6 +213,7 @@ class Actions:
 
     def reject(self, checked: Checked) -> list[Command]:
         """End as GATED: refuse the partner's payload."""
+        self.checked = checked
         return self.end(MeetingOutcome.GATED, checked.reason, RefusalCode.GATE, checked.reason)
 
     def take_refusal(self, refusal: Refusal) -> list[Command]:
@@ -226,7 +231,7 @@ class Actions:
 
     def lose_partner(self, _: object) -> list[Command]:
         """End as FAILED: the stream ended."""
-        return self.end(MeetingOutcome.FAILED, "the partner cannot be reached" if self.is_unheard else "the partner's stream ended")
+        return self.end(MeetingOutcome.FAILED, "the partner cannot be reached" if self.is_unannounced else "the partner's stream ended")
 
     def lose_trainer(self, _: object) -> list[Command]:
         """End as ABANDONED: own trainer has exited."""
@@ -246,10 +251,10 @@ class Actions:
         self, outcome: MeetingOutcome, reason: str, send: RefusalCode | None = None, detail: str = "", *, refusal: RefusalCode | None = None
     ) -> list[Command]:
         """End without an outer step here. `send`: the code for the partner, if it knows of the meeting."""
-        told: list[Command] = []
-        if send is not None and not self.is_unheard:
-            told.append(commands.Send(Refusal(send, detail[:REFUSAL_DETAIL_CHARS])))
-        return [*told, commands.DropMeeting(), commands.Finish(outcome, reason, refusal)]
+        refusals: list[Command] = []
+        if send is not None and not self.is_unannounced:
+            refusals.append(commands.Send(Refusal(send, detail[:REFUSAL_DETAIL_CHARS])))
+        return [*refusals, commands.DropMeeting(), commands.Finish(outcome, reason, refusal)]
 
     # ------------------------------------------------------------------ actions: after the decision
 
@@ -276,9 +281,9 @@ class Actions:
         self._is_confirmed = True
         return []
 
-    def note_alone(self, _: object) -> list[Command]:
+    def note_partner_done(self, _: object) -> list[Command]:
         """Note that the partner sends nothing more."""
-        self._is_alone = True
+        self._partner_is_done = True
         return []
 
     def complete(self, _: object) -> list[Command]:
@@ -323,9 +328,9 @@ class Actions:
         """of this meeting"""
         return committed.meeting_id == self.pairing.meeting_id
 
-    def waits_for_nobody(self, _: object) -> bool:
+    def partner_is_done(self, _: object) -> bool:
         """the partner has confirmed, or sends nothing more"""
-        return self._is_confirmed or self._is_alone
+        return self._is_confirmed or self._partner_is_done
 
 
 @dataclass(slots=True)

@@ -87,7 +87,7 @@ class Driver:
         self.stream = stream  # on the initiator's side: once it is open
         self.written = asyncio.Event()  # the decision is on disk, or could not be written
         self.over = asyncio.Event()  # `run` has ended
-        self._heard_s = loop_s()  # when the partner last sent a frame, or we began to connect to it
+        self._received_s = loop_s()  # when the partner last sent a frame, or we began to connect to it
         self.round_trip_s = math.nan  # from our Commit to the partner's Committed: both directions and its disk
         self._committed_s = math.nan
         self._own = own
@@ -103,7 +103,7 @@ class Driver:
     @property
     def silent_s(self) -> float:
         """How long the partner has sent nothing."""
-        return loop_s() - self._heard_s
+        return loop_s() - self._received_s
 
     def stop(self, reason: str, code: RefusalCode) -> None:
         """End the meeting and send the partner `code`. A meeting that may already count ends by itself instead."""
@@ -116,7 +116,7 @@ class Driver:
         """
         try:
             if self.stream is not None:
-                self._talk(self.stream)
+                self._start_streaming(self.stream)
             self._events.put_nowait(events.Started())
             finish = await self._until_finish()
             self._outgoing.put_nowait(None)
@@ -124,7 +124,7 @@ class Driver:
                 await asyncio.wait([self._writing], timeout=FLUSH_S)
             return finish
         finally:
-            self._let_go()
+            self._release()
             await self._clean_up()
 
     async def _until_finish(self) -> commands.Finish:
@@ -133,12 +133,12 @@ class Driver:
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, events.PartnerSent):
-                self._heard_s = loop_s()
+                self._received_s = loop_s()
                 if isinstance(event.message, Committed):
                     self.round_trip_s = loop_s() - self._committed_s
                 self._frames_ahead.release()
                 if self._exchange is not None:
-                    self._exchange.heard(event.message)
+                    self._exchange.received(event.message)
             if (finish := await self._handle(event)) is not None:
                 return finish
 
@@ -219,17 +219,17 @@ class Driver:
         self._events.put_nowait(events.Resolved(await self._caller.ask(self.meeting.partner, meeting_id)))
 
     async def _connect(self) -> None:
-        self._heard_s = loop_s()
+        self._received_s = loop_s()
         try:
             self.stream = await self._caller.connect(self.meeting.partner)
         except TransportError:
             self._events.put_nowait(events.PartnerGone())
         else:
-            self._heard_s = loop_s()
+            self._received_s = loop_s()
             self._events.put_nowait(events.Connected())
-            self._talk(self.stream)
+            self._start_streaming(self.stream)
 
-    def _talk(self, stream: Stream) -> None:
+    def _start_streaming(self, stream: Stream) -> None:
         self._spawn(self._read(stream))
         self._writing = self._spawn(self._write(stream))
 
@@ -263,17 +263,17 @@ class Driver:
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._ended)
+        task.add_done_callback(self._on_task_end)
         return task
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (bug := task.exception()) is not None:
             self._events.put_nowait(bug)
 
     # ------------------------------------------------------------------ ending
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         """Release what needs no waiting, so that it is done even if the rest of the cleanup fails."""
         if self._timer is not None:
             self._timer.cancel()

@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from gossamer.peer.link.messages import Opened
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Hello, RunPhase
@@ -27,6 +28,7 @@ class Greeting:
     partner_hello: Hello | None = None  # verified; None on the initiator's side
     records: tuple[bytes, ...] = ()  # signed member records for peer exchange: our own, and other peers'
     timeout_s: float = math.inf  # timeout for a silent partner, from earlier meetings; the run's deadline bounds it
+    trust: Trust = Trust()  # how far the partner is trusted, by its record
 
     @property
     def fragment_terms(self) -> FragmentTerms:
@@ -68,7 +70,7 @@ class Greeting:
 
 
 def has_ended(hello: Hello, membership: Membership) -> bool:
-    """Tell whether the sender of a Hello has reached the end of the run, in either phase."""
+    """Return whether the sender of a Hello has reached the end of the run, in either phase."""
     return hello.phase is RunPhase.FINISH or hello.global_step >= membership.total_steps
 
 
@@ -109,7 +111,7 @@ class MeetingState(Enum):
     COMMITTING = auto()  # own commitment is sent, the partner's is missing
     EXCHANGING = auto()  # own payload is sent, the partner's is incomplete
     CHECKING = auto()  # own trainer decodes and checks the partner's payload
-    JUDGING = auto()  # own verdict is known; the initiator waits for the partner's verdict, the responder for the decision
+    AWAITING_DECISION = auto()  # own verdict is known; the initiator waits for the partner's verdict, the responder for the decision
     IN_DOUBT = auto()  # the stream broke before the decision arrived (responder only)
     RECORDING = auto()  # the meeting counts; its journal record is being written
     APPLYING = auto()  # own trainer takes the outer step
@@ -119,7 +121,7 @@ class MeetingState(Enum):
 
 DECIDED = (MeetingState.RECORDING, MeetingState.APPLYING, MeetingState.CONFIRMING)
 TRAINERS_TURN = (MeetingState.OPENING, MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING)
-UNHEARD = (MeetingState.OPENING, MeetingState.CONNECTING)  # on the initiator's side: the partner does not know of the meeting
+UNANNOUNCED = (MeetingState.OPENING, MeetingState.CONNECTING)  # on the initiator's side: the partner does not know of the meeting
 
 
 class Timer(Enum):

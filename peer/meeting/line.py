@@ -81,7 +81,7 @@ class Exchange:
         self._is_up = self._is_over = False
         self._started_s = asyncio.get_running_loop().time()
 
-    def heard(self, message: Message) -> None:
+    def received(self, message: Message) -> None:
         """Take in a message of the partner: its payload is complete, or ours has arrived."""
         if isinstance(message, Chunk) and message.part is Part.PAYLOAD and self._left:
             self._left -= len(message.data)

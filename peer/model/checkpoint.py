@@ -24,7 +24,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.peer.machine.home import sync_folder
+from gossamer.peer.machine.home import private, sync_folder
 from gossamer.protocol.errors import BadSettings
 
 FORMAT: Final = 1
@@ -85,8 +85,9 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
-        order = contents.step, _free_number(folder, contents.step)
-        path = folder / (f"step-{contents.step:08d}" + (f".{order[1]}" if order[1] else ""))
+        # Checkpoints of one step differ by a meeting: a rename must not replace one.
+        number = max((number + 1 for at, number in _checkpoints(folder) if at == contents.step), default=0)
+        path = folder / (f"step-{contents.step:08d}" + (f".{number}" if number else ""))
         unfinished = folder / f"{UNFINISHED}{path.name}"
         unfinished.mkdir(mode=0o700)
         try:
@@ -100,7 +101,7 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
             f"the checkpoint of step {contents.step} could not be written to {folder}: {error.strerror}",
             hint="free some space there; the earlier checkpoints are untouched",
         ) from error
-    _prune(folder, order)
+    _prune(folder, (contents.step, number))
     return path
 
 
@@ -175,11 +176,6 @@ def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
     return {}
 
 
-def _free_number(folder: Path, step: int) -> int:
-    """Return the next number among checkpoints of one step, which differ by a meeting: a rename must not replace one."""
-    return max((number + 1 for at, number in _checkpoints(folder) if at == step), default=0)
-
-
 def _prune(folder: Path, newest: tuple[int, int]) -> None:
     """Keep the newest two. Remove those of a later step too: they are damaged or abandoned, and must not win over `newest`."""
     found = _checkpoints(folder)
@@ -198,7 +194,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> str:
 
 def _write_file(path: Path, pieces: Iterable[bytes | memoryview]) -> str:
     digest = hashlib.sha256()
-    with path.open("xb") as file:
+    with open(path, "xb", opener=private) as file:
         for piece in pieces:
             digest.update(piece)
             file.write(piece)

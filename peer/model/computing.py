@@ -62,11 +62,19 @@ def next_token_loss(
     """Return the mean cross entropy of each token given its predecessors, with its graph."""
     inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
     with computing_in(dtype, tokens.device):
-        num_logits = targets.numel() * _num_words(model)
+        config = getattr(model, "config", None)
+        num_logits = targets.numel() * config.get_text_config().vocab_size if config is not None else 0
         if num_logits <= MAX_LOGITS or not has_plain_head(model):
             logits: Tensor = model(input_ids=inputs, use_cache=False).logits
             return functional.cross_entropy(logits.flatten(0, 1).float(), targets)
         return loss_in_parts(model, inputs, targets, math.ceil(num_logits / MAX_LOGITS))
+
+
+def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the cross entropy of each token of int64[B, L+1] given its predecessors, f32[B * L]. Holds all logits at once."""
+    with computing_in(dtype, tokens.device):
+        logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
 
 
 def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -> Tensor:
@@ -95,12 +103,6 @@ def _try_head(model: Any) -> bool:
     with evaluating(model), torch.autocast(tokens.device.type, enabled=False):
         hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
         return torch.equal(model.get_output_embeddings()(hidden), model(input_ids=tokens, use_cache=False).logits)
-
-
-def _num_words(model: nn.Module) -> int:
-    """Return the size of the vocabulary; 0 for a model without a config."""
-    config = getattr(model, "config", None)
-    return int(config.get_text_config().vocab_size) if config is not None else 0
 
 
 @contextlib.contextmanager

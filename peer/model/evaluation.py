@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -18,10 +19,9 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.checkpoint import Reading
 from gossamer.peer.model.computing import Computing, compute_dtype, computing_in, evaluating, mask_documents, next_token_loss
 from gossamer.peer.model.model import build_model, choose_device
-from gossamer.peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
+from gossamer.peer.model.weights import Show, fast_weights, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
@@ -78,12 +78,13 @@ def held_out_loss(
     return math.fsum(losses) / len(losses)
 
 
-def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, num_batches: int, follow: Follow) -> float:
+def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, num_batches: int, show: Show) -> float:
     """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
     device, _ = choose_device("auto")
     mask_as_run(model, manifest)
     part = max(1, PART_TOKENS // manifest.inner.sequence_length)
-    return held_out_loss(model.to(device), corpus, num_batches, follow, Computing(compute_dtype(manifest.inner.precision, device), part))
+    computing = Computing(compute_dtype(manifest.inner.precision, device), part)
+    return held_out_loss(model.to(device), corpus, num_batches, partial(show, "measuring the model"), computing)
 
 
 def reported_batches(manifest: Manifest) -> int:
@@ -112,23 +113,17 @@ def output_distance(outputs: Sequence[Tensor]) -> float:
     return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
 
 
-def evaluate_home(
-    home: Home,
-    data: Path | None = None,
-    num_batches: int | None = None,
-    follow: Follow = lambda done, num_batches, loss: None,
-    reading: Reading = lambda done_bytes, total_bytes: None,
-) -> Evaluation:
+def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None = None, show: Show = show_nothing) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text, if the run needs one.
 
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
-    trained = load_trained(home, reading)
+    trained = load_trained(home, show)
     model = build_model(trained.manifest.model, trained.manifest.run.seed)
     with closing(open_corpus(trained.manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
         num_batches = num_batches or reported_batches(trained.manifest)
-        loss = measured_loss(model, trained.manifest, corpus, num_batches, follow)
+        loss = measured_loss(model, trained.manifest, corpus, num_batches, show)
     inner = trained.manifest.inner
     num_tokens = num_batches * inner.batch_size * inner.sequence_length
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
@@ -153,7 +148,7 @@ def compare_homes(
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 
-    firsts = [next(number for number, other in enumerate(weights) if _are_alike(one, other)) for one in weights]
+    firsts = [next(number for number, other in enumerate(weights) if _same_weights(one, other)) for one in weights]
 
     def measure(first: int) -> float:
         def follow_alike(done: int, _: int, loss: float) -> None:
@@ -172,7 +167,7 @@ def compare_homes(
     return SwarmLosses(start, tuple(peers), averaged, lone)
 
 
-def _are_alike(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
+def _same_weights(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
     if one is None or other is None:
         return one is other
     return all(torch.equal(weight, other[name]) for name, weight in one.items())

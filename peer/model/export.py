@@ -17,11 +17,10 @@ from typing import TYPE_CHECKING, Final
 from gossamer.peer.machine.events import Event, MeetingDone, StateTransferred, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import VERSION
-from gossamer.peer.model.checkpoint import Reading
-from gossamer.peer.model.evaluation import Follow, measured_loss, open_corpus, reported_batches
+from gossamer.peer.model.evaluation import measured_loss, open_corpus, reported_batches
 from gossamer.peer.model.model import build_model, quiet_transformers
-from gossamer.peer.model.weights import Trained, fast_weights, load_trained, set_weights, slow_weights
-from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
+from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, set_weights, show_nothing, slow_weights
+from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 
@@ -71,8 +70,7 @@ def export_model(
     use_slow_weights: bool = False,
     data: Path | None = None,
     num_batches: int | None = None,
-    follow: Follow = lambda done, num_batches, loss: None,
-    reading: Reading = lambda done_bytes, total_bytes: None,
+    show: Show = show_nothing,
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
@@ -80,12 +78,12 @@ def export_model(
     Raises BadSettings or BadManifest; when the disk refuses, an earlier export is unchanged.
     """
     _refuse_foreign(folder)
-    trained = load_trained(home, reading)
+    trained = load_trained(home, show)
     manifest = trained.manifest
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
     num_batches = reported_batches(manifest) if num_batches is None else num_batches
-    measured = measure(model, manifest, home, data, num_batches, follow)
+    measured = measure(model, manifest, home, data, num_batches, show)
     card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured)
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -103,7 +101,7 @@ def export_model(
     return measured
 
 
-def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int, follow: Follow) -> MeasuredLoss:
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int, show: Show) -> MeasuredLoss:
     """Measure the held-out loss of a model of the run, if there is text for it.
 
     Raises BadSettings when `data` is given and unusable; without `data`, an export does not fail for lack of text.
@@ -112,7 +110,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
         return MeasuredLoss(None, reason="as asked")
     try:
         with closing(open_corpus(manifest, home, data)) as corpus:
-            loss = measured_loss(model, manifest, corpus, num_batches, follow)
+            loss = measured_loss(model, manifest, corpus, num_batches, show)
     except BadSettings as error:
         if data is not None:
             raise
@@ -124,21 +122,16 @@ def _write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> No
     """Write the files of AutoModelForCausalLM and AutoTokenizer. Raises OSError when the disk refuses."""
     tokenizer = load_tokenizer(manifest.tokenizer)
     model.eval()
-    if tokenizer.name == BYTES:
-        _end_with(model, tokenizer)
+    if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
+        for config in (model.config, model.generation_config):
+            config.bos_token_id = None
+            config.eos_token_id = config.pad_token_id = tokenizer.document_end
     with quiet_transformers():
         try:
             model.save_pretrained(folder)
             tokenizer.save(folder)
         except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
             raise OSError(str(error)) from error
-
-
-def _end_with(model: PreTrainedModel, tokenizer: Tokenizer) -> None:
-    """Stop generation at the end of a document: an architecture's default token ids do not apply to bytes."""
-    for config in (model.config, model.generation_config):
-        config.bos_token_id = None
-        config.eos_token_id = config.pad_token_id = tokenizer.document_end
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
+from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
@@ -39,20 +40,20 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
         if section.hub is None:
-            return _from_config(section, model_config(section))
+            return _from_config(section)
         return pretrained(auto_model, section.hub, revision=section.revision).train()
 
 
 def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
     """Build the model in float32 on a device, in training mode, with undefined weights, to be set by the caller. Raises BadManifest."""
     with torch.random.fork_rng(devices=[]), torch.device(device):
-        return _from_config(section, model_config(section))
+        return _from_config(section)
 
 
-def _from_config(section: ModelSection, config: PreTrainedConfig) -> PreTrainedModel:
+def _from_config(section: ModelSection) -> PreTrainedModel:
     """Build the model in float32 on torch's default device, in training mode. Raises BadManifest."""
     with auto_classes(_name(section)) as (_, auto_model):
-        model: PreTrainedModel = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        model: PreTrainedModel = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
     return model.train()
 
 
@@ -61,17 +62,48 @@ def model_config(section: ModelSection) -> PreTrainedConfig:
     with auto_classes(_name(section)) as (auto_config, _):
         if section.hub is not None:
             return auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
-        config_class = type(auto_config.for_model(_known_architecture(section.architecture)))
-        _refuse_unknown_fields(config_class, section.config)
+        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+        one = "take a causal language model of transformers, such as 'llama'"
+        _need_known("there is no model architecture", section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, one)
+        config_class = type(auto_config.for_model(section.architecture))
+        known = {*inspect.signature(config_class).parameters, *config_class.attribute_map, *LEGACY_FIELDS}
+        for name in section.config:
+            _need_known("the model config has no field", name, known, f"see {config_class.__name__} in transformers")
         return config_class(**section.config)
 
 
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them. Raises BadManifest."""
-    config = model_config(section)
-    with torch.device("meta"):
-        model = _from_config(section, config)
+    """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them.
+
+    Raises BadManifest, as soon as it is sure, also for a model that is too large for any run.
+    """
+    with torch.device("meta"), bounded_size():
+        model = _from_config(section)
     return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
+
+
+@contextlib.contextmanager
+def bounded_size() -> Iterator[None]:
+    """Raise BadManifest from the constructor of a model inside the context, once it has too many tensors or parameters."""
+    num_values = 0
+    counted: set[Tensor] = set()  # a tied one is registered twice
+
+    def count(module: torch.nn.Module, name: str, parameter: Tensor | None) -> None:
+        nonlocal num_values
+        if parameter is None or parameter in counted:
+            return
+        counted.add(parameter)
+        num_values += parameter.numel()
+        if len(counted) > limits.TENSORS or num_values > limits.PARAMETERS:
+            most = f"{limits.TENSORS} tensors" if len(counted) > limits.TENSORS else f"{limits.PARAMETERS / 1e9:.0f} billion parameters"
+            raise BadManifest(f"the model has more than {most}, which no run can train", hint="correct [model] config in the manifest")
+
+    counting = torch.nn.modules.module.register_module_parameter_registration_hook(count)
+    try:
+        yield
+    finally:
+        counting.remove()
 
 
 def num_parameters(section: ModelSection) -> int:
@@ -114,9 +146,9 @@ def activation_bytes(
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
-    config = model_config(section)
-    with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]), FakeTensorMode():
-        model = auto_model.from_config(config, attn_implementation="sdpa", dtype=torch.float32).train()
+    with auto_classes(_name(section)), torch.random.fork_rng(devices=[]), FakeTensorMode():
+        model = _from_config(section)
+        config: PreTrainedConfig = model.config
         tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
         try:
             kept = _kept_bytes(model, tokens, dtype)
@@ -246,25 +278,10 @@ def pretrained(auto_model: Any, source: str, revision: str | None = None, config
     return model
 
 
-def _known_architecture(name: str) -> str:
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as KNOWN
-
-    if name not in KNOWN:
-        hint = _nearest(name, KNOWN) or "take a causal language model of transformers, such as 'llama'"
-        raise BadManifest(f"there is no model architecture {name!r}", hint=hint)
-    return name
-
-
-def _refuse_unknown_fields(config_class: type[Any], fields: Mapping[str, object]) -> None:
-    known = {*inspect.signature(config_class).parameters, *config_class.attribute_map, *LEGACY_FIELDS}
-    for name in fields:
-        if name not in known:
-            hint = _nearest(name, known) or f"see {config_class.__name__} in transformers"
-            raise BadManifest(f"the model config has no field {name!r}", hint=hint)
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return "".join(f"did you mean {near!r}?" for near in difflib.get_close_matches(name, list(known), n=1))
+def _need_known(trouble: str, name: str, known: Iterable[str], otherwise: str) -> None:
+    if name not in known:
+        near = difflib.get_close_matches(name, list(known), n=1)
+        raise BadManifest(f"{trouble} {name!r}", hint=f"did you mean {near[0]!r}?" if near else otherwise)
 
 
 def _name(section: ModelSection) -> str:

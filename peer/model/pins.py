@@ -14,15 +14,11 @@ from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
-
-def _pins(manifest: Manifest, folder: Path | None) -> dict[str, str]:
-    """Return the digests of the model's layout and of the tokenizer, from a folder or by its name. Raises BadManifest."""
-    return {"layout": layout_digest(parameter_shapes(manifest.model)), "tokenizer": load_tokenizer(manifest.tokenizer, folder).digest}
-
-
 if __name__ == "__main__":
     try:
-        said = _pins(Manifest.from_toml(sys.stdin.read()), Path(sys.argv[1]) if len(sys.argv) > 1 else None)
+        manifest, folder = Manifest.from_toml(sys.stdin.read()), Path(sys.argv[1]) if len(sys.argv) > 1 else None
+        tokenizer = load_tokenizer(manifest.tokenizer, folder).digest
+        reply = {"layout": layout_digest(parameter_shapes(manifest.model)), "tokenizer": tokenizer}
     except GossamerError as error:
-        said = {"error": str(error), "hint": error.hint}
-    sys.stdout.write(json.dumps(said))
+        reply = {"error": str(error), "hint": error.hint}
+    sys.stdout.write(json.dumps(reply))

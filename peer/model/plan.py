@@ -5,7 +5,9 @@ A manifest checks only the form of its names, since another release may know mor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 from typing import Final
 
 from gossamer.optim.codecs import CODECS, codec
@@ -13,6 +15,7 @@ from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import split
 from gossamer.optim.inner import OPTIMIZERS, InnerSettings
 from gossamer.optim.names import suggestion
+from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from gossamer.protocol.run.manifest import Manifest
@@ -31,25 +34,21 @@ def need_abilities(manifest: Manifest) -> None:
 
 
 def inner_settings(manifest: Manifest) -> InnerSettings:
-    """Take the inner optimizer's constants from a manifest."""
-    inner = manifest.inner
-    return InnerSettings(
-        total_steps=manifest.run.total_steps,
-        learning_rate=inner.learning_rate,
-        final_fraction=inner.final_fraction,
-        warmup_steps=inner.warmup_steps,
-        rewarm_steps=inner.rewarm_steps,
-        beta1=inner.beta1,
-        beta2=inner.beta2,
-        weight_decay=inner.weight_decay,
-    )
+    """Take the inner optimizer's constants from a manifest, which names them alike."""
+    names = {constant.name for constant in fields(InnerSettings)} - {"total_steps"}
+    return InnerSettings(manifest.run.total_steps, **{name: getattr(manifest.inner, name) for name in names})
 
 
 def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
-    """Cut a model of these parameter shapes as the manifest says, and return each fragment with its codec."""
+    """Cut a model of these parameter shapes as the manifest says, and return each fragment with its codec.
+
+    Raises BadManifest for more fragments than messages can number.
+    """
     chosen = codec(manifest.codec.name)
     bytes_per_value = (chosen.sketch_bytes(SAMPLE_VALUES) + chosen.payload_bytes(SAMPLE_VALUES)) / SAMPLE_VALUES
     max_values = max(1, int(1e6 * manifest.fragments.max_fragment_mb / bytes_per_value))
+    if sum(map(math.prod, shapes.values())) > limits.FRAGMENTS * max_values:
+        raise BadManifest(f"the model has more than {limits.FRAGMENTS} fragments", hint="raise max_fragment_mb in [fragments]")
     return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, max_values, manifest.fragments.blocks_per_fragment))
 
 

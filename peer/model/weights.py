@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,13 +11,19 @@ from torch import Tensor
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.checkpoint import CheckpointContents, Reading, load_latest
+from gossamer.peer.model.checkpoint import CheckpointContents, load_latest
 from gossamer.peer.model.model import parameter_shapes, state_tensors
 from gossamer.peer.model.plan import fragment_codecs
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 FAST: Final = "fast/"  # names in the checkpoint: fast/<parameter>, slow/<fragment>
+
+Show = Callable[[str, int, int, float | None], None]  # called with the name of the work, its done and total amounts, and the loss so far
+
+
+def show_nothing(work: str, done: int, total: int, loss: float | None) -> None:
+    """Show no progress."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +34,8 @@ class Trained:
     checkpoint: CheckpointContents
 
 
-def load_trained(home: Home, reading: Reading = lambda done_bytes, total_bytes: None) -> Trained:
-    """Read a home's manifest and newest checkpoint; `reading` is called with the progress.
+def load_trained(home: Home, show: Show = show_nothing) -> Trained:
+    """Read a home's manifest and newest checkpoint, and show the progress.
 
     Raises BadManifest, or BadSettings if there is no checkpoint or all are damaged.
     """
@@ -37,6 +43,10 @@ def load_trained(home: Home, reading: Reading = lambda done_bytes, total_bytes: 
         manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
     except OSError as error:
         raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
+
+    def reading(done_bytes: int, total_bytes: int) -> None:
+        show("reading the checkpoint, MB", done_bytes // 1_000_000, max(1, total_bytes // 1_000_000), None)
+
     loaded = load_latest(home.checkpoints, manifest.run_id, reading)
     if loaded is None:
         raise BadSettings(f"{home.path} holds no checkpoint yet", hint="train first, or name the peer's folder with --home DIR")

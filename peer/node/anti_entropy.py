@@ -1,7 +1,7 @@
 """Anti-entropy: this peer periodically calls a bootstrap node, peers that it has lost contact with, and some that it knows well.
 
 Both sides of a call exchange member records, so the two halves of a partitioned swarm merge as soon as one pair connects. The calls never
-stop, for half of a swarm cannot tell that it is only half.
+stop, because half of a partitioned swarm cannot detect the partition.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ AGAIN_S = 5.0  # likewise, at first, and while lost peers come back, or nobody i
 QUICK_ROUNDS = 6  # in a row at most: a peer that invents members must not keep this one busy
 CALL_S = 10.0
 LOST, SEEN, CONNECTED = 2, 1, 1  # called in a round, at random
-CROWD = 32  # peers of a larger swarm call bootstrap nodes less often each, so that these get about as many calls whatever its size
+MANY_PEERS = 32  # peers of a larger swarm call bootstrap nodes less often each, so that these get about as many calls whatever its size
 
 
 T = TypeVar("T")
@@ -60,42 +60,42 @@ class AntiEntropy:
 
     def _is_in_doubt(self) -> bool:
         """Return whether the next round should follow soon: a peer came back, nobody is known, or the clocks of other peers differ."""
-        return self.peer_exchange.news.is_set() or not self.peer_exchange.time.is_settled or not self.peer_exchange.book.announced(loop_s())
+        return self.peer_exchange.news.is_set() or not self.peer_exchange.time.is_agreed or not self.peer_exchange.book.announced(loop_s())
 
     async def _make_round(self) -> None:
         """Call all peers of a round concurrently."""
-        await asyncio.gather(*(self._call(peer, addresses) for peer, addresses in (await self._chosen()).items()))
+        await asyncio.gather(*(self._call(peer, addresses) for peer, addresses in (await self._choose_peers()).items()))
 
-    async def _chosen(self) -> dict[PeerId, tuple[str, ...]]:
+    async def _choose_peers(self) -> dict[PeerId, tuple[str, ...]]:
         """Choose the peers of a round; return them with their addresses."""
         seen: list[KnownPeer] = []
         lost: list[KnownPeer] = []
         for entry in self.peer_exchange.book.known(loop_s()):
             (seen if entry.record is not None and self.peer_exchange.is_in_force(entry.record) else lost).append(entry)
-        chosen = {entry.peer_id: entry.addresses for entry in (*self._some(lost, LOST), *self._some(seen, SEEN))}
-        if self.bootstraps and self.rng.random() * len(seen) < CROWD * self.peer_exchange.familiar:
+        chosen = {entry.peer_id: entry.addresses for entry in (*self._sample(lost, LOST), *self._sample(seen, SEEN))}
+        if self.bootstraps and self.rng.random() * len(seen) < MANY_PEERS * self.peer_exchange.familiar:
             peer = self.rng.choice(list(self.bootstraps))
             chosen[peer] = (*self.peer_exchange.book.get(peer).addresses, *self.bootstraps[peer])
         with contextlib.suppress(TransportError):  # the network below is being restarted
             others = sorted(set(await self.connected()) - chosen.keys())
-            chosen |= {peer: self.peer_exchange.book.get(peer).addresses for peer in self._some(others, CONNECTED)}
+            chosen |= {peer: self.peer_exchange.book.get(peer).addresses for peer in self._sample(others, CONNECTED)}
         return {peer: addresses for peer, addresses in chosen.items() if not self.peer_exchange.book.is_banned(peer, loop_s())}
 
-    def _some(self, peers: list[T], most: int) -> list[T]:
+    def _sample(self, peers: list[T], most: int) -> list[T]:
         return self.rng.sample(peers, min(most, len(peers)))
 
     async def _call(self, peer: PeerId, addresses: tuple[str, ...]) -> None:
         """Exchange records with a peer, and note in the address book how that went."""
         try:
             async with asyncio.timeout(CALL_S), self.client.source(peer, addresses) as source:
-                told, time = self.peer_exchange.records_for(peer), self.peer_exchange.time
-                peer_list = await source.peer_list(told, time, is_bootstrap=peer in self.bootstraps)
+                records, time = self.peer_exchange.records_for(peer), self.peer_exchange.time
+                peer_list = await source.peer_list(records, time, is_bootstrap=peer in self.bootstraps)
         except (TransportError, TimeoutError):
-            self.peer_exchange.book.lost(peer, loop_s())
+            self.peer_exchange.book.note_no_answer(peer, loop_s())
         except PeerMisbehaved:
             self.peer_exchange.book.ban(peer, loop_s())
         except Refused:  # it is up, but cannot answer yet
-            self.peer_exchange.book.answered(peer, loop_s())
+            self.peer_exchange.book.note_answer(peer, loop_s())
         else:
-            self.peer_exchange.book.answered(peer, loop_s())
+            self.peer_exchange.book.note_answer(peer, loop_s())
             self.peer_exchange.list_peers(peer_list.members, peer)

@@ -21,10 +21,10 @@ from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.protocol.tasks import cancel
 
-TIMEOUT_S = 60.0  # for the first door that answers
+TIMEOUT_S = 60.0  # for the first bootstrap node that answers
 PAUSE_S = 1.0
-NEXT_S = 2.0  # until the next door is tried beside one that has not answered
-MAX_BOOTSTRAPS = 32  # known at most: those of the invite, and those whom they named first
+NEXT_S = 2.0  # until the next one is tried beside one that has not answered
+MAX_BOOTSTRAPS = 32  # known at most: those of the invite, and the first ones that they named
 
 
 @dataclass(slots=True)
@@ -32,7 +32,7 @@ class Bootstraps:
     """The peers that a newcomer may ask, and their answers so far."""
 
     addresses: dict[PeerId, tuple[str, ...]]  # each ends in the peer's id
-    time: SwarmTime  # that hears what time it is at each
+    time: SwarmTime  # gets a reading of each one's clock
     members: list[bytes] = field(default_factory=list)  # records that were named, unchecked but for their signature
     refusals: dict[PeerId, GossamerError] = field(default_factory=dict)  # that no retry can change
     last: str = "none was asked"
@@ -53,19 +53,19 @@ class Bootstraps:
 
 
 async def find_run(
-    client: FetchClient, addresses: Sequence[str], time: SwarmTime, say: Callable[[str], None]
+    client: FetchClient, addresses: Sequence[str], time: SwarmTime, report: Callable[[str], None]
 ) -> tuple[SignedManifest, list[bytes]]:
-    """Ask the peers at `addresses` (multiaddrs that end in a peer id), and those whom they name, for the manifest of the client's run.
+    """Ask the peers at `addresses` (multiaddrs that end in a peer id), and the peers that they name, for the manifest of the client's run.
 
     Returns it and the records of the members that were named, which the caller checks by the manifest's terms. `time` learns their clocks;
-    `say` gets a line about each peer that is asked. Raises RunRefusesUs or WrongVersion when all refuse us, SwarmUnreachable when nobody
+    `report` gets a line about each peer that is asked. Raises RunRefusesUs or WrongVersion when all refuse us, SwarmUnreachable when nobody
     gave it for a minute, BadManifest or WrongVersion when this build cannot read it. Cancel-safe.
     """
     bootstraps, loop = Bootstraps(by_peer(addresses), time), asyncio.get_running_loop()
     until_s = loop.time() + TIMEOUT_S
     while loop.time() < until_s:
         bootstraps.refusals.clear()
-        signed = await _ask_in_turn(client, bootstraps, say)
+        signed = await _ask_in_turn(client, bootstraps, report)
         if signed is not None:
             signed.manifest()  # can this build read it?
             return signed, bootstraps.members
@@ -81,7 +81,7 @@ async def find_run(
     )
 
 
-async def _ask_in_turn(client: FetchClient, bootstraps: Bootstraps, say: Callable[[str], None]) -> SignedManifest | None:
+async def _ask_in_turn(client: FetchClient, bootstraps: Bootstraps, report: Callable[[str], None]) -> SignedManifest | None:
     """Try every known peer once, including those named on the way, until one gives the manifest."""
     asked: set[PeerId] = set()
     asking: set[asyncio.Task[SignedManifest | None]] = set()
@@ -90,8 +90,8 @@ async def _ask_in_turn(client: FetchClient, bootstraps: Bootstraps, say: Callabl
             peer = next((peer for peer in bootstraps.addresses if peer not in asked), None)
             if peer is not None:
                 asked.add(peer)
-                say(f"asking {bootstraps.addresses[peer][0]} for the run's manifest")
-                asking.add(asyncio.create_task(_ask(client, peer, bootstraps), name=f"door {peer.short()}"))
+                report(f"asking {bootstraps.addresses[peer][0]} for the run's manifest")
+                asking.add(asyncio.create_task(_ask(client, peer, bootstraps), name=f"bootstrap {peer.short()}"))
             elif not asking:
                 return None
             done, asking = await asyncio.wait(asking, timeout=NEXT_S, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""Revocations, and the renewal of this peer's own credential.
+"""Revocations, the closing of invites that are used up, and the renewal of this peer's own credential.
 
 A revoked peer is not called any more, and its Hellos, requests and records fail the check against the run's terms. It may still fetch the
 revocation: only the issuer's signature ends a node; refusals by other peers lead to a warning. An issuer signs a later end date for any
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,15 +17,18 @@ from dataclasses import dataclass
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
-from gossamer.protocol.messages.revocations import need_credential, read_revocations
+from gossamer.protocol.messages.revocations import Revocation, need_credential, read_revocations
 from gossamer.protocol.messages.terms import RunTerms, check_revocation
-from gossamer.protocol.run.invite import Credential
+from gossamer.protocol.run.invite import Credential, closing_of
+
+log = logging.getLogger(__name__)
 
 ROUND_S = 30.0
 ASK_S = 10.0  # for an answer
@@ -43,6 +47,7 @@ class CredentialRenewal:
     membership: Membership
     client: FetchClient
     gossip: PeerExchange
+    issued: IssuedInvites
     rng: random.Random
     emit: Callable[[Event], None]
     warned: str = ""
@@ -57,6 +62,7 @@ class CredentialRenewal:
         """Ask, renew and warn until cancelled. Raises RunRefusesUs once an issuer has revoked this peer."""
         while True:
             self.load_revocations()
+            await self._close_used_up()
             self._pass_over_revoked()
             await self._ask_for_revocations()
             self._end_if_revoked()
@@ -82,7 +88,23 @@ class CredentialRenewal:
     def _pass_over_revoked(self) -> None:
         for entry in self.gossip.book.live(loop_s()):
             if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
-                self.gossip.book.leaves(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
+                self.gossip.book.note_leaving(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
+
+    async def _close_used_up(self) -> None:
+        """As an issuer, close the invites for anybody whose uses are taken."""
+        me, bearers = self.membership.identity, self.issued.uses()
+        if me.peer_id not in self.terms.issuers or not bearers:
+            return
+        shown = [(entry.peer_id, entry.record.credential) for entry in self.gossip.book.announced(loop_s()) if entry.record]
+        seen = [(peer, credential.bearer) for peer, credential in shown if credential and credential.bearer]
+        closed = [
+            Revocation(self.client.run_id, me.peer_id, closing_of(bearer), int(self.gossip.time.now_s())).signed(me)
+            for bearer in self.issued.to_close(seen)
+        ]
+        if any([self.terms.revocations.add(revocation) for revocation in closed]):
+            log.warning("an invite has been used as often as it may be, and is closed; `peer invite` writes another")
+            self.load_revocations()  # keep what `peer revoke` has written since
+            await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _ask_for_revocations(self) -> None:
         others = self.gossip.book.reachable(loop_s())
@@ -103,20 +125,23 @@ class CredentialRenewal:
                 await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _renew(self) -> None:
+        """Ask the issuer for a credential that lasts longer, and at once for one in this peer's name."""
         credential = self.membership.own_credential.current
-        if credential is None or self.client.identity.peer_id in self.terms.issuers or self._left_s() > RENEW_S:
+        if credential is None or self.client.identity.peer_id in self.terms.issuers:
+            return
+        if credential.subject is not None and self._left_s() > RENEW_S:
             return
         for issuer in [entry for entry in self.gossip.book.reachable(loop_s()) if entry.peer_id == credential.issuer]:
             with contextlib.suppress(GossamerError, TimeoutError, OSError):
                 async with asyncio.timeout(ASK_S):
                     data = await self.client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")
                 self._take_over(need_credential(data), credential)
-                await asyncio.to_thread(write_whole, self.home.credential, data, private=True)
+                await asyncio.to_thread(write_whole, self.home.credential, data)
                 return
 
     def _take_over(self, renewed: Credential, old: Credential) -> None:
         renewed.check(self.client.run_id, self.client.identity.peer_id)
-        if renewed.issuer != old.issuer or renewed.not_after_s <= old.not_after_s:
+        if renewed.issuer != old.issuer or (old.subject is not None and renewed.not_after_s <= old.not_after_s):
             raise BadMessage("a credential that is no renewal of ours")
         self.membership.own_credential.current = renewed
 
@@ -135,7 +160,7 @@ class CredentialRenewal:
             self.client.identity.peer_id, self.membership.own_credential.current
         ):
             raise RunRefusesUs(
-                "the peer that wrote this peer's invite has revoked it: no other peer of the run meets this one any more",
+                "the peer that wrote this peer's invite has revoked or closed it: no other peer of the run meets this one any more",
                 hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",
             )
 
@@ -162,6 +187,6 @@ def latest_credential(home: Home, from_invite: Credential | None, run_id: bytes,
     with contextlib.suppress(OSError, PeerMisbehaved):
         kept = need_credential(home.credential.read_bytes())
         kept.check(run_id, me)
-        if from_invite is None or (kept.bearer == from_invite.bearer and kept.not_after_s > from_invite.not_after_s):
+        if from_invite is None or (kept.bearer == from_invite.bearer and kept.not_after_s >= from_invite.not_after_s):
             return kept  # of another invite it may have been revoked, which is why there is a new one
     return from_invite

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from gossamer.peer.node.meetings import say
+from gossamer.peer.node.meetings import send_last
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.messages.messages import refusal_of
@@ -31,10 +31,10 @@ class Dispatcher:
                 raise Refused(RefusalCode.NOT_READY, self.not_ready)
             await answering(stream)
         except Refused as refusal:
-            await say(stream, refusal_of(refusal))
+            await send_last(stream, refusal_of(refusal))
         except PeerMisbehaved as error:
             self.book.ban(stream.partner, loop_s())
-            await say(stream, refusal_of(error))
+            await send_last(stream, refusal_of(error))
             raise
         except (TransportError, TimeoutError):
             return

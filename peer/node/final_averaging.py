@@ -43,17 +43,17 @@ class FinalAveraging:
     _latest_s: float = 0.0  # when we stop even if another partner comes
     _began: tuple[int, float] | None = None  # our own global step when training began, and that loop time
 
-    def trains(self, global_step: int) -> None:
+    def note_global_step(self, global_step: int) -> None:
         """Note our own global step; the first one is the start from which our pace is measured."""
         if self._began is None:
             self._began = global_step, loop_s()
 
-    def paused(self) -> None:
+    def forget_pace(self) -> None:
         """Forget our pace: the peer has paused since."""
         self._began = None
 
-    def completed(self, fragment: int) -> None:
-        """Note a completed meeting of the last averaging, whoever began it."""
+    def note_meeting(self, fragment: int) -> None:
+        """Note a completed meeting of the last averaging, begun by either side."""
         self._rounds[fragment] += 1
 
     async def run(self) -> None:
@@ -97,7 +97,7 @@ class FinalAveraging:
         return False
 
     def _count_company(self) -> bool:
-        """Begin the rounds and the time anew when a partner has come to the end; tell whether anybody within reach still trains."""
+        """Begin the rounds and the time anew when a partner has come to the end; return whether anybody within reach still trains."""
         now_s = loop_s()
         known = self.book.reachable(now_s)
         company = {entry.peer_id for entry in known if entry.finished and entry.has_met}
@@ -110,10 +110,10 @@ class FinalAveraging:
         return any(not entry.finished and self._may_come(entry, now_s) for entry in there)
 
     def _may_come(self, entry: KnownPeer, now_s: float) -> bool:
-        """Tell whether somebody who trains at our own pace would be here soon; yes, where too little is known."""
+        """Return whether a peer that trains at our pace would finish soon; True where too little is known."""
         if self._began is None or self._began[0] >= self.total_steps:
             return True  # we were at the end when we were started
         began_steps, began_s = self._began
         steps_per_s = (self.total_steps - began_steps) / max(1e-3, now_s - began_s)
-        since_s = now_s - entry.told_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
+        since_s = now_s - entry.global_step_at_s + self.meetings.typical_s  # a meeting's clock is that of its beginning
         return self.total_steps - entry.global_step <= steps_per_s * (since_s + WAIT_S)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import MeetingDone
+from gossamer.peer.machine.events import Event, MeetingDone, PartnerShunned
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState, has_ended
@@ -18,6 +18,7 @@ from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
 from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.partner_records import PartnerRecords, rest_text
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
@@ -25,7 +26,7 @@ from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusa
 from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
 
-SAY_S = 2.0  # for a refusal to be sent
+SEND_LAST_S = 2.0  # for a refusal to be sent
 FIRST_TYPICAL_S = 0.3
 LINE_UP_S = 2.0  # at most, that a caller waits for the end of another meeting: its own fragment is blocked meanwhile
 MAX_INBOUND = 2  # at once; of one partner: 1
@@ -44,6 +45,8 @@ class Meetings:
     own: OwnSide
     rng: random.Random
     on_done: Callable[[Meeting, MeetingDone], None]
+    records: PartnerRecords
+    emit: Callable[[Event], None]
     _numbers: itertools.count[int] = field(init=False)  # an earlier node of the same trainer used other numbers
     active: dict[int, Driver] = field(default_factory=dict)  # by fragment
     completed: Counter[int] = field(default_factory=Counter)  # meetings so far, by fragment
@@ -62,6 +65,7 @@ class Meetings:
         try:
             await self._end("taking over newer weights", RefusalCode.NOT_READY)
             yield
+            self.records.forget_rejections()
         finally:
             self.lifecycle.end_takeover()
 
@@ -88,7 +92,7 @@ class Meetings:
         if not self._may_call(fragment):
             return None
         called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
-        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called})
+        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called}, shunned=self.shunned())
         if partner is None:
             tried.clear()
             return None
@@ -98,6 +102,11 @@ class Meetings:
             return await self._run_meeting(partner.peer_id, None, fragment, None)
         finally:
             self._num_outbound -= 1
+
+    def shunned(self) -> set[PeerId]:
+        """Return the live peers that rest after harmful messages."""
+        live = (entry.peer_id for entry in self.peer_exchange.book.live(loop_s()))
+        return self.records.shunned(live, self.peer_exchange.time.local_s())
 
     def _may_call(self, fragment: int) -> bool:
         is_free = fragment not in self.active and fragment not in self.lifecycle.stale
@@ -114,7 +123,7 @@ class Meetings:
             case Hello():
                 await self._answer_hello(stream, first)
             case Resolve():
-                await say(stream, await self._outcome(first, stream.partner))
+                await send_last(stream, await self._outcome(first, stream.partner))
             case Refusal():
                 return  # the partner has cancelled its call
             case _:
@@ -138,7 +147,8 @@ class Meetings:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
         membership, lifecycle = self.membership, self.lifecycle
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
-        self.peer_exchange.book.saw(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
+        self.peer_exchange.book.note_call(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
+        self.peer_exchange.book.shows(partner, hello.credential)
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
@@ -149,6 +159,8 @@ class Meetings:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "backing off after a failed meeting with you")
+        if self.records.is_shunned(partner, now_s := self.peer_exchange.time.local_s()):
+            raise Refused(RefusalCode.GATE, self.records.why_shunned(partner, now_s))
 
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
@@ -159,15 +171,15 @@ class Meetings:
         """
         meeting = active.meeting
         is_greeting = meeting.initiates and meeting.state is MeetingState.GREETING
-        if meeting.is_unheard or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
+        if meeting.is_unannounced or (is_greeting and meeting.partner == partner and partner < self.membership.identity.peer_id):
             active.stop("both peers called at the same moment; the other call stands", RefusalCode.BUSY)
             await active.over.wait()
         elif not is_greeting:
-            await self._line_up(active)
+            await self._wait_for_fragment(active)
         else:
             raise Refused(RefusalCode.BUSY, "calling another on this fragment")
 
-    async def _line_up(self, active: Driver) -> None:
+    async def _wait_for_fragment(self, active: Driver) -> None:
         """Let one caller wait for the end of the meeting on its fragment, which takes less time than calling again later."""
         fragment = active.meeting.fragment
         if fragment in self._next:
@@ -209,6 +221,7 @@ class Meetings:
             partner_hello=hello,
             records=self.peer_exchange.records_for(partner),
             timeout_s=self.peer_exchange.book.get(partner).timeout_s,
+            trust=self.records.trust(partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self.own, self.caller)
@@ -223,19 +236,42 @@ class Meetings:
             del self.active[fragment]
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
-                self.peer_exchange.book.failed(partner, loop_s(), driver.silent_s)
+                self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)
             return finish
         self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
         self.peer_exchange.book.connected(partner, driver.stream.observed)
         learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
         self.on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
+        self._record(meeting, finish)
         return finish
 
+    def _record(self, meeting: Meeting, finish: Finish) -> None:
+        """Update the partner's record, and report a message that was refused as harmful."""
+        records, partner, now_s = self.records, meeting.partner, self.peer_exchange.time.local_s()
+        checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
+        if meeting.partner_hello is not None:
+            self.peer_exchange.book.shows(partner, meeting.partner_hello.credential)
+        if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:
+            if records.merged(partner, now_s, checked.gain, checked.deviation):
+                self._shun(partner, "its latest messages together helped far less than those of others", now_s)
+        elif is_gated and checked is not None and checked.is_harmful:
+            records.harmful(partner, now_s)
+            self._shun(partner, f"{checked.reason}; it was not merged", now_s)
+        elif is_gated or (finish.refusal is RefusalCode.GATE and meeting.has_commitment(finish)):
+            records.rejected(partner, now_s)
 
-async def say(stream: Stream, message: Refusal | Outcome) -> None:
+    def _shun(self, partner: PeerId, evidence: str, now_s: float) -> None:
+        """Report that a partner rests."""
+        until_s = self.records.rests_until_s(partner)
+        number = self.records.get(partner).refused
+        text = f"{partner.short()} sent a harmful message, its number {number}: {evidence}; the partner rests {rest_text(until_s - now_s)}"
+        self.emit(PartnerShunned(str(partner), text, until_s))
+
+
+async def send_last(stream: Stream, message: Refusal | Outcome) -> None:
     """Send a last message; ignore a partner that does not take it."""
     with suppress(TransportError, TimeoutError):
-        async with asyncio.timeout(SAY_S):
+        async with asyncio.timeout(SEND_LAST_S):
             await stream.send(message)
 
 
@@ -247,19 +283,19 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
-            book.met(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
+            book.note_meeting(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.MISBEHAVED):
             book.ban(partner, now_s)
         case Finish(refusal=RefusalCode.LEAVING):
-            book.leaves(partner, now_s)
+            book.note_leaving(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:
-            book.not_now(partner, now_s, finished=partner_has_ended(meeting, finish))
+            book.note_not_ready(partner, now_s, finished=partner_has_ended(meeting, finish))
         case Finish(outcome=MeetingOutcome.GATED):
-            book.refused(partner, now_s, BACK_OFF_FAILED_S)
+            book.note_refusal(partner, now_s, BACK_OFF_FAILED_S)
         case Finish(outcome=MeetingOutcome.REFUSED):
-            book.refused(partner, now_s)
+            book.note_refusal(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
-            book.broke_off(partner, now_s, silent_s)
+            book.note_broken_meeting(partner, now_s, silent_s)
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:

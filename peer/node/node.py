@@ -56,7 +56,7 @@ class Node:
         while True:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.PAUSED)
             await work_until(self.state_sync.run(), lifecycle.until(lambda: lifecycle.state is LifecycleState.PAUSED))
-            self.final_averaging.paused()
+            self.final_averaging.forget_pace()
 
     def on_report(self, report: messages.TrainerReport) -> None:
         """Handle what the trainer reports unasked."""
@@ -69,7 +69,7 @@ class Node:
     def _on_progress(self, progress: messages.Progress) -> None:
         self.lifecycle.update(progress.global_step, progress.phase, progress.started, progress.tokens)
         if progress.started:
-            self.final_averaging.trains(progress.global_step)
+            self.final_averaging.note_global_step(progress.global_step)
         if progress.done:
             self._trainer_done.set()
         elif self._is_over:
@@ -80,5 +80,5 @@ class Node:
         if meeting.finish is not None:
             self.state_sync.on_meeting(meeting.partner, meeting.finish, initiated=meeting.initiates)
         if done.outcome == "completed" and meeting.pairing.phase is RunPhase.FINISH:
-            self.final_averaging.completed(done.fragment)
+            self.final_averaging.note_meeting(done.fragment)
         self.emit(done)

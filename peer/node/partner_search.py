@@ -48,7 +48,7 @@ class Searches:
         """Start a search for a fragment, or extend the one that runs."""
         if due.fragment not in self._goals:
             self._new.put_nowait(due.fragment)
-        self._goals[due.fragment] = self._goal(due.fragment)
+        self._goals[due.fragment] = self._next_goal(due.fragment)
 
     async def run(self) -> None:
         """Serve until cancelled. Raises our own bugs."""
@@ -62,22 +62,22 @@ class Searches:
 
         The run's deadline bounds the search; a meeting that has begun by then has its own. While none may begin it waits.
         """
-        goal = self._goal(fragment)
-        return await self._reach(fragment, lambda: goal)
+        goal = self._next_goal(fragment)
+        return await self._meet_until(fragment, lambda: goal)
 
     async def _search_or_solo(self, fragment: int) -> None:
-        if not await self._reach(fragment, lambda: self._goals[fragment]):
+        if not await self._meet_until(fragment, lambda: self._goals[fragment]):
             self.link.notify(messages.Defer(fragment) if self.membership.defer else messages.Solo(fragment))
         del self._goals[fragment]  # no await since the goal was checked last: a later Due starts a new search
 
-    async def _reach(self, fragment: int, goal: Callable[[], Goal]) -> bool:
+    async def _meet_until(self, fragment: int, goal: Callable[[], Goal]) -> bool:
         tried: set[PeerId] = set()
         while self.meetings.completed[fragment] < goal().num_completed:
             if not await self._try(fragment, goal(), tried):
                 return False
         return True
 
-    def _goal(self, fragment: int) -> Goal:
+    def _next_goal(self, fragment: int) -> Goal:
         """One meeting more than have counted; one in progress that counts already may have been applied before the fragment was due."""
         active = self.meetings.active.get(fragment)
         is_decided = active is not None and active.meeting.is_decided
@@ -93,7 +93,7 @@ class Searches:
             if meetings.completed[fragment] < goal.num_completed and loop.time() >= goal.until_s:
                 return False
         else:
-            soonest_s = meetings.peer_exchange.book.soonest_s(loop.time())
+            soonest_s = meetings.peer_exchange.book.soonest_s(loop.time(), meetings.shunned())
             if soonest_s is None or max(soonest_s, loop.time()) >= goal.until_s:
                 return False
             finish = await meetings.try_next(fragment, tried)

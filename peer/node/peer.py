@@ -23,10 +23,13 @@ from gossamer.peer.node.dispatcher import Answer, Dispatcher
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
+from gossamer.peer.node.partner_file import PartnerFile
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
+from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -79,7 +82,7 @@ class HeldRun:
 
 @dataclass(frozen=True, slots=True)
 class PeerNetwork:
-    """The network as one peer uses it. `addresses` are its own, as others may dial them; `connected`: to whom connections are open."""
+    """The network as one peer uses it. `addresses` are its own, as others may dial them; `connected`: peers with an open connection."""
 
     transport: Transport
     directory: Directory
@@ -105,9 +108,10 @@ class Member:
 class NodePeer:
     """One peer's node, from its start to its end. Everything belongs to one event loop.
 
-    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `is_member`,
-    `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is the
-    machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's seed.
+    Make it, then the network, then `run` it. The network hands every inbound stream to `answer`, and calls `is_banned`, `has_met`,
+    `is_member`, `bare_record` and `entry_addresses`. `trainer` is this peer's side of its meetings, None for a bootstrap node. `local_s` is
+    the machine's clock, in Unix time. `has_weights`: the run's initial weights are here even if they do not follow from the manifest's
+    seed.
     """
 
     def __init__(
@@ -131,17 +135,20 @@ class NodePeer:
         self.throttle = Throttle()
         self.shelf = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
         self._credential = OwnCredential(run.credential)
-        dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._answering)
-        self.answer = self.throttle.handler(dispatcher.answer)
+        dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._handler_of)
+        self.answer = self.throttle.limited_handler(dispatcher.answer)
         self._stopping = asyncio.Event()
         self.member: Member | None = None
         self.node: Node | None = None
         for peer, addresses in by_peer(run.bootstraps).items():
             for address in addresses:
-                self.book.hint(peer, address, loop_s())
+                self.book.add_address(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
+        self.records = PartnerRecords(lambda peer: [origin for origin in self.book.get(peer).origins if origin])
+        self.partner_file = PartnerFile(home, self.records, emit)
+        self.partner_file.load()
 
-    def _answering(self, purpose: Purpose) -> Answer | None:
+    def _handler_of(self, purpose: Purpose) -> Answer | None:
         if purpose is Purpose.MEET:
             return self.node.meetings.answer if self.node else None
         return self.member.server.answer if self.member else None
@@ -150,11 +157,15 @@ class NodePeer:
         return self.node.source if self.node else None
 
     def is_banned(self, partner: PeerId) -> bool:
-        """Tell whether a peer's streams are to be turned away."""
+        """Return whether a peer's streams are to be turned away."""
         return self.book.is_banned(partner, loop_s())
 
+    def has_met(self, partner: PeerId) -> bool:
+        """Return whether a meeting with a peer has been completed."""
+        return self.book.get(partner).meetings > 0
+
     def is_member(self, record: MemberRecord) -> bool:
-        """Tell whether a record is a member's; before the manifest is known nobody's is."""
+        """Return whether a record is a member's; False before the manifest is known."""
         if self.member is None:
             return False
         with suppress(Refused):
@@ -170,8 +181,8 @@ class NodePeer:
         """Return the invite's bootstrap addresses and those of good peers of the last session."""
         return tuple(dict.fromkeys((*self._run.bootstraps, *self.book.entry_addresses(loop_s()))))
 
-    def sees(self) -> set[PeerId]:
-        """Return the peers of whom a record is known that is in force."""
+    def members_in_force(self) -> set[PeerId]:
+        """Return the peers with a record in force."""
         if self.member is None:
             return set()
         gossip = self.member.gossip
@@ -187,7 +198,7 @@ class NodePeer:
 
         Raises, in exception groups, what cannot be repaired here: SwarmUnreachable, RunRefusesUs, WrongVersion, or a bug.
         """
-        limited = replace(network, transport=self.throttle.over(network.transport))
+        limited = replace(network, transport=self.throttle.limited_transport(network.transport))
         (failure,) = await asyncio.gather(work_until(self._live(limited), self._until_stopped()), return_exceptions=True)
         if self.member is not None and self.member.presence is not None:
             await self.member.presence.leave()
@@ -223,7 +234,7 @@ class NodePeer:
         signed, named = await find_run(
             client, self.entry_addresses(), self.time, lambda reason: self._emit(ProcessReported("joining", reason))
         )
-        write_whole(self._home.manifest, signed.to_bytes(), private=True)
+        write_whole(self._home.manifest, signed.to_bytes())
         return signed, named
 
     async def _train(self, own: OwnSide, member: Member, presence: Presence, network: PeerNetwork) -> None:
@@ -236,7 +247,7 @@ class NodePeer:
             link.cancel()
 
     async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
-        """Be part of the directory, and remember whoever announces itself: the next start needs a way in."""
+        """Be part of the directory, and remember members that announce themselves: the next start dials them."""
         num_connected = 0
         while True:
             with suppress(TransportError):  # the network below is restarting
@@ -253,7 +264,8 @@ class NodePeer:
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
         bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
-        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source)
+        issued = IssuedInvites(self._home)
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source, issued.admit)
         reporter = SwarmReporter(self._emit, gossip)
         presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(
@@ -265,7 +277,7 @@ class NodePeer:
             reporter,
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
-            CredentialRenewal(self._home, membership, client, gossip, self._rng, self._emit),
+            CredentialRenewal(self._home, membership, client, gossip, issued, self._rng, self._emit),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
@@ -273,7 +285,9 @@ class NodePeer:
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
         caller = Caller(network.transport, self.book, terms.run_id)
-        meetings = Meetings(membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
+        meetings = Meetings(
+            membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit
+        )
         searches = Searches(membership, meetings, link, rng)
         source = StateSource(link, own.payloads, lifecycle, terms, meetings.until_quiet)
         sources = Sources(member.client, SybilGroups(self.book, terms), rng)

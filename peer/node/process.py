@@ -70,7 +70,9 @@ class NodeProcess:
     async def run(self) -> None:
         """Run until `stop`, or until the run is over. Raises GossamerError when the run cannot be found or refuses this peer."""
         peer = self._peer
-        libp2p = Libp2pNode(self._daemon_settings, peer.shelf, peer.answer, peer.entry_addresses, peer.is_banned, peer.bare_record)
+        libp2p = Libp2pNode(
+            self._daemon_settings, peer.shelf, peer.answer, peer.entry_addresses, peer.is_banned, peer.has_met, peer.bare_record
+        )
         async with libp2p as network, asyncio.TaskGroup() as tasks:
             reports = NodeReports(network, peer, self._trainer, self._home, self._child.emit)
             aside = [tasks.create_task(work) for work in (reports.run(), self._report_pauses())]
@@ -117,14 +119,14 @@ async def run_node(child: Child) -> None:
     loop = asyncio.get_running_loop()
     process = NodeProcess(child)
 
-    def hear() -> None:
-        child.hear()
+    def read_settings() -> None:
+        child.read_settings()
         process.take_settings(child.settings)
         if child.stop_requested():
             loop.remove_reader(0)  # an ended pipe stays readable: the loop would call this again and again
             process.stop()
 
-    loop.add_reader(0, hear)
+    loop.add_reader(0, read_settings)
     try:
         await process.run()
     finally:

@@ -59,7 +59,7 @@ class NodeReports:
             self._emit(TrafficCounted(*self._reported))
 
     async def _report_connections(self) -> None:
-        """Report to whom connections are open, and by which routes, if that has changed."""
+        """Report the open connections and their routes, if they have changed."""
         routes: dict[str, str] = {}
         with contextlib.suppress(Unreachable):  # p2pd is restarting
             routes = {str(partner): route for partner, route in (await self._network.routes()).items()}
@@ -79,6 +79,7 @@ class NodeReports:
             await asyncio.sleep(SAVE_S)
             with contextlib.suppress(OSError):  # a full disk; all is written again soon
                 await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s()))
+                self._peer.partner_file.save()
                 if self._network.through != through:
                     through = self._network.through
                     write_whole(self._home.relays, "".join(f"{relay}\n" for relay in through).encode())

@@ -74,11 +74,9 @@ class Broadcast:
     """Every peer's channels, fragment by fragment; counts the bytes sent."""
 
     def __init__(self, population: Population) -> None:
-        feedback, device = population.scenario.feedback, population.replicas[0].weights.device
+        scenario, codecs, device = population.scenario, population.layout.codecs, population.replicas[0].weights.device
         self._traffic = population.traffic
-        self._channels = [
-            [Channel(codec, feedback, device) for codec in population.layout.codecs] for _ in range(population.scenario.num_peers)
-        ]
+        self._channels = [[Channel(codec, scenario.feedback, device) for codec in codecs] for _ in range(scenario.num_peers)]
 
     def send(self, step: int, peer: int, fragment: int, values: Tensor) -> Tensor:
         """Send a peer's values of a fragment at a step; return the tensor that every peer decodes. Raises Diverged."""
@@ -107,7 +105,6 @@ def data_parallel(population: Population) -> Iterator[Fraction]:
 
 
 def _taken_gradients(replica: SimulatedReplica, layout: Layout) -> Iterator[Tensor]:
-    """Yield a replica's gradient fragment by fragment, then set it to zero."""
     gradients = replica.gradients()
     for codec in layout.codecs:
         yield gather(codec.fragment, gradients)

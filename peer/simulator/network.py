@@ -1,9 +1,9 @@
 """A swarm's network without training: how long an exchange takes, how long peers wait for each other, what is left to compute.
 
-Three models in virtual time, without training. Links: a message takes a log-normal latency, drawn anew each time (NoLoCo, arXiv
+Three models in virtual time. Links: a message takes a log-normal latency, drawn anew each time (NoLoCo, arXiv
 2506.10911, section 5.3), plus its bytes over the bandwidth. Waiting: inner steps take log-normal times and communication is free (its
 Figure 5B, which comes out with log-variance 0.5). Utilization: the simulator of Streaming DiLoCo (arXiv 2501.18512, section 3.1), as far
-as its text and Table 4 tell.
+as its text and Table 4 describe.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 Floats = npt.NDArray[np.float64]
 CHUNK_DRAWS: Final = 1 << 22  # 32 MiB at a time
-EXACT_RING_PEERS: Final = 1024  # beyond, the time per hop is taken from a ring of this size: it has settled by then
+EXACT_RING_PEERS: Final = 1024  # beyond, the time per hop is taken from a ring of this size: it is constant by then
 NUM_HANDSHAKES: Final = 4  # sends one after the other in a meeting: both Hellos, Commit, Committed
 NUM_SWAPS: Final = 4  # sends both ways at once: sketch, commitment, payload, verdict
 
@@ -39,7 +39,7 @@ TRIAL_DRAWS: Final = 1 << 22  # of a tree, over all trials
 NUM_ROUNDS: Final = 100  # of waiting
 MAX_TRIALS: Final = 64
 MAX_RING_TRIALS: Final = 4
-LARGE: Final = 1 << 20  # values after which a codec's bits per value have settled
+LARGE: Final = 1 << 20  # values after which a codec's bits per value are constant
 HINT: Final = "`peer simulate --help` says what each option takes"
 MEGA: Final = 1e6
 SMALLEST, GREATEST = 1e-9, 1e18  # of a size: no time that follows from them is infinite
@@ -47,9 +47,6 @@ MAX_PEERS: Final = 10_000_000  # 0.6 GB
 MAX_INNER_STEPS: Final = 10_000
 MAX_LAYERS: Final = 1000
 MAX_ROUND: Final = 500_000_000  # inner steps of all peers in one round: half a minute
-
-
-# ---------------------------------------------------------------------- links: how long an exchange takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +124,6 @@ def _mean(parts: Iterator[Floats]) -> float:
     return total / count
 
 
-# ---------------------------------------------------------------------- waiting: all for the slowest, or each pair for the slower one
-
-
 def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random.Generator) -> dict[str, float]:
     """Return the time of a run over that of its inner steps, for a `group` that waits for its slowest and for `pairs`.
 
@@ -139,12 +133,12 @@ def waiting(num_peers: int, inner_steps: int, num_rounds: int, random: np.random
     most = min(num_peers, MAX_PAIR_PEERS)
     num_paired = min(most, max(MIN_PAIR_PEERS, TOTAL_DRAWS // (inner_steps * num_rounds)))
     return {
-        "group": group_slowdown(num_peers, inner_steps, _affordable(num_peers, inner_steps, num_rounds), random),
-        "pairs": pair_slowdown(num_paired, inner_steps, _affordable(num_paired, inner_steps, num_rounds), random),
+        "group": group_slowdown(num_peers, inner_steps, _affordable_rounds(num_peers, inner_steps, num_rounds), random),
+        "pairs": pair_slowdown(num_paired, inner_steps, _affordable_rounds(num_paired, inner_steps, num_rounds), random),
     }
 
 
-def _affordable(num_peers: int, inner_steps: int, num_rounds: int) -> int:
+def _affordable_rounds(num_peers: int, inner_steps: int, num_rounds: int) -> int:
     return max(2, min(num_rounds, TOTAL_DRAWS // (num_peers * inner_steps)))
 
 
@@ -170,16 +164,12 @@ def pair_slowdown(num_peers: int, inner_steps: int, num_rounds: int, random: np.
 
 
 def _round(num_peers: int, inner_steps: int, random: np.random.Generator) -> Floats:
-    """Draw how long each peer takes for `inner_steps` steps."""
     total, sigma = np.zeros(num_peers), math.sqrt(STEP_LOG_VARIANCE)
     most = max(1, CHUNK_DRAWS // num_peers)
     for start in range(0, inner_steps, most):
         times = random.normal(0.0, sigma, (min(most, inner_steps - start), num_peers))
         total += np.exp(times, out=times).sum(0)
     return total
-
-
-# ---------------------------------------------------------------------- utilization: the share of time that is left to compute
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,9 +246,6 @@ def compute_utilization(workload: Workload, sending: Sending, bandwidths: Floats
                 link_free_at = np.maximum(link_free_at, now) + layer_s
                 coming[number].append((step + 1 + sending.overlap_steps, link_free_at))
     return (total - warm) * step_s / (now - started)
-
-
-# ---------------------------------------------------------------------- the report
 
 
 @dataclass(frozen=True, slots=True)

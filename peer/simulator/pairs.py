@@ -8,7 +8,7 @@ drop it when the gate of one side refuses the message, or when a peer leaves bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
@@ -20,8 +20,15 @@ from gossamer.optim.fragments import Countdown
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
+from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
+from gossamer.protocol.identity import PeerId
+
+PROBED_SHARE = 0.2  # of the meetings with partners of a good record
+STEP_S = 1.0
+NEVER_STEPS = 1 << 30
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
@@ -32,10 +39,10 @@ def train_alone(population: Population) -> Iterator[Fraction]:
         yield now
 
 
-def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
+def gossip(population: Population, rule: NoLoCo, members: Callable[[Population], list[PairPeer]]) -> Iterator[Fraction]:
     """Train peers that meet in pairs; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
-    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
+    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)), members(population))
     for now, arrived in scenario.steps_at_own_rates():
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
@@ -55,7 +62,7 @@ class Floor(Protocol):
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
 
 
@@ -65,7 +72,7 @@ class Matcher(Protocol):
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
         """Begin the meetings that are due; `arrived` are the peers at a step boundary now."""
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Note that the peer took an outer step on the fragment."""
 
 
@@ -101,11 +108,11 @@ class OnDemand:
         elif others and now - since < self._timeout:
             return
         elif self._defer:
-            self.done(peer, fragment)
+            self.note_outer_step(peer, fragment)
         else:
-            floor.step_alone(peer, fragment)
+            floor.take_solo_step(peer, fragment)
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Start the fragment's next countdown."""
         self._asking_since.pop((peer, fragment), None)
         self._countdowns[peer].reset(fragment)
@@ -134,9 +141,9 @@ class Scheduled:
         while len(order) > 1:
             floor.begin(order.pop(), order.pop(), fragment)
         for peer in order:
-            floor.step_alone(peer, fragment)
+            floor.take_solo_step(peer, fragment)
 
-    def done(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int) -> None:
         """Do nothing: the schedule does not depend on outer steps."""
 
 
@@ -146,11 +153,41 @@ def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
 
 
 class PairPeer:
-    """A peer that meets others: its replica, and the state of each fragment between meetings."""
+    """A peer that meets others: its replica, the state of each fragment between meetings, and how it judges messages."""
 
     def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
         self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
+        self.peer_id = PeerId.of_public_key(replica.number.to_bytes(32, "big"))
+        self.records = PartnerRecords()
+        self.probe_gate = ProbeGate()
+        self._judgement: Judgement | None = None
+        self._probe_draws = Random(f"probes/{replica.number}")
+        self.probe = Probe(replica.model, replica.dtype, replica.other_text(), self._probe_draws)
+
+    def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
+        """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
+        trust = self.records.trust(partner.peer_id)
+        if reason := side.judge(payload, trust.share):
+            return reason
+        self._judgement = None
+        if not side.is_clipped and not trust.must_probe and self._probe_draws.random() >= PROBED_SHARE:
+            return ""
+        lag_steps = self.replica.global_step - partner.replica.global_step
+        self._judgement, _ = side.probe(self.probe, self.probe_gate, lag_steps=lag_steps)
+        if self._judgement.reason:
+            self.records.harmful(partner.peer_id, self.now_s)
+        return self._judgement.reason
+
+    def note_merge(self, partner: PairPeer) -> None:
+        """Note in the partner's record that the message judged last is merged."""
+        judged = self._judgement
+        self.records.merged(partner.peer_id, self.now_s, judged.gain.value if judged else None, judged.deviation if judged else 0.0)
+
+    @property
+    def now_s(self) -> float:
+        """Return the time of the records: an inner step takes STEP_S."""
+        return STEP_S * self.replica.own_steps
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
@@ -158,17 +195,21 @@ class PairPeer:
         for fragment in self.fragments:
             fragment.count(num_tokens)
 
+    def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
+        """Open this peer's side of a meeting over a fragment."""
+        return MeetingSide(self.fragments[fragment])
+
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
-        self.fragments[fragment].step_alone(rule)
-        self.fragments[fragment].move()
+        self.fragments[fragment].take_solo_step(rule)
+        self.fragments[fragment].move_fast_weights()
 
-    def hear_global_step(self, partner_global_step: int) -> None:
+    def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
         before = self.replica.global_step
-        self.replica.hear_global_step(partner_global_step)
+        self.replica.catch_up(partner_global_step)
         for fragment in self.fragments:
-            fragment.miss(self.replica.global_step - before)
+            fragment.count_missed_steps(self.replica.global_step - before)
 
 
 @dataclass(slots=True)
@@ -186,8 +227,8 @@ class Pair:
 
     def open(self, member: PairPeer) -> None:
         """Take this side's snapshot."""
-        replica = member.replica
-        self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
+        replica, (one, other) = member.replica, self.peers
+        self.sides[replica.number] = member.open(self.fragment, other if member is one else one)
         self.global_step[replica.number] = replica.global_step
 
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
@@ -197,8 +238,12 @@ class Pair:
         weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
         sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
         payloads = one.encode(sketches[1]), two.encode(sketches[0])
-        reason = one.judge(payloads[1]) or two.judge(payloads[0])
+        first, second = sorted(self.peers, key=lambda peer: list(self.sides).index(peer.replica.number))
+        reason = first.judge(one, payloads[1], second) or second.judge(two, payloads[0], first)
         self.failed_blocks = None if reason else one.failed_blocks | two.failed_blocks
+        if not reason:
+            first.note_merge(second)
+            second.note_merge(first)
         return reason
 
     def apply(self, member: PairPeer) -> None:
@@ -207,16 +252,16 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
-        side.state.move()
-        member.hear_global_step(next(steps for peer, steps in self.global_step.items() if peer != number))
+        side.state.move_fast_weights()
+        member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 
 
 class Gossip:
     """All open meetings. A fragment of a peer is in at most one."""
 
-    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
-        self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
+    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher, peers: list[PairPeer]) -> None:
+        self.peers = peers
         self._population = population
         self._matcher = matching
         self._rule = rule
@@ -228,9 +273,9 @@ class Gossip:
     def boundary(self, now: Fraction, arrived: Sequence[int]) -> None:
         """Open, decide and begin meetings of the peers at a step boundary."""
         self._away.difference_update(arrived)
-        self._settle(now, arrived)
+        self._advance_meetings(now, arrived)
         self._matcher.arrange(now, arrived, self)
-        self._settle(now, arrived)
+        self._advance_meetings(now, arrived)
         for peer in arrived:
             if self._population.scenario.is_away(peer, now):
                 self._leave(peer)
@@ -240,7 +285,10 @@ class Gossip:
         return peer not in self._away and (peer, fragment) not in self._meetings and (peer, fragment) not in self._alone
 
     def step_gap(self, one: int, two: int) -> int:
-        """Return the difference of the two peers' global steps."""
+        """Return the difference of the two peers' global steps; a peer that rests counts as one that is too far."""
+        both = self.peers[one], self.peers[two]
+        if any(peer.records.is_shunned(other.peer_id, peer.now_s) for peer, other in (both, both[::-1])):
+            return NEVER_STEPS
         return abs(self._population.replicas[one].global_step - self._population.replicas[two].global_step)
 
     def begin(self, one: int, two: int, fragment: int) -> None:
@@ -248,11 +296,11 @@ class Gossip:
         meeting = Pair(fragment, (self.peers[one], self.peers[two]), self._seeds.getrandbits(63))
         self._meetings[one, fragment] = self._meetings[two, fragment] = meeting
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         """Let a peer take the fragment's outer step alone at its next step boundary."""
         self._alone.add((peer, fragment))
 
-    def _settle(self, now: Fraction, arrived: Sequence[int]) -> None:
+    def _advance_meetings(self, now: Fraction, arrived: Sequence[int]) -> None:
         here = set(arrived)
         mine = [(peer, meeting) for (peer, _), meeting in self._meetings.items() if peer in here]
         for peer, meeting in mine:
@@ -269,7 +317,7 @@ class Gossip:
                 self.peers[peer].solo_step(fragment, self._rule)
                 self._alone.discard((peer, fragment))
                 self._population.traffic.solo += 1
-                self._matcher.done(peer, fragment)
+                self._matcher.note_outer_step(peer, fragment)
 
     def _exchange(self, meeting: Pair, now: Fraction) -> None:
         with coding("a pair of peers"):
@@ -287,7 +335,7 @@ class Gossip:
         self._population.traffic.completed += not meeting.applied
         meeting.apply(self.peers[peer])
         del self._meetings[peer, meeting.fragment]
-        self._matcher.done(peer, meeting.fragment)
+        self._matcher.note_outer_step(peer, meeting.fragment)
 
     def _drop(self, meeting: Pair) -> None:
         assert not meeting.applied

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import spawn
 
 PULSE_S = 5.0  # as protocol/libp2p/node.py
 NUM_RELAYS = 2
@@ -45,14 +46,13 @@ class Run:
 
     host: Identity
     signed: SignedManifest
-    manifest: Manifest
     invite: Invite
 
     @classmethod
     def of(cls, host: Identity, manifest: Manifest, bootstraps: tuple[str, ...], not_after_s: int) -> Run:
         """Make it known by these bootstraps."""
         signed = SignedManifest.sign(manifest, host)
-        return cls(host, signed, manifest, Invite.issue(host, signed.run_id, bootstraps, None, not_after_s))
+        return cls(host, signed, Invite.issue(host, signed.run_id, bootstraps, None, not_after_s))
 
 
 @dataclass
@@ -104,11 +104,9 @@ class Resident:
         line = self._network.peers[self.peer_id].line
         return self.counts.line_bytes + line.num_sent + line.num_received
 
-    def sees(self) -> set[PeerId]:
+    def members_in_force(self) -> set[PeerId]:
         """Return of whom it holds a record that is in force."""
-        return self._peer.sees()
-
-    # ---- life ----
+        return self._peer.members_in_force()
 
     def start(self) -> None:
         """Start it from what is on its disk. A newcomer gets the manifest from a peer; the host, and a restarted peer, hold it."""
@@ -122,13 +120,14 @@ class Resident:
         signed = run.signed if is_host or self.counts.num_lives > 1 else None
         held = HeldRun(run.signed.run_id, signed, credential, run.invite.bootstraps, is_founder=is_host)
         own = OwnSide(self.trainer, payloads, journal)
-        self._peer = peer = NodePeer(self._home, held, self.identity, own, self._local_s, rng, self._on_event)
+        self._peer = peer = NodePeer(self._home, held, self.identity, own, lambda: network.now_s() + self._ahead_s, rng, self._on_event)
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
-        life = network.transport(self.peer_id, self._answer, self._link, is_banned=peer.is_banned)
+        life = network.start_peer(self.peer_id, self._answer, self._link, is_banned=peer.is_banned, has_met=peer.has_met)
         p2p: Any = MemoryP2P(network, life)
         directory = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses)))
-        self._run_task(self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p))
+        living = self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p)
+        spawn(living, self._tasks, f"{self.peer_id.short()} lives").add_done_callback(self._on_task_end)
 
     def stop(self) -> None:
         """Kill it. Its address book stays on its disk."""
@@ -160,7 +159,7 @@ class Resident:
 
     def _open_peers(self) -> list[PeerId]:
         """Return who may relay: members that can be called, as far as this peer knows."""
-        bootstraps = [peer for door in self._run.invite.bootstraps if (peer := read_address(door)) is not None]
+        bootstraps = [peer for multiaddr in self._run.invite.bootstraps if (peer := read_address(multiaddr)) is not None]
         known = [entry.peer_id for entry in self.book.known(loop_s())]
         return sorted({*bootstraps, *known} - self._network.hidden.keys() - {self.peer_id})
 
@@ -169,11 +168,6 @@ class Resident:
 
     def _move_to(self, relays: list[PeerId]) -> None:
         self.relays = self._network.hidden[self.peer_id] = tuple(relays)
-
-    # ---- ends ----
-
-    def _local_s(self) -> float:
-        return self._network.now_s() + self._ahead_s
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, MeetingDone):
@@ -189,13 +183,7 @@ class Resident:
         finally:
             self._tasks.discard(task)
 
-    def _run_task(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work, name=f"{self.peer_id.short()} lives")
-        self._tasks.add(task)
-        task.add_done_callback(self._ended)
-
-    def _ended(self, task: asyncio.Task[None]) -> None:
-        self._tasks.discard(task)
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (bug := task.exception()) is not None:
             self.counts.bugs.append(repr(bug))
 
@@ -214,7 +202,7 @@ async def stay_in_directory(directory: DhtDirectory, p2p: MemoryP2P, shelf: Reco
             known = [*bootstraps, *(with_peer(address, record.peer_id) for record in records for address in record.addresses)]
             await asyncio.gather(*(dial(peer, addresses) for peer, addresses in by_peer(known).items()))
         with contextlib.suppress(GossamerError):
-            await directory.tend()
+            await directory.maintain()
         await asyncio.sleep(PULSE_S)
 
 

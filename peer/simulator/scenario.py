@@ -17,6 +17,7 @@ from typing import Final
 from gossamer.optim.inner import InnerSettings
 from gossamer.optim.names import suggestion
 from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.simulator.attacks import ATTACKS
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import AUTO_STEPS
@@ -28,10 +29,7 @@ SCHEDULED: Final = "scheduled"
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """One simulation. `manifest.run.total_steps` is the mean number of inner steps per peer.
-
-    Raises BadSettings for impossible combinations.
-    """
+    """One simulation; `manifest.run.total_steps` is the mean per peer. Raises BadSettings for impossible combinations."""
 
     manifest: Manifest
     num_peers: int = NUM_PEERS
@@ -47,6 +45,9 @@ class Scenario:
     keep_local: float = 0.5  # streaming: share of the local weights that a merge keeps
     clip: float = math.inf  # group methods: bound of the momentum, in root mean squares of the mean pseudo-gradient (CO2)
     staleness_penalty: float = 1.0  # group methods: divides pseudo-gradients (CO2)
+    attack: str = ""  # on-demand pairs: what the last `attackers` peers do (attacks.py)
+    attackers: int = 0
+    attack_from: Fraction = Fraction(1, 2)  # of the run, before they turn
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
 
     def __post_init__(self) -> None:
@@ -58,10 +59,21 @@ class Scenario:
         _need(0.0 < self.line_mbit < math.inf, f"--bandwidth must be above 0, and is {self.line_mbit:g}")
         _need(0.0 < self.step_s < math.inf, f"--step-seconds must be above 0, and is {self.step_s:g}")
         _need(0.0 <= self.drop_out < 1.0, f"drop_out must satisfy 0 <= drop_out < 1, and is {self.drop_out:g}")
+        _need(0 <= self.attackers < self.num_peers, f"attackers must leave an honest peer, and are {self.attackers} of {self.num_peers}")
+        _need(bool(self.attack) == bool(self.attackers), "an attack needs attackers, and attackers need an attack")
+        _need(not self.attack or self.matching == ON_DEMAND, f"an attack needs matching {ON_DEMAND}")
+        _need(0 <= self.attack_from <= 1, f"attack_from must lie in [0, 1], and is {float(self.attack_from):g}")
         _need(self.clip > 0.0, f"clip must be above 0, and is {self.clip:g}")
         _need(self.staleness_penalty >= 1.0, f"staleness_penalty must be at least 1, and is {self.staleness_penalty:g}")
         for name, share in (("skew", self.skew), ("keep_local", self.keep_local), ("feedback", self.feedback or 0.0)):
             _need(0.0 <= share <= 1.0, f"{name} must lie in [0, 1], and is {share:g}")
+        if self.attack:
+            known(self.attack, ATTACKS, "attack")
+
+    @property
+    def num_honest(self) -> int:
+        """Return the number of peers that are not attackers: the first ones."""
+        return self.num_peers - self.attackers
 
     @property
     def rates(self) -> tuple[Fraction, ...]:
@@ -95,7 +107,7 @@ class Scenario:
         """Return the number of tokens that one inner step of one peer predicts."""
         return self.manifest.inner.batch_size * self.manifest.inner.sequence_length
 
-    def inner(self, rate: Fraction) -> InnerSettings:
+    def inner_settings_at(self, rate: Fraction) -> InnerSettings:
         """Return the inner settings of a peer whose schedule lasts as long as the run at this rate."""
         return replace(inner_settings(self.manifest), total_steps=math.ceil(self.num_steps * rate))
 
@@ -105,10 +117,7 @@ class Scenario:
         return number > 0 and self.drop_out > 0.0 and Random(f"{self.seed}/away/{peer}/{number}").random() < self.drop_out
 
     def steps_at_own_rates(self) -> Iterator[tuple[Fraction, list[int]]]:
-        """Yield each time at which inner steps end, in order, with the peers whose steps end then.
-
-        A peer whose absence begins during a step finishes the step first.
-        """
+        """Yield each time at which inner steps end, in order, with the peers whose steps end then; absences begin between steps."""
         rates = self.rates
         queue = [(1 / rate, peer) for peer, rate in enumerate(rates)]
         heapq.heapify(queue)
@@ -119,14 +128,14 @@ class Scenario:
                 peers.append(heapq.heappop(queue)[1])
             yield now, peers
             for peer in peers:
-                heapq.heappush(queue, (self._back_at(peer, now) + 1 / rates[peer], peer))
+                heapq.heappush(queue, (self._return_time(peer, now) + 1 / rates[peer], peer))
 
     def steps_together(self) -> Iterator[tuple[int, list[int]]]:
         """Yield each step's number, from 1 on, and the peers that take it: those present when it begins, counted in steps of the group."""
         for step in range(1, self.num_steps + 1):
             yield step, [peer for peer in range(self.num_peers) if not self.is_away(peer, step - 1)]
 
-    def _back_at(self, peer: int, now: Fraction) -> Fraction:
+    def _return_time(self, peer: int, now: Fraction) -> Fraction:
         while self.is_away(peer, now):
             now = Fraction((math.floor(now / self.period) + 1) * self.period)
         return now

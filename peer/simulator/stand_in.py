@@ -1,7 +1,4 @@
-"""A trainer without tensors: it counts steps by the time, lets fragments come due, and answers with random bytes of the right size.
-
-Its node cannot tell it from a real one, so node, meetings and joining are the real code though nothing is trained.
-"""
+"""A trainer without tensors: to its node it is a real one, but it counts steps by the time and answers with random bytes."""
 
 from __future__ import annotations
 
@@ -44,7 +41,7 @@ class StandInTrainer(NodeEnd):
         return PLAN
 
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
-        """Train, as far as the node can tell, until cancelled."""
+        """Train, as far as the node can observe, until cancelled."""
         self._set_global_step(self._global_step)
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(self._report_progress(on_report))
@@ -70,8 +67,6 @@ class StandInTrainer(NodeEnd):
 
     def _set_global_step(self, global_step: int) -> None:
         self._global_step, self._clock_s = global_step, asyncio.get_running_loop().time()
-
-    # ------------------------------------------------------------------ what the node asks and tells
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Answer at once."""

@@ -10,10 +10,9 @@ import asyncio
 import random
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Collection, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
 from gossamer.peer.simulator.resident import Resident, Run, identity_of
@@ -23,10 +22,10 @@ from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
 from gossamer.protocol.run.manifest import Manifest
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, spawn
 
 ARRIVAL_S = 60.0  # in which all but the host come
-SETTLE_S = 60.0  # from the last arrival to the cut, and from the healing to the end
+STEADY_S = 60.0  # from the last arrival to the cut, and from the healing to the end
 ENOUGH = 20  # members that a peer should know
 LOOK_S = 0.5  # between two looks at who knows whom
 HEAL_S = 600.0  # most that healing may take
@@ -84,7 +83,7 @@ class SwarmResult:
     healed_s: Spread | None = None  # from the end of the cut until a peer knew 20 of the other half again, or all of it
     background_bytes_per_s: Spread | None = None  # of a peer, sent and received, all but meetings
     meetings: dict[str, int] = field(default_factory=dict)  # by outcome, as each side saw it
-    counted_by_one: int = 0  # meetings that only one side counts, as the other died or was cut off before it heard
+    counted_by_one: int = 0  # meetings that only one side counts, as the other died or was cut off before the decision arrived
     kills: int = 0
     violations: list[str] = field(default_factory=list)
 
@@ -121,25 +120,23 @@ class SwarmStory:
         self._peers = [self._resident(number) for number in range(scene.peers)]
         result.reachable = scene.peers - len(self._network.hidden)
         arrivals = sorted(self._rng.uniform(1.0, ARRIVAL_S) for _ in self._peers[1:])
-        self._start_aside(self._watch())
+        spawn(self._watch(), self._aside, "watch")
         self._start(self._peers[0])
         for peer, at_s in zip(self._peers[1:], arrivals, strict=True):
             await asyncio.sleep(max(0.0, at_s - loop_s()))
             self._start(peer)
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(STEADY_S)
         began_s, before = loop_s(), [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
         if scene.churn:
-            self._start_aside(self._churn())
+            spawn(self._churn(), self._aside, "churn")
         if scene.cut_s:
             await self._cut()
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(STEADY_S)
         after = [peer.num_bytes - peer.counts.meeting_bytes for peer in self._peers]
         rates = [(late - early) / (loop_s() - began_s) for early, late in zip(before, after, strict=True)]
         result.background_bytes_per_s = Spread.of(rates)
         await self._end()
         return result
-
-    # ---- what happens ----
 
     async def _cut(self) -> None:
         scene, network = self._scene, self._network
@@ -158,7 +155,7 @@ class SwarmStory:
 
     def _knows(self, peer: Resident, others: Sequence[Resident]) -> bool:
         there = {other.peer_id for other in others if other.is_up}
-        return peer.is_up and len(peer.sees() & there) >= min(ENOUGH, len(there))
+        return peer.is_up and len(peer.members_in_force() & there) >= min(ENOUGH, len(there))
 
     async def _churn(self) -> None:
         pause_s = CHURN_S / max(1.0, self._scene.churn * len(self._peers))
@@ -169,7 +166,7 @@ class SwarmStory:
                 victim = self._rng.choice(victims)
                 victim.stop()
                 self._result.kills += 1
-                self._start_aside(self._bring_back(victim))
+                spawn(self._bring_back(victim), self._aside, "bring back")
 
     async def _bring_back(self, peer: Resident) -> None:
         await asyncio.sleep(self._rng.uniform(*BACK_S))
@@ -179,25 +176,23 @@ class SwarmStory:
         there = sum(other.is_up for other in self._peers)
         peer.start()
         if there:
-            self._start_aside(self._time_newcomer(peer, min(ENOUGH, there)))
+            spawn(self._time_newcomer(peer, min(ENOUGH, there)), self._aside, "time newcomer")
 
     async def _time_newcomer(self, peer: Resident, enough: int) -> None:
         began_s = loop_s()
-        while len(peer.sees()) < enough:  # noqa: ASYNC110 (records go out of force by themselves)
+        while len(peer.members_in_force()) < enough:  # noqa: ASYNC110 (records go out of force by themselves)
             await asyncio.sleep(LOOK_S)
         self._know_enough_s.append(loop_s() - began_s)
 
-    # ---- what must hold ----
-
     async def _watch(self) -> None:
         """Check that every peer with others within reach knows one of them; report progress."""
-        total_s = ARRIVAL_S + 2 * SETTLE_S + self._scene.cut_s
+        total_s = ARRIVAL_S + 2 * STEADY_S + self._scene.cut_s
         while True:
             await asyncio.sleep(WATCH_S)
             self._follow(min(loop_s(), total_s), total_s)
             for peer in self._peers:
                 others = [other for other in self._peers if other.is_up and not self._network.is_cut(peer.peer_id, other.peer_id)]
-                if not peer.is_up or len(others) < 2 or peer.sees():
+                if not peer.is_up or len(others) < 2 or peer.members_in_force():
                     self._blind_since_s.pop(peer.peer_id, None)
                 elif loop_s() - self._blind_since_s.setdefault(peer.peer_id, loop_s()) > BLIND_S:
                     self._blind_since_s[peer.peer_id] = float("inf")
@@ -212,7 +207,8 @@ class SwarmStory:
             result.violations.append(f"{unknowing} newcomers never knew {ENOUGH} members")
         for peer in self._peers:
             result.violations += [f"{peer.peer_id.short()} died of {bug}" for bug in peer.counts.bugs]
-            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in self._banned(peer)]
+            banned_by = [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
+            result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in banned_by]
             peer.stop()
         await self._network.close()
         result.meetings = dict(sum((Counter(peer.counts.meetings) for peer in self._peers), Counter[str]()))
@@ -223,41 +219,25 @@ class SwarmStory:
     def _counted(self) -> Iterator[str]:
         for peer in self._peers:
             for trainer in peer.applied:
-                self._result.violations += [
-                    f"{peer.peer_id.short()} applied a meeting twice" for times in trainer.applied.values() if times > 1
-                ]
+                num_twice = sum(times > 1 for times in trainer.applied.values())
+                self._result.violations += [f"{peer.peer_id.short()} applied a meeting twice"] * num_twice
                 yield from trainer.applied
-
-    def _banned(self, peer: Resident) -> list[str]:
-        return [other.peer_id.short() for other in self._peers if other.is_up and other.book.is_banned(peer.peer_id, loop_s())]
-
-    # ---- how it is made ----
 
     def _resident(self, number: int) -> Resident:
         scene, rng = self._scene, self._rng
-        is_bootstrap = number < NUM_BOOTSTRAPS
-        if not is_bootstrap and rng.random() >= scene.reachable:
+        if number >= NUM_BOOTSTRAPS and rng.random() >= scene.reachable:
             self._network.hidden[identity_of(number).peer_id] = ()
-        link = Link(
-            latency_s=scene.latency_s * rng.uniform(0.5, 1.5),
-            jitter_s=scene.latency_s / 5,
-            bytes_per_s=scene.bandwidth / 8,
-            loss=scene.loss,
-        )
+        latency_s = scene.latency_s * rng.uniform(0.5, 1.5)
+        link = Link(latency_s, jitter_s=scene.latency_s / 5, bytes_per_s=scene.bandwidth / 8, loss=scene.loss)
         ahead_s = rng.choice((-scene.skew_s, scene.skew_s)) if number % WRONG_CLOCKS == WRONG_CLOCKS - 1 else 0.0
-        return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _place(number))
+        return Resident(self._network, self._run, number, self._folder / str(number), link, ahead_s, _address_of(number))
 
     def _bootstraps(self, host: Identity) -> Iterator[str]:
         for number in range(min(NUM_BOOTSTRAPS, self._scene.peers)):
             peer = host.peer_id if number == 0 else identity_of(number).peer_id
-            yield f"{_place(number)}/p2p/{peer}"
-
-    def _start_aside(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._aside.add(task)
-        task.add_done_callback(self._aside.discard)
+            yield f"{_address_of(number)}/p2p/{peer}"
 
 
-def _place(number: int) -> str:
+def _address_of(number: int) -> str:
     """Return an address in a network of its own."""
     return f"/ip4/{101 + number // 250}.{number % 250}.1.9/tcp/4001"

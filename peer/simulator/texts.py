@@ -29,16 +29,13 @@ class Batches(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Skewed:
-    """Batches that take some windows from the peer's own corpus and the rest from the common one.
-
-    Each step rounds the share to whole windows so that the mean is exact. The phase, in [0, 1), decides which steps round up.
-    """
+    """Batches that take some windows from the peer's own corpus and the rest from the common one; the mean share is exact."""
 
     own: Batches  # one window each
     common: Batches  # one window each
     batch_size: int
     num_own: Fraction  # windows per batch, on average
-    phase: Fraction
+    phase: Fraction  # in [0, 1): decides which steps round up to whole windows
 
     def batch(self, step: int) -> Tensor:
         """Return the windows of an inner step, the own ones first; see Batches."""
@@ -70,10 +67,7 @@ class Texts:
 
 
 def load_texts(scenario: Scenario, tokenizer: Tokenizer, path: Path | None, cache: Path) -> Texts:
-    """Load each peer's text; a local text is read once for all peers.
-
-    Raises BadSettings as load_corpus does, and, with the numbers, when a peer's own part of the text is too small.
-    """
+    """Load each peer's text, a local text once for all. Raises BadSettings as load_corpus, and for too small a part of one peer."""
     section, inner = scenario.manifest.data, scenario.manifest.inner
     peers = [b"simulated-%d" % peer for peer in range(scenario.num_peers)]
     draws = [Draw(scenario.seed, peer, inner.batch_size, inner.sequence_length) for peer in peers]

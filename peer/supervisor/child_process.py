@@ -14,6 +14,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.events import Event, ProcessFailed, from_line
+from gossamer.peer.machine.home import private
 
 LINE_BYTES = 1 << 20
 OURS = Path(__file__).parents[3]  # the folder with the package gossamer
@@ -48,21 +49,18 @@ class ChildProcess:
         """Whether the process runs."""
         return self._process is not None and self._process.returncode is None
 
-    async def start(self) -> None:
-        """Start the process; it imports its program and then waits for its settings (`tell`)."""
+    async def start(self, niceness: int = 0) -> None:
+        """Start the process; it imports its program and then waits for its settings (`notify`). No niceness without the permission."""
         path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
-        with self._log.open("ab") as log:
+        with os.fdopen(private(str(self._log), os.O_APPEND | os.O_CREAT | os.O_WRONLY), "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", self._module,  # -P: a folder named `gossamer` in the current folder must not shadow ours
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
                 env=os.environ | {"PYTHONPATH": path},
             )  # fmt: skip
-
-    def set_niceness(self, niceness: int) -> None:
-        """Set the niceness of the process; no effect without the permission."""
-        with contextlib.suppress(psutil.Error):
-            if niceness and self.pid is not None:
-                psutil.Process(self.pid).nice(niceness)
+        if niceness:
+            with contextlib.suppress(psutil.Error):
+                psutil.Process(self._process.pid).nice(niceness)
 
     def notify(self, line: bytes) -> None:
         """Write a line to the child."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import Event, ProcessReported, StateChanged
 from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, changed
-from gossamer.peer.supervisor.pause import Pause
+from gossamer.peer.supervisor.pauses import Pause
 
 SILENT_S = 15.0  # a trainer reports about once a second; a longer silence is shown
 HUNG_S = 300.0  # no inner step takes so long where training makes sense
@@ -35,7 +35,7 @@ class Condition:
     children: tuple[str, ...]  # of this peer
     has_trained: bool = False  # ever, in this start
     words: dict[str, LastReport] = field(default_factory=lambda: {TRAINER: LastReport(), NODE: LastReport()})
-    heard_s: float = 0.0  # when the trainer last spoke
+    reported_s: float = 0.0  # when the trainer last sent an event
     pause: Pause | None = None  # required now; the trainer may still be saving
     ending: StateChanged | None = None  # the final state, set by the supervisor
 
@@ -44,17 +44,17 @@ class Condition:
         """Whether the trainer trains now."""
         return self.words[TRAINER].state in BUSY
 
-    def hear(self, name: str, event: Event, now_s: float) -> None:
+    def take_event(self, name: str, event: Event, now_s: float) -> None:
         """Record an event of the node or the trainer."""
         if name == TRAINER:
-            self.heard_s = now_s
+            self.reported_s = now_s
         elif self.words[NODE].trouble:
             self.words[NODE] = LastReport()  # it is back
         if isinstance(event, ProcessReported):
             self.words[name] = LastReport(event.state, event.reason)
             self.has_trained |= self.trains
 
-    def fell(self, name: str, reason: str, pause_s: float) -> None:
+    def note_exit(self, name: str, reason: str, pause_s: float) -> None:
         """Record that the trainer or the node has ended and will be restarted."""
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
         self.words[name] = LastReport(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")
@@ -71,7 +71,7 @@ class Condition:
         if trainer.trouble:
             return changed("starting", trainer.trouble, RESTART)
         if self.trains:
-            return changed(trainer.state, *self._remark(peers_seen, now_s))
+            return changed(trainer.state, *self._reason_and_way_out(peers_seen, now_s))
         if node.trouble:
             return changed("joining", node.trouble, RESTART)
         if trainer.state == "starting":
@@ -83,13 +83,13 @@ class Condition:
     def trouble(self, now_s: float) -> str:
         """Return why this peer does not work; empty if it works, waits for peers, or starts normally."""
         state = self.describe(0, now_s)
-        if state.state in ("starting", "failed") or (self.trains and now_s - self.heard_s >= HUNG_S):
+        if state.state in ("starting", "failed") or (self.trains and now_s - self.reported_s >= HUNG_S):
             return f"{state.state}: {state.reason}"
         return "" if self.trains else self.words[NODE].trouble
 
-    def _remark(self, peers_seen: int, now_s: float) -> tuple[str, str]:
+    def _reason_and_way_out(self, peers_seen: int, now_s: float) -> tuple[str, str]:
         """Return the reason and the way out of a peer that trains or averages; empty for the defaults."""
-        silent_s = now_s - self.heard_s
+        silent_s = now_s - self.reported_s
         trainer, node = self.words[TRAINER], self.words[NODE]
         if silent_s >= SILENT_S:
             return f"the trainer has been silent for {silent_s // 5 * 5:.0f} s: a long step, or it hangs", SILENT

@@ -37,12 +37,12 @@ class Housekeeping:
             self._looked_s += passed_s
             self._energy.look(sum(status.processor_seconds.values()), passed_s)
             yield EnergyUsed(round(self._energy.watt_hours, 3), self._energy.how)
-            yield from self._disk(status)
+            yield from self._check_disk(status)
             self.keep(status)
             with contextlib.suppress(OSError):  # a full disk
                 keep_short(self._home.log)
 
-    def _disk(self, status: Status) -> Iterator[Event]:
+    def _check_disk(self, status: Status) -> Iterator[Event]:
         try:
             free_bytes = shutil.disk_usage(self._home.path).free
         except OSError:

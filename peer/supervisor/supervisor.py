@@ -13,7 +13,7 @@ import contextlib
 import re
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,17 +23,7 @@ from typing import Any
 from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine import events
 from gossamer.peer.machine.child import ChildSettings
-from gossamer.peer.machine.config import (
-    NODE,
-    TRAINER,
-    LocalSettings,
-    PeerConfig,
-    limits_in_force,
-    peer_config,
-    save_settings,
-    saved_settings,
-    with_setting,
-)
+from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.events import QUIET, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
@@ -42,8 +32,7 @@ from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition, LastReport
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
-from gossamer.peer.supervisor.pause import asked_pause, last_pause, refused_pause
-from gossamer.peer.supervisor.pauses import Pauses
+from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -93,14 +82,14 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
     with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0, home.path) as runtime:
         is_new = manifest is not None and not home.manifest.exists()
         if manifest is not None:
-            write_whole(home.manifest, manifest.to_bytes(), private=True)
+            write_whole(home.manifest, manifest.to_bytes())
         if invite is not None:
-            write_whole(home.invite, invite.to_text().encode() + b"\n", private=True)  # it is a secret
+            write_whole(home.invite, invite.to_text().encode() + b"\n")  # it is a secret
         supervisor = Supervisor(config, str(identity.peer_id), watch)
         try:
             await supervisor.run(runtime)
         except GossamerError:
-            if is_new and not supervisor.has_trained:
+            if is_new and not supervisor.condition.has_trained:
                 home.manifest.unlink(missing_ok=True)
             raise
         if supervisor.interrupted:
@@ -121,12 +110,10 @@ class Supervisor:
         self._watch = watch
         self._programs = programs
         self._log = EventLog(self._home.events)
-        self._condition = Condition(config.children)
+        self.condition = Condition(config.children)
         self._logged = ("", "")
         self._housekeeping = Housekeeping(self._home)
-        self._leaving = asyncio.Event()
-        self._leave_reason = ""
-        self._manifest_ready = asyncio.Event()
+        self._leave_reason = ""  # empty until the peer is asked to leave
         self._children: dict[str, ChildProcess] = {}
         self._pauses = Pauses(self._home)
         self._restarting: set[str] = set()  # children whose settings have changed
@@ -135,50 +122,44 @@ class Supervisor:
         self._is_quiet = False  # the node has reported that no meeting is in progress
         self._changes = Changes()
 
-    @property
-    def has_trained(self) -> bool:
-        """Whether the trainer has trained since this start."""
-        return self._condition.has_trained
-
     async def run(self, runtime: Path) -> None:
         """Run the peer until its run ends or it is asked to leave. Raises GossamerError when it cannot continue."""
         self._runtime = runtime
-        if self._home.manifest.exists():
-            self._manifest_ready.set()
         self._note(events.PeerStarted(self._peer_id, earlier(self._home)))
-        self._note(events.LimitsSet(limits_in_force(self._config)))
+        self._note(events.LimitsSet(self._config.limits_in_force))
         self._note(events.MonthCounted(self._pauses.month.num_bytes))
-        self._condition.pause = self._pauses.wanted(self._config)
+        self.condition.pause = self._pauses.current_pause(self._config)
         self._describe()
         async with control.serving(self._home, runtime, self._answer):
-            with self._hearing_signals():
-                looking = asyncio.create_task(self._look())
-                work = [asyncio.create_task(self._keep(name)) for name in self._config.children]
-                try:
-                    await self._until_over(work)
-                finally:
-                    await self._stop(work, looking)
-                    self._housekeeping.keep(self.status)
+            for number in ASKED:
+                if signal.getsignal(number) is not signal.SIG_IGN:  # ignored under nohup
+                    asyncio.get_running_loop().add_signal_handler(number, self._on_signal, number)  # until the loop is closed
+            looking = asyncio.create_task(self._look_regularly())
+            work = [asyncio.create_task(self._keep(name)) for name in self._config.children]
+            try:
+                await self._until_over(work)
+            finally:
+                await self._stop(work, looking)
+                self._housekeeping.keep(self.status)
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
-        leaving = asyncio.create_task(self._leaving.wait())
-        pending: set[asyncio.Task[Any]] = {leaving, *work}
+        for task in work:
+            task.add_done_callback(lambda _: self._changes.notify())
+        await self._changes.until(
+            lambda: bool(self._leave_reason) or work[0].done() or any(task.done() and task.exception() for task in work)
+        )
         try:
-            while not work[0].done() and not leaving.done():
-                done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
-                for task in done:
-                    task.result()  # raises what ended it
+            for task in filter(asyncio.Task.done, work):
+                task.result()  # raises what ended it
         except GossamerError as error:
-            self._ends_as("failed", str(error), error.hint)
+            self._set_final_state("failed", str(error), error.hint)
             raise
-        finally:
-            leaving.cancel()
 
     async def _stop(self, work: list[asyncio.Task[None]], looking: asyncio.Task[None]) -> None:
         """Stop the node, which ends its meetings, then the trainer, which saves."""
-        is_leaving = not work[0].done() and self._condition.ending is None
-        if work[0].done() and self._condition.ending is None:
-            self._ends_as("done", "the run is over")
+        is_leaving = not work[0].done() and self.condition.ending is None
+        if work[0].done() and self.condition.ending is None:
+            self._set_final_state("done", "the run is over")
         self._pauses.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
@@ -186,22 +167,16 @@ class Supervisor:
             if name not in self._children:
                 continue
             if is_leaving:
-                self._ends_as("leaving", f"{self._leave_reason}: {last_work}")
-            exits[name] = await self._children[name].stop(self._leave_s(name))
+                self._set_final_state("leaving", f"{self._leave_reason}: {last_work}")
+            save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
+            exits[name] = await self._children[name].stop(LEAVE_S[name] + (SAVES * save_s if name == TRAINER else 0.0))
         if is_leaving:
-            self._ends_as("left", self._farewell(exits.get(TRAINER)))
+            self._set_final_state("left", self._final_reason(exits.get(TRAINER)))
 
-    def _leave_s(self, name: str) -> float:
-        """Return the grace period of a child, in seconds."""
-        if name != TRAINER:
-            return LEAVE_S[name]
-        save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
-        return LEAVE_S[name] + SAVES * save_s
-
-    def _farewell(self, trainer: ChildExit | None) -> str:
+    def _final_reason(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
             return self._leave_reason
-        if not self.has_trained:
+        if not self.condition.has_trained:
             return "stopped before training began"
         if trainer is not None and trainer.code == 0:
             return "saved and stopped"
@@ -216,11 +191,10 @@ class Supervisor:
         failures = 0
         while True:
             await self._changes.until(lambda: self._may_run(name))
-            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._hear, name))
-            await child.start()
-            child.set_niceness(self._config.niceness)
+            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._on_event, name))
+            await child.start(self._config.niceness)
             if name == TRAINER:
-                await self._manifest_ready.wait()
+                await self._changes.until(lambda: bool(self.status.run_id) or self._home.manifest.exists())
             started_s, was_away = time.monotonic(), name in self._away
             child.notify(self._settings().to_line())
             self._note_running(name)
@@ -234,10 +208,10 @@ class Supervisor:
             self._changes.notify()
             if exit.code == 0:
                 return
-            if name == TRAINER and was_away and not self._condition.trains and exit.failure is not None and exit.failure.final:
+            if name == TRAINER and was_away and not self.condition.trains and exit.failure is not None and exit.failure.final:
                 self._pauses.asked = refused_pause(exit.failure.error, exit.failure.hint)
                 self._away.add(name)
-                self._look_at_pause()
+                self._update_pause()
                 continue
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
@@ -245,15 +219,15 @@ class Supervisor:
 
     def _settings(self) -> ChildSettings:
         config = self._config
-        told_to_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
-        resting = self._condition.pause is not None or bool(self._restarting)
-        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, told_to_start=told_to_start, paused=resting)
+        waits_for_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
+        resting = self.condition.pause is not None or bool(self._restarting)
+        return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, waits_for_start=waits_for_start, paused=resting)
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed if a restart would not help. Failures of the node rarely end a peer whose trainer trains."""
         if exit.code == ExitCode.SWARM_UNREACHABLE and self._config.keep_trying:
             return
-        trains_on = name == NODE and self.has_trained
+        trains_on = name == NODE and self.condition.has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
             raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
         if failures >= MAX_FAILURES and not trains_on:
@@ -263,17 +237,17 @@ class Supervisor:
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
         pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
         self._note(RESTARTED[name](exit.reason, failures))
-        self._condition.fell(name, exit.reason, pause_s)
+        self.condition.note_exit(name, exit.reason, pause_s)
         self._describe()
         await asyncio.sleep(pause_s)
 
     # ------------------------------------------------------------------ pauses
 
-    def _look_at_pause(self) -> None:
+    def _update_pause(self) -> None:
         """Start or end a pause, as the operator or the settings require."""
-        before, rest = self._condition.pause, self._pauses.wanted(self._config)
+        before, rest = self.condition.pause, self._pauses.current_pause(self._config)
         if rest != before:
-            self._condition.pause = rest
+            self.condition.pause = rest
             if (rest is None) != (before is None):
                 self._notify_node()
             self._changes.notify()
@@ -287,7 +261,7 @@ class Supervisor:
             node.notify(self._settings().to_line())
 
     def _may_run(self, name: str) -> bool:
-        rest = self._condition.pause
+        rest = self.condition.pause
         return rest is None or (name == NODE and not rest.is_offline)
 
     async def _until_sent_away(self, name: str, child: ChildProcess) -> ChildExit | None:
@@ -297,7 +271,7 @@ class Supervisor:
         await child.stop(LAST_SAVE_S)
         self._awake.discard(name)
         self._away.add(name)
-        self._condition.words[name] = LastReport()
+        self.condition.words[name] = LastReport()
         self._changes.notify()
         self._describe()
         return None
@@ -324,41 +298,41 @@ class Supervisor:
 
     # ------------------------------------------------------------------ events and requests
 
-    def _hear(self, name: str, event: Event) -> None:
+    def _on_event(self, name: str, event: Event) -> None:
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
         elif isinstance(event, events.TrafficCounted):
             self._note(events.MonthCounted(self._pauses.month.count(event.sent_bytes + event.received_bytes, time.time())))
         else:
-            self._condition.hear(name, event, time.monotonic())
-        if isinstance(event, events.RunKnown):
-            self._manifest_ready.set()
+            self.condition.take_event(name, event, time.monotonic())
         if isinstance(event, events.CheckpointSaved):
             self._save_s = event.seconds
         self._note(event)
+        if isinstance(event, events.RunKnown):
+            self._changes.notify()
         self._describe()
 
     def _note(self, event: Event) -> None:
         self.status = apply(self.status, event)
-        if isinstance(event, events.Written):
+        if not isinstance(event, events.Report):
             self._log.append(event)
 
-    async def _look(self) -> None:
+    async def _look_regularly(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            self._look_at_pause()
+            self._update_pause()
             for event in self._housekeeping.look(self.status):
                 self._note(event)
             self._describe()
 
-    def _ends_as(self, state: str, reason: str, way_out: str = "") -> None:
-        self._condition.ending = changed(state, reason, way_out)
+    def _set_final_state(self, state: str, reason: str, way_out: str = "") -> None:
+        self.condition.ending = changed(state, reason, way_out)
         self._describe()
 
     def _describe(self) -> None:
         """Update the state of the status and notify the watcher."""
-        event = self._condition.describe(self.status.peers_seen, time.monotonic())
+        event = self.condition.describe(self.status.peers_seen, time.monotonic())
         self.status = apply(self.status, event)
         wording = (event.state, re.sub(r"[0-9]+", "#", event.reason))  # a percentage that grows is no news
         if wording != self._logged:
@@ -374,7 +348,7 @@ class Supervisor:
             case {"verb": "status"}:
                 return self.status.to_json()
             case {"verb": "health"}:
-                return {"trouble": self._condition.trouble(time.monotonic())}
+                return {"trouble": self.condition.trouble(time.monotonic())}
             case {"verb": "peers"}:
                 return {"peers": [asdict(partner) for partner in self.status.partners.values()]}
             case {"verb": "history"}:
@@ -397,20 +371,20 @@ class Supervisor:
         if not self._config.trains:
             raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
         self._pauses.asked = asked_pause(time.time(), seconds)
-        self._look_at_pause()
+        self._update_pause()
         return {"state": self.status.state, "reason": self.status.reason}
 
     def _leave(self, *, finish: bool) -> None:
         if not finish or TRAINER not in self._awake:
             self.leave("asked to leave")
             return
-        self._pauses.asked = last_pause()
-        self._look_at_pause()
+        self._pauses.asked = LAST_PAUSE
+        self._update_pause()
 
     def _resume(self) -> dict[str, Any]:
         self._pauses.asked = None
-        self._look_at_pause()
-        if (rest := self._condition.pause) is not None:
+        self._update_pause()
+        if (rest := self.condition.pause) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
         return {"state": self.status.state, "reason": self.status.reason}
 
@@ -423,9 +397,9 @@ class Supervisor:
         if config == self._config:
             return {"value": value}
         self._config = config
-        self._note(events.LimitsSet(limits_in_force(config)))
+        self._note(events.LimitsSet(config.limits_in_force))
         self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
-        self._look_at_pause()
+        self._update_pause()
         self._notify_node()
         self._changes.notify()
         return {"value": value}
@@ -433,23 +407,11 @@ class Supervisor:
     def leave(self, reason: str) -> None:
         """Finish or drop the current meetings, save, announce, and end."""
         self._leave_reason = self._leave_reason or reason
-        self._leaving.set()
-
-    @contextlib.contextmanager
-    def _hearing_signals(self) -> Iterator[None]:
-        loop = asyncio.get_running_loop()
-        numbers = [number for number in ASKED if signal.getsignal(number) is not signal.SIG_IGN]  # ignored under nohup
-        for number in numbers:
-            loop.add_signal_handler(number, self._on_signal, number)
-        try:
-            yield
-        finally:
-            for number in numbers:
-                loop.remove_signal_handler(number)
+        self._changes.notify()
 
     def _on_signal(self, number: signal.Signals) -> None:
         """Leave cleanly on the first; a second one does not wait for meetings and checkpoints."""
-        if self._leaving.is_set():
+        if self._leave_reason:
             self.interrupted = True
             for child in self._children.values():
                 child.kill()

@@ -46,7 +46,7 @@ class Idleness:
         self._busy_s: float | None = None  # when others last used more than the allowed cores
 
     def is_due(self, now_s: float) -> bool:
-        """Tell whether the last reading is old enough for another."""
+        """Return whether the last reading is old enough for another."""
         return self._last is None or now_s - self._last[0] >= MEASURE_S
 
     def read(self, now_s: float, others_cpu_s: float) -> None:
@@ -66,8 +66,8 @@ class Lookout:
 
     def __init__(self, home: Path) -> None:
         self._idleness = Idleness(os.cpu_count() or 1)
-        self._memory = Seldom(MEASURE_S, lambda: held_bytes(os.getpid()))
-        self._disk = Seldom(DISK_S, lambda: size_of(home))
+        self._memory = CachedReading(MEASURE_S, lambda: held_bytes(os.getpid()))
+        self._disk = CachedReading(DISK_S, lambda: size_of(home))
 
     def look(self, settings: LocalSettings) -> Surroundings:
         """Return the measurements that the settings need."""
@@ -84,7 +84,7 @@ class Lookout:
         )
 
 
-class Seldom:
+class CachedReading:
     """A measurement that is repeated only after an interval."""
 
     def __init__(self, seconds: float, measure: Callable[[], int]) -> None:
@@ -106,6 +106,6 @@ def others_cpu_s() -> float:
 
 
 def is_on_battery() -> bool:
-    """Tell whether the machine runs on battery now; False where that is unknown."""
+    """Return whether the machine runs on battery now; False where that is unknown."""
     battery = psutil.sensors_battery()
     return battery is not None and battery.power_plugged is False

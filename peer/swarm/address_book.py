@@ -22,6 +22,7 @@ from gossamer.protocol.addresses import network_of, network_seen, route, with_pe
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Credential
 
 MAX_ENTRIES = 256  # a random sample of a larger swarm mixes as well as the whole swarm
 MAX_BANS = 1024
@@ -54,7 +55,7 @@ class KnownPeer:
     finished: bool = False  # it reports that it has reached the end of the run
     paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
     seen_s: float = 0.0  # when a record, a call or a meeting last showed it
-    told_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
+    global_step_at_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
     failures: int = 0  # in a row: not reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
@@ -64,12 +65,13 @@ class KnownPeer:
     meetings: int = 0  # completed with it
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
+    shown: Credential | None = None  # in its last Hello
 
     @property
     def origins(self) -> tuple[str, str]:
         """Its network and its invite, which many identities of one operator share; empty strings where unknown."""
         network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
-        credential = self.record.credential if self.record else None
+        credential = self.shown or (self.record.credential if self.record else None)
         return network, str(credential.bearer or "") if credential else ""
 
     @property
@@ -94,7 +96,7 @@ class KnownPeer:
         return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
 
     def is_newer(self, record: MemberRecord) -> bool:
-        """Tell whether this record is newer than ours."""
+        """Return whether this record is newer than ours."""
         return self.record is None or record.supersedes(self.record)
 
     def is_back(self, now_s: float) -> None:
@@ -122,7 +124,7 @@ class AddressBook:
         return len(self) >= MAX_ENTRIES
 
     def is_news(self, record: MemberRecord) -> bool:
-        """Tell whether a record is worth verifying: of another peer, and newer than ours."""
+        """Return whether a record is worth verifying: of another peer, and newer than ours."""
         entry = self._entries.get(record.peer_id)
         return record.peer_id != self._me and (entry is None or entry.is_newer(record))
 
@@ -140,7 +142,7 @@ class AddressBook:
         entry.seen_s = now_s
         entry.record = record
 
-    def hint(self, peer_id: PeerId, address: str, now_s: float) -> None:
+    def add_address(self, peer_id: PeerId, address: str, now_s: float) -> None:
         """Add an address from an invite, a command line or the last session."""
         if peer_id == self._me:
             return
@@ -149,15 +151,20 @@ class AddressBook:
             entry.addresses = (*entry.addresses, address)[-MAX_HINTS:]
         entry.seen_s = max(entry.seen_s, now_s)
 
-    def saw(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
+    def note_call(self, peer_id: PeerId, now_s: float, global_step: int, *, finished: bool = False) -> None:
         """Note that a member of the run has called us, and its global step. Its back-off stays: a call proves less than a meeting."""
         if peer_id != self._me:
             entry = self._entry(peer_id, now_s)
             entry.seen_s = max(entry.seen_s, now_s)
-            entry.global_step, entry.told_s = global_step, now_s
+            entry.global_step, entry.global_step_at_s = global_step, now_s
             entry.finished = entry.finished or finished
 
-    def tells_clock(self, peer_id: PeerId, global_step: int) -> None:
+    def shows(self, peer_id: PeerId, credential: Credential | None) -> None:
+        """Note the credential that a known peer has shown in a Hello."""
+        if peer_id in self._entries:
+            self._entries[peer_id].shown = credential
+
+    def note_global_step(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
             self._entries[peer_id].global_step = global_step
@@ -167,32 +174,32 @@ class AddressBook:
         if peer_id in self._entries:
             self._entries[peer_id].network = network_seen(observed)
 
-    def met(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
+    def note_meeting(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
         self._learn_success(entry, met=True)
         entry.meetings += 1
         entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
-        entry.global_step, entry.told_s = global_step, now_s
+        entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
-    def failed(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+    def note_failure(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer after a failure that may be the network's: longer each time, and at least twice as long as we waited."""
         entry = self._entry(peer_id, now_s)
         self._back_off(entry, now_s, waited_s)
         self._learn_success(entry, met=False)
 
-    def broke_off(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
+    def note_broken_meeting(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer that broke off a meeting or let it time out, and refuse its calls meanwhile."""
-        self.failed(peer_id, now_s, waited_s)
+        self.note_failure(peer_id, now_s, waited_s)
         entry = self._entry(peer_id, now_s)
         entry.unwelcome_until_s = entry.backs_off_until_s
 
-    def refused(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
+    def note_refusal(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
         """Back off from a peer that answers but does not meet us: longer each time, at most `most_s`."""
         entry = self._entry(peer_id, now_s)
         entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
@@ -200,7 +207,7 @@ class AddressBook:
         entry.refusals += 1
         self._learn_success(entry, met=False)
 
-    def not_now(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
+    def note_not_ready(self, peer_id: PeerId, now_s: float, *, finished: bool = False) -> None:
         """Back off shortly from a peer that cannot meet yet, or no longer."""
         entry = self._entry(peer_id, now_s)
         entry.finished = entry.finished or finished
@@ -212,12 +219,12 @@ class AddressBook:
             if entry.refusals:
                 entry.refusals, entry.backs_off_until_s = 0, now_s
 
-    def lost(self, peer_id: PeerId, now_s: float) -> None:
+    def note_no_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Back off from a peer that did not answer a request other than a meeting; adds no entry."""
         if peer_id in self._entries:
             self._back_off(self._entries[peer_id], now_s)
 
-    def answered(self, peer_id: PeerId, now_s: float) -> None:
+    def note_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a peer has just answered: it is reachable."""
         entry = self._entries.get(peer_id)
         if entry is not None:
@@ -225,7 +232,7 @@ class AddressBook:
             if entry.failures:
                 entry.is_back(now_s)
 
-    def leaves(self, peer_id: PeerId, now_s: float) -> None:
+    def note_leaving(self, peer_id: PeerId, now_s: float) -> None:
         """Take a peer that leaves for not live until a newer record of it arrives."""
         entry = self._entry(peer_id, now_s)
         entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
@@ -237,11 +244,11 @@ class AddressBook:
             del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]
 
     def is_banned(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether a peer is banned now."""
+        """Return whether a peer is banned now."""
         return self._banned_until_s.get(peer_id, now_s) > now_s
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
-        """Tell whether we answer a call of this peer."""
+        """Return whether we answer a call of this peer."""
         return self.get(peer_id).unwelcome_until_s <= now_s
 
     def live(self, now_s: float) -> list[KnownPeer]:
@@ -264,9 +271,11 @@ class AddressBook:
         """Return the live peers with a record."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
-        """Choose the next partner; None if there is nobody to call now."""
-        known = self.live(now_s)
+    def choose(
+        self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = (), shunned: Collection[PeerId] = ()
+    ) -> KnownPeer | None:
+        """Choose the next partner; None if there is nobody to call now. `exclude` is skipped this time, `shunned` counts as absent."""
+        known = [entry for entry in self.live(now_s) if entry.peer_id not in shunned]
         familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
             known = familiar
@@ -288,9 +297,10 @@ class AddressBook:
             rate, least = SUCCESS_RATE
             self._success_rate = max(least, self._success_rate + rate * (met - self._success_rate))
 
-    def soonest_s(self, now_s: float) -> float | None:
-        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer."""
-        return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
+    def soonest_s(self, now_s: float, shunned: Collection[PeerId] = ()) -> float | None:
+        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer but `shunned` ones."""
+        live = (entry for entry in self.live(now_s) if entry.peer_id not in shunned)
+        return min((max(now_s, entry.backs_off_until_s) for entry in live), default=None)
 
     def entry_addresses(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""
@@ -309,7 +319,7 @@ class AddressBook:
             for line in content["known"]:
                 peer_id = PeerId.from_text(line["peer"])
                 for address in line["addresses"]:
-                    self.hint(peer_id, str(address), now_s)
+                    self.add_address(peer_id, str(address), now_s)
                 if peer_id in self._entries:
                     self._entries[peer_id].was_met = bool(line.get("met", False))
             for line in content["banned"]:

@@ -49,7 +49,7 @@ class Membership:
         return replace(self, terms=self.terms.with_plan(plan))
 
     def bare_record(self, addresses: Iterable[str], now_s: float) -> MemberRecord:
-        """Sign a record for a peer without a trainer: it proves the membership, and says that the peer is paused. `now_s`: Unix time.
+        """Sign a record for a peer without a trainer: it proves the membership, and marks the peer as paused. `now_s`: Unix time.
 
         Any record that is announced in the same second is newer.
         """

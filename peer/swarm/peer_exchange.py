@@ -46,7 +46,7 @@ class PeerExchange:
             is_back = not self.book.is_full if before is None else not self.is_in_force(before)
             self.book.learn(record, loop_s())
             if not self.is_in_force(record):
-                self.book.leaves(record.peer_id, loop_s())
+                self.book.note_leaving(record.peer_id, loop_s())
             elif is_back:
                 self.news.set()
 
@@ -61,9 +61,9 @@ class PeerExchange:
         for raw in members:
             with suppress(GossamerError, ValueError):
                 record = MemberRecord.from_bytes(raw)
-                was_known = self._is_there(record.peer_id)
+                was_known = self._has_record_in_force(record.peer_id)
                 self.take(record)
-                if record.peer_id != by and self._is_there(record.peer_id):
+                if record.peer_id != by and self._has_record_in_force(record.peer_id):
                     self.familiar += FAMILIARITY * (was_known - self.familiar)
 
     def records_for(self, partner: PeerId, most: int = PASSED_RECORDS) -> tuple[bytes, ...]:
@@ -78,10 +78,10 @@ class PeerExchange:
         members = self.records_for(asker, min(MAX_LISTED, most_bytes // (RECORD_BYTES + 3)))
         return PeerList(members, int(1000 * self.time.local_s())).to_bytes()
 
-    def _is_there(self, peer_id: PeerId) -> bool:
+    def _has_record_in_force(self, peer_id: PeerId) -> bool:
         record = self.book.get(peer_id).record
         return record is not None and self.is_in_force(record)
 
     def is_in_force(self, record: MemberRecord) -> bool:
-        """Tell whether a record is valid and does not expire soon."""
+        """Return whether a record is valid and does not expire soon."""
         return record.expires_s >= self.time.now_s() + LAST_WORD_S

@@ -55,7 +55,7 @@ class Presence:
                 tasks.create_task(loop())
 
     async def first_look(self, most_s: float) -> bool:
-        """Wait up to `most_s` until the directory was queried once, with or without success; tell whether it was."""
+        """Wait up to `most_s` until the directory was queried once, with or without success; return whether it was."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(most_s):
                 await self._has_looked.wait()
@@ -65,22 +65,22 @@ class Presence:
         """Announce regularly once there is a trainer, and at once when this peer ends, pauses, resumes, or changes its addresses."""
         await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN)
         while True:
-            announced = self._news()
+            announced = self._announced_state()
             await self._announce(RECORD_S, ANNOUNCE_S)
             known = self.peer_exchange.book.live(loop_s())
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
-            while loop_s() < until_s and self._news() == announced:
+            while loop_s() < until_s and self._announced_state() == announced:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(REPORT_S):
-                        await self.lifecycle.until(lambda: self._news() != announced)  # noqa: B023 (awaited here)
+                        await self.lifecycle.until(lambda: self._announced_state() != announced)  # noqa: B023 (awaited here)
 
-    def _news(self) -> tuple[bool, bool, tuple[str, ...]]:
+    def _announced_state(self) -> tuple[bool, bool, tuple[str, ...]]:
         return self.lifecycle.finished, self.lifecycle.is_paused, announceable(self.addresses(), self.membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
         while True:
-            with _unharmed("a directory lookup"):
+            with _logging_errors("a directory lookup"):
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
@@ -99,7 +99,7 @@ class Presence:
         await self._announce(FAREWELL_S, 1.0)
 
     async def _announce(self, lifetime_s: int, within_s: float) -> None:
-        with _unharmed("an announcement"):
+        with _logging_errors("an announcement"):
             async with asyncio.timeout(within_s):
                 self.peer_exchange.own = self._record(lifetime_s)
                 await self.directory.announce(self.peer_exchange.own)
@@ -129,7 +129,7 @@ class Presence:
 
 
 @contextlib.contextmanager
-def _unharmed(what: str) -> Iterator[None]:
+def _logging_errors(what: str) -> Iterator[None]:
     """Suppress every error of the body; errors other than the network's are our bugs, and are logged."""
     try:
         yield
@@ -180,7 +180,7 @@ class SwarmReporter:
 
     def _version_warning(self, now_s: float) -> str:
         """Return a warning if half of the other Sybil groups run a newer release; else an empty string."""
-        if not self._groups.half_say(self._groups.voters(now_s), _runs_newer):
+        if not self._groups.half_agree(self._groups.voters(now_s), _runs_newer):
             return ""
         newer = [entry.record.release for entry in self._peer_exchange.book.live(now_s) if entry.record and _runs_newer(entry)]
         theirs = version_text(statistics.median_low(newer))

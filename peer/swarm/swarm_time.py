@@ -30,7 +30,7 @@ class Reading:
     """One peer's clock."""
 
     ahead_s: float  # of this machine's clock, when it was read
-    heard_s: float  # loop time
+    read_s: float  # loop time
     is_bootstrap: bool
 
 
@@ -47,7 +47,7 @@ class SwarmTime:
         """Return the time of day: Unix time."""
         return self.local_s() + self.ahead_s
 
-    def heard(self, network: str, peer: PeerId, unix_s: float, *, is_bootstrap: bool = False) -> None:
+    def add_reading(self, network: str, peer: PeerId, unix_s: float, *, is_bootstrap: bool = False) -> None:
         """Take in a reading: the time of day now at a peer in a network."""
         reading = Reading(unix_s - self.local_s(), loop_s(), is_bootstrap)
         self._forget_if_set()
@@ -75,7 +75,7 @@ class SwarmTime:
         return statistics.median_low([0.0, *ahead_s])
 
     @property
-    def is_settled(self) -> bool:
+    def is_agreed(self) -> bool:
         """Whether most readings and our own clock agree with the result, so that another reading would hardly move it."""
         ahead_s = self.ahead_s
         clocks_s = [0.0, *(reading.ahead_s for peers in self._networks() for reading in peers)]
@@ -93,7 +93,7 @@ class SwarmTime:
     def _networks(self) -> list[list[Reading]]:
         """Return the recent readings by network."""
         after_s = loop_s() - LATELY_S
-        lately = [[reading for reading in peers.values() if reading.heard_s >= after_s] for peers in self._readings.values()]
+        lately = [[reading for reading in peers.values() if reading.read_s >= after_s] for peers in self._readings.values()]
         return [readings for readings in lately if readings]
 
     def _forget_if_set(self) -> None:

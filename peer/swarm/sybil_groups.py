@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
 from gossamer.protocol.identity import PeerId, signable
-from gossamer.protocol.messages.terms import RunTerms, vouched_by
+from gossamer.protocol.messages.terms import RunTerms, sybil_group_key
 from gossamer.protocol.run.invite import Credential
 
 SybilGroup = list[KnownPeer]
@@ -40,42 +40,42 @@ class SybilGroups:
         """Return the partners; all live peers with a known global step where there are none."""
         return self.partners(now_s) or [entry for entry in self.book.live(now_s) if entry.has_global_step]
 
-    def typical_global_step(self, now_s: float, total_steps: int, own_steps: int | None = None) -> int:
+    def typical_global_step(self, now_s: float, total_steps: int, own_global_step: int | None = None) -> int:
         """Return the lower median of the voters' global steps and our own, by weight; 0 if none is known.
 
         Each peer reports its own step, so the median protects against overstatement. Steps beyond the end of the run do not count. Without
-        `own_steps`, peers that have not begun do not count.
+        `own_global_step`, peers that have not begun do not count.
         """
-        least_steps = 1 if own_steps is None else 0
+        least_steps = 1 if own_global_step is None else 0
         voters = [entry for entry in self.voters(now_s) if least_steps <= entry.global_step <= total_steps]
         steps = [(entry.global_step, weight) for weight, peers in self._ballots(voters) for entry in peers]
-        return _lower_median(steps if own_steps is None else [*steps, (own_steps, 1.0)])
+        return _lower_median(steps if own_global_step is None else [*steps, (own_global_step, 1.0)])
 
-    def half_say(self, voters: Sequence[KnownPeer], says: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
-        """Tell whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""
-        if not any(says(entry) for entry in voters):
+    def half_agree(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
+        """Return whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""
+        if not any(agrees(entry) for entry in voters):
             return False
-        said, total = self._share(voters, says)
-        return 2 * (said + bool(own)) >= total + (own is not None) - EPSILON
+        agreeing, total = self._share(voters, agrees)
+        return 2 * (agreeing + bool(own)) >= total + (own is not None) - EPSILON
 
-    def share(self, voters: Sequence[KnownPeer], says: Callable[[KnownPeer], bool], own: bool) -> float:
+    def share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool) -> float:
         """Return the share of the weight of these voters and ours that agrees; `own` tells whether we do."""
-        said, total = self._share(voters, says)
-        return (said + own) / (total + 1)
+        agreeing, total = self._share(voters, agrees)
+        return (agreeing + own) / (total + 1)
 
     def drawn(self, peer: PeerId, credential: Credential | None) -> tuple[bytes, bytes]:
         """Return a peer's place in an order that is the same for all: by its invite, whose key no guest has chosen, then by its id."""
-        voucher = vouched_by(peer, credential, self.terms) or peer
-        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw)).digest() for one in (voucher, peer))
+        key = sybil_group_key(peer, credential, self.terms) or peer
+        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw)).digest() for one in (key, peer))
         return first, second
 
-    def half_name(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:
-        """Tell whether more than half of the groups have `many` members, or all reachable ones, among these peers."""
+    def half_list(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:
+        """Return whether more than half of the groups have `many` members, or all reachable ones, among these peers."""
         invites = self._invites([entry for entry in voters if not entry.failures])
         named = [weight for weight, of_one in invites if sum(entry.peer_id in peers for entry in of_one) >= min(many, len(of_one))]
         return 2 * sum(named) > sum(weight for weight, _ in invites) + EPSILON
 
-    def answerable(self, entry: KnownPeer) -> set[object]:
+    def accountable(self, entry: KnownPeer) -> set[object]:
         """Return what a peer's statement is attributed to: the peer itself once we have met it, else its invite and its network."""
         return {entry.peer_id} if entry.has_met else {self._voucher(entry), entry.network} - {""}
 
@@ -83,9 +83,9 @@ class SybilGroups:
         """Group peers, in the order of their first member."""
         return [[entry for peers in group for entry in peers] for group in self._groups(entries)]
 
-    def _share(self, voters: Sequence[KnownPeer], says: Callable[[KnownPeer], bool]) -> tuple[float, float]:
+    def _share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool]) -> tuple[float, float]:
         ballots = self._ballots(voters)
-        return sum(weight for weight, peers in ballots for entry in peers if says(entry)), sum(
+        return sum(weight for weight, peers in ballots for entry in peers if agrees(entry)), sum(
             weight * len(peers) for weight, peers in ballots
         )
 
@@ -105,15 +105,15 @@ class SybilGroups:
         for entry in entries:
             by_invite.setdefault(self._voucher(entry), []).append(entry)
         groups: dict[object, list[SybilGroup]] = {}
-        for voucher, peers in by_invite.items():
+        for key, peers in by_invite.items():
             networks = {entry.network for entry in peers if entry.network}
-            groups.setdefault(networks.pop() if len(networks) == 1 else voucher, []).append(peers)
+            groups.setdefault(networks.pop() if len(networks) == 1 else key, []).append(peers)
         return list(groups.values())
 
     def _voucher(self, entry: KnownPeer) -> object:
         """Return what stands for a peer: its invite; in an open run the network in which we have met it."""
-        voucher = vouched_by(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
-        return voucher or (entry.network if entry.has_met else "") or STRANGER
+        key = sybil_group_key(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
+        return key or (entry.network if entry.has_met else "") or STRANGER
 
 
 def _lower_median(steps: Sequence[tuple[int, float]]) -> int:

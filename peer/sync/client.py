@@ -37,11 +37,6 @@ T = TypeVar("T")
 
 FRAME_S = 30.0  # a peer that sends nothing, or takes nothing, for so long is gone
 CONNECT_S = 15.0
-_FINAL = {
-    RefusalCode.NOT_INVITED: RunRefusesUs,
-    RefusalCode.WRONG_RUN: RunRefusesUs,
-    RefusalCode.WRONG_VERSION: WrongVersion,
-}
 
 
 @dataclass(slots=True)
@@ -66,7 +61,7 @@ class FetchClient:
     @contextlib.asynccontextmanager
     async def source(self, peer: PeerId, addresses: tuple[str, ...]) -> AsyncIterator[Source]:
         """Open a stream to a source for the body. Raises TransportError."""
-        async with _within(CONNECT_S, f"no connection to {peer.short()}"):
+        async with _timeout(CONNECT_S, f"no connection to {peer.short()}"):
             stream = await self.transport.connect(peer, addresses, Purpose.FETCH)
         try:
             yield Source(self, stream)
@@ -87,9 +82,26 @@ class Source:
         """Return who is at the other end."""
         return self.stream.partner
 
-    async def ask(self, kind: ContentsKind, offset: int, num_bytes: int) -> None:
-        """Request these bytes of a content. Raises TransportError."""
-        await self._ask(kind, secrets.token_bytes(NONCE_BYTES), offset, num_bytes, 0)
+    async def ask(
+        self, kind: ContentsKind, offset: int, num_bytes: int, *, nonce: bytes = b"", fragment: int = 0, records: tuple[bytes, ...] = ()
+    ) -> None:
+        """Request these bytes of a content; without a `nonce`, with a random one. Raises TransportError."""
+        client = self.client
+        request = FetchRequest(
+            protocol_version=client.versions[0],
+            run_id=client.run_id,
+            sender=client.identity.peer_id,
+            receiver=self.stream.partner,
+            nonce=nonce or secrets.token_bytes(NONCE_BYTES),
+            kind=kind,
+            offset=offset,
+            num_bytes=num_bytes,
+            fragment=fragment,
+            credential=client.credential.current,
+            records=records,
+        ).signed(client.identity)
+        self._asked.append(request)
+        await self.stream.send(request)
 
     async def header(self, kind: ContentsKind, check: Callable[[Contents], None] = lambda header: None) -> Contents:
         """Request only the header of a content, and return it. Raises as `take`."""
@@ -99,10 +111,10 @@ class Source:
 
     async def ask_slow(self, fragment: int, nonce: bytes, sketch: memoryview) -> None:
         """Request the slow weights of a fragment, coded against the sketch of ours; the nonce gives the seed. Raises TransportError."""
-        await self._ask(ContentsKind.SLOW, nonce, 0, 0, fragment)
+        await self.ask(ContentsKind.SLOW, 0, 0, nonce=nonce, fragment=fragment)
         await send_chunks(self.stream, Part.SKETCH, sketch, 0)
 
-    async def sighting(self) -> Sighting:
+    async def observed_address(self) -> Sighting:
         """Request the address from which the source sees us. Raises as `take`."""
         await self.ask(ContentsKind.SIGHTING, 0, SIGHTING_BYTES)
         _, data = await self.take()
@@ -116,44 +128,24 @@ class Source:
     async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool) -> PeerList:
         """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
         asked_s = asyncio.get_running_loop().time()
-        await self._ask(ContentsKind.PEER_LIST, secrets.token_bytes(NONCE_BYTES), 0, PEER_LIST_BYTES, 0, records)
+        await self.ask(ContentsKind.PEER_LIST, 0, PEER_LIST_BYTES, records=records)
         _, data = await self.take()
         peer_list = PeerList.from_bytes(data)
         took_s = asyncio.get_running_loop().time() - asked_s
         there_s = peer_list.unix_ms / 1000 + took_s / 2
-        time.heard(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
+        time.add_reading(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
         return peer_list
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:
         """Send so many bytes (a chunk at most) and have them sent back; return the seconds that each direction took. Raises as `take`."""
         loop, data = asyncio.get_running_loop(), secrets.token_bytes(num_bytes)
-        began_s, heard_s = loop.time(), [0.0]
-        await self._ask(ContentsKind.ECHO, secrets.token_bytes(NONCE_BYTES), 0, num_bytes, 0)
+        began_s, arrived_s = loop.time(), [0.0]
+        await self.ask(ContentsKind.ECHO, 0, num_bytes)
         await send(self.stream, Chunk(Part.CONTENTS, 0, data))
-        _, back = await self.take(lambda header: heard_s.append(loop.time()))
+        _, back = await self.take(lambda header: arrived_s.append(loop.time()))
         if back != data:
             raise BadContents("an echo of something else")
-        return heard_s[-1] - began_s, loop.time() - heard_s[-1]
-
-    async def _ask(
-        self, kind: ContentsKind, nonce: bytes, offset: int, num_bytes: int, fragment: int, records: tuple[bytes, ...] = ()
-    ) -> None:
-        client, peer = self.client, self.stream.partner
-        request = FetchRequest(
-            protocol_version=client.versions[0],
-            run_id=client.run_id,
-            sender=client.identity.peer_id,
-            receiver=peer,
-            nonce=nonce,
-            kind=kind,
-            offset=offset,
-            num_bytes=num_bytes,
-            fragment=fragment,
-            credential=client.credential.current,
-            records=records,
-        ).signed(client.identity)
-        self._asked.append(request)
-        await self.stream.send(request)
+        return arrived_s[-1] - began_s, loop.time() - arrived_s[-1]
 
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
         """Return the answer to the first request that has none: its verified header, and the bytes.
@@ -216,7 +208,7 @@ async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) 
 
 async def send(stream: Stream, message: Message) -> None:
     """Send a message. Raises PeerGone, and DeadlineExceeded when the peer takes nothing."""
-    async with _within(FRAME_S, f"{stream.partner.short()} takes nothing"):
+    async with _timeout(FRAME_S, f"{stream.partner.short()} takes nothing"):
         await stream.send(message)
 
 
@@ -239,7 +231,7 @@ def part_bytes(request: FetchRequest, total_bytes: int) -> int:
 
 
 @contextlib.asynccontextmanager
-async def _within(seconds: float, late: str) -> AsyncIterator[None]:
+async def _timeout(seconds: float, late: str) -> AsyncIterator[None]:
     try:
         async with asyncio.timeout(seconds):
             yield
@@ -259,7 +251,7 @@ def _is_small(header: Contents) -> None:
 
 async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
     """Return the next message. Raises Refused for a Refusal, DeadlineExceeded when the peer falls silent, PeerGone, BadMessage."""
-    async with _within(within_s, f"{stream.partner.short()} fell silent"):
+    async with _timeout(within_s, f"{stream.partner.short()} fell silent"):
         message = await stream.receive()
     if isinstance(message, Refusal):
         raise Refused(message.code, message.detail)
@@ -268,5 +260,9 @@ async def receive(stream: Stream, within_s: float = FRAME_S) -> Message:
 
 def as_final(refusal: Refused) -> GossamerError | None:
     """Return the operator's error behind a refusal that no retry can change, or None."""
-    kind = _FINAL.get(refusal.code)
-    return kind(str(refusal), hint=refusal.hint) if kind else None
+    match refusal.code:
+        case RefusalCode.NOT_INVITED | RefusalCode.WRONG_RUN:
+            return RunRefusesUs(str(refusal), hint=refusal.hint)
+        case RefusalCode.WRONG_VERSION:
+            return WrongVersion(str(refusal), hint=refusal.hint)
+    return None

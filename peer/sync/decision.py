@@ -52,11 +52,11 @@ class SyncView:
     state_bytes: int
     total_steps: int  # of the run
     gap_steps: int  # the most that two partners may be apart
-    own_steps: int
+    own_global_step: int
     typical_steps: int  # lower median of all Sybil groups and ours
     others_steps: int  # lower median of all Sybil groups; 0: none is known
 
-    is_waiting: bool = False  # the trainer has not begun, and waits to be told how
+    is_waiting: bool = False  # the trainer has not begun, and waits for Start or a state
     has_start: bool = False  # it has the run's initial weights
     is_founder: bool = False
     others_have_begun: bool = False  # half of those that announce themselves
@@ -113,19 +113,19 @@ def wanted(view: SyncView) -> Wanted | None:
     One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
     completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; and when it is gated.
     """
-    own, gap = view.own_steps, view.gap_steps
+    own, gap = view.own_global_step, view.gap_steps
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
-        return _about(view, view.others_steps) if view.others_steps else _within(view, 0, view.total_steps)
+        return _near_step(view, view.others_steps) if view.others_steps else _between_steps(view, 0, view.total_steps)
     if view.typical_steps - own > gap and not view.is_in_company:
-        return _about(view, view.typical_steps, own + 1)
+        return _near_step(view, view.typical_steps, own + 1)
     if view.is_far:
-        return _about(view, view.others_steps, own + gap + 1) if own - view.others_steps <= gap else None
-    return _about(view, view.typical_steps, own + 1) if view.is_gated else None
+        return _near_step(view, view.others_steps, own + gap + 1) if own - view.others_steps <= gap else None
+    return _near_step(view, view.typical_steps, own + 1) if view.is_gated else None
 
 
-def fresh_fragment(view: SyncView) -> Wanted:
+def fragment_to_sync(view: SyncView) -> Wanted:
     """Return what a source of fragments must be like: at about the typical global step."""
-    return _about(view, view.typical_steps)
+    return _near_step(view, view.typical_steps)
 
 
 def _decide_beginning(view: SyncView) -> Decision | None:
@@ -138,9 +138,9 @@ def _decide_beginning(view: SyncView) -> Decision | None:
     return wanted(view)
 
 
-def _about(view: SyncView, global_step: int, earliest_steps: int = 0) -> Wanted:
-    return _within(view, max(0, earliest_steps, global_step - view.gap_steps), min(view.total_steps, global_step + view.gap_steps))
+def _near_step(view: SyncView, global_step: int, earliest_steps: int = 0) -> Wanted:
+    return _between_steps(view, max(0, earliest_steps, global_step - view.gap_steps), min(view.total_steps, global_step + view.gap_steps))
 
 
-def _within(view: SyncView, earliest_steps: int, latest_steps: int) -> Wanted:
+def _between_steps(view: SyncView, earliest_steps: int, latest_steps: int) -> Wanted:
     return Wanted(view.state_bytes, earliest_steps, latest_steps, view.total_steps)

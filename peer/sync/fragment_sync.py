@@ -84,7 +84,6 @@ class FragmentSync:
         await self._move(work)
 
     async def _use_sources(self, work: Round) -> None:
-        """Use one source after another, each as long as it delivers."""
         while work.left and work.peers:
             peer = work.peers.popleft()
             try:
@@ -103,7 +102,7 @@ class FragmentSync:
     async def _sync_next(self, source: Source, work: Round) -> None:
         """Fetch and decode the next fragment, or leave it for another source. Raises GossamerError, LinkLost, OSError."""
         began_s, asked_steps, nonce = loop_s(), self.lifecycle.global_step, secrets.token_bytes(NONCE_BYTES)
-        fragment, name = work.left.popleft(), f"pull-{next(self._names)}"
+        fragment, name = work.left.popleft(), f"sync-{next(self._names)}"
         answer = payload_name(name, File.PARTNER_PAYLOAD)
         try:
             await self._written(messages.SketchSlow(name, fragment, sync_seed(self.terms.run_id, nonce)))
@@ -134,19 +133,19 @@ class FragmentSync:
         by_source = [[one.name for one in arrived if one.source == source] for source in {one.source: None for one in arrived}]
         request = messages.MoveFragments(arrived[0].name, tuple(map(tuple, by_source)), min(one.header.global_step for one in arrived))
         try:
-            pulled = await self.link.request(request)
+            reply = await self.link.request(request)
         except LinkLost:
             return
-        assert isinstance(pulled, messages.FragmentsMoved)
+        assert isinstance(reply, messages.FragmentsMoved)
         for one in arrived:
-            failed_share, header = pulled.moved.get(one.name), one.header
+            failed_share, header = reply.moved.get(one.name), one.header
             self._num_tries[one.fragment] += 1
             if is_enough(failed_share, self._num_tries[one.fragment]):
                 self._num_tries[one.fragment] = 0
                 self.lifecycle.stale.discard(one.fragment)
             if failed_share is None:
                 self._refused.add(one.source)
-            reason = pulled.reason if failed_share is None else ""
+            reason = reply.reason if failed_share is None else ""
             self.emit(FragmentSynced(str(one.source), one.fragment, header.global_step, header.total_bytes, one.took_s, reason))
 
 

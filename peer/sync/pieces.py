@@ -34,7 +34,7 @@ class Pieces:
     def __init__(self, path: Path, num_bytes: int, data: int, log: int) -> None:
         self.path = path
         self.num_bytes = num_bytes
-        self.clocks: dict[int, int] = {}  # by piece: the global step of its source
+        self.global_steps: dict[int, int] = {}  # by piece: the global step of its source
         self._data = data
         self._log = log
 
@@ -65,12 +65,12 @@ class Pieces:
     @property
     def is_whole(self) -> bool:
         """Whether every piece is there."""
-        return len(self.clocks) == self.num_pieces
+        return len(self.global_steps) == self.num_pieces
 
     @property
     def done_bytes(self) -> int:
         """Return how much is there."""
-        return sum(self.size(piece) for piece in self.clocks)
+        return sum(self.size(piece) for piece in self.global_steps)
 
     def size(self, piece: int) -> int:
         """Return the bytes of a piece; the last one is shorter."""
@@ -82,17 +82,17 @@ class Pieces:
 
     def missing(self) -> Iterator[int]:
         """Yield the pieces that are not there yet, in order."""
-        return (piece for piece in range(self.num_pieces) if piece not in self.clocks)
+        return (piece for piece in range(self.num_pieces) if piece not in self.global_steps)
 
     def put(self, piece: int, data: bytes, global_step: int) -> None:
         """Store a piece, whole and verified. Raises OSError."""
         os.pwrite(self._data, data, self.offset(piece))
         os.write(self._log, _ENTRY.pack(piece, global_step))
-        self.clocks[piece] = global_step
+        self.global_steps[piece] = global_step
 
     def get(self, offset: int, num_bytes: int) -> bytes:
         """Return these bytes of one piece, nothing where it is not there."""
-        return os.pread(self._data, num_bytes, offset) if offset // PIECE_BYTES in self.clocks else b""
+        return os.pread(self._data, num_bytes, offset) if offset // PIECE_BYTES in self.global_steps else b""
 
     def close(self) -> None:
         """Close the files; they stay on the disk."""
@@ -105,7 +105,7 @@ class Pieces:
             os.write(self._log, head)
         whole = len(content) - max(0, len(content) - _HEAD.size) % _ENTRY.size  # a crash may have cut the last entry
         os.ftruncate(self._log, max(_HEAD.size, whole))
-        self.clocks.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
+        self.global_steps.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
 
 
 def count(num_bytes: int) -> int:
@@ -169,7 +169,7 @@ class RunResult:
     def held(self) -> bytes:
         """Return which pieces are here, as the content of `RESULT_PIECES`."""
         num_pieces = len(self.hashes) // HASH_BYTES
-        return to_bits(self.content.clocks if isinstance(self.content, Pieces) else range(num_pieces), num_pieces)
+        return to_bits(self.content.global_steps if isinstance(self.content, Pieces) else range(num_pieces), num_pieces)
 
     def part(self, offset: int, num_bytes: int) -> memoryview:
         """Return these bytes. Raises Refused where they are not here."""
@@ -201,7 +201,7 @@ async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
     return hashes
 
 
-async def whole_coming(source: Source, num_bytes: int) -> bytes:
+async def complete_result_name(source: Source, num_bytes: int) -> bytes:
     """Return the name of the result of which a source has all pieces, empty if it lacks some. Raises as `Source.take`."""
     num_pieces = count(num_bytes)
     await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(num_pieces))

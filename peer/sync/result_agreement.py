@@ -33,7 +33,7 @@ from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
-from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, whole_coming
+from gossamer.peer.sync.pieces import Pieces, RunResult, complete_result_name, fetch_hashes
 from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
@@ -46,7 +46,7 @@ from gossamer.protocol.messages.terms import RunTerms
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them
 PAUSE_S = 0.3  # between two rounds of asking
-HEARD_S = 9.0  # to wait for a peer that has a result and does not answer any more
+SERVING_S = 9.0  # to wait for a peer that has a result and does not answer any more
 RANK_S = 2.0  # before the next peer in the order writes its weights down, and...
 TURN_MEETINGS = 2  # ...as long as so many meetings take
 PATIENCE_S = 8.0  # for one of several results to be agreed
@@ -82,7 +82,7 @@ class ResultAgreement:
     _useless: Counter[object] = field(default_factory=Counter)  # answers, by the peer, invite or network that is accountable for them
     _names: itertools.count[int] = field(default_factory=itertools.count)
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _heard_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
+    _serving_until_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
     _began_s: float = math.inf  # when the order of turns began: at the end of our averaging; loop time
     _fetching: set[PeerId] = field(default_factory=set)  # who fetches or judges our result
     _changed_s: float = -math.inf  # when a partner last had another result than before
@@ -97,7 +97,7 @@ class ResultAgreement:
         while self.own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
                 found = await self.find() if self.own.result is None else {}
-                is_our_turn = not found and loop_s() >= max(self._began_s, self._heard_s) + self._turn_s * self._rank()
+                is_our_turn = not found and loop_s() >= max(self._began_s, self._serving_until_s) + self._turn_s * self._rank()
                 if self.own.result is None and is_our_turn and self.lifecycle.phase is RunPhase.FINISH:
                     await self._write_down()
             if self.own.result is None:
@@ -117,9 +117,9 @@ class ResultAgreement:
         asked = self.sources.rng.sample(known, min(ASKED, len(known)))
         for entry, name in await self.sources.ask_all(asked, self._name_at, ANSWER_S):
             if isinstance(name, GossamerError):
-                self._useless.update(() if entry.has_met else self.sources.groups.answerable(entry))
+                self._useless.update(() if entry.has_met else self.sources.groups.accountable(entry))
                 continue
-            self.sources.book.answered(entry.peer_id, loop_s())
+            self.sources.book.note_answer(entry.peer_id, loop_s())
             had = self._held.get(entry.peer_id, b"")
             if entry.has_met and name != had:
                 self._changed_s = loop_s()
@@ -131,7 +131,7 @@ class ResultAgreement:
                 found.setdefault(held, []).append(entry)
         found = {name: entries for name, entries in found.items() if self._may_take(name, entries)}
         if found:
-            self._heard_s = loop_s() + HEARD_S
+            self._serving_until_s = loop_s() + SERVING_S
         return found
 
     async def take_agreed(self) -> None:
@@ -155,7 +155,7 @@ class ResultAgreement:
                     is_taken = await self._take(name, found)
         if not is_taken:
             for entry in found[name]:
-                self._useless.update(self.sources.groups.answerable(entry))
+                self._useless.update(self.sources.groups.accountable(entry))
 
     # ------------------------------------------------------------------ which one
 
@@ -173,7 +173,7 @@ class ResultAgreement:
         return [entry for entry in self.sources.groups.partners(loop_s()) if entry.finished and not entry.failures]
 
     def _may_take(self, name: bytes, entries: list[KnownPeer]) -> bool:
-        """Tell whether a result with these holders may become ours now."""
+        """Return whether a result with these holders may become ours now."""
         own = self.own.result
         if own is not None and (name == own.name or not self._is_agreed(name)):
             return False
@@ -185,11 +185,11 @@ class ResultAgreement:
         return name not in self._refused and loop_s() >= self._began_s + self._turn_s * turn
 
     def _is_agreed(self, name: bytes) -> bool:
-        """Tell whether more than half of the partners at the end and we have this result."""
+        """Return whether more than half of the partners at the end and we have this result."""
         return self._share(lambda their: their == name) > 0.5
 
     def _has_half(self, name: bytes) -> bool:
-        """Tell whether more than half of the partners at the end and we have this result, or are about to judge it."""
+        """Return whether more than half of the partners at the end and we have this result, or are about to judge it."""
         said = self.sources.groups.share(
             self._voters(), lambda entry: entry.peer_id in self._fetching or self._held.get(entry.peer_id) == name, own=True
         )
@@ -200,7 +200,7 @@ class ResultAgreement:
         return self.sources.groups.share(self._voters(), lambda entry: says(self._held.get(entry.peer_id, b"")), says(own))
 
     def _is_split(self) -> bool:
-        """Tell whether half of the partners and we have not taken ours for so long that it will not be agreed."""
+        """Return whether half of the partners and we have not taken ours for so long that it will not be agreed."""
         own = self.own.result
         if own is None or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
             self._split_s = None
@@ -256,7 +256,7 @@ class ResultAgreement:
         began_s, num_by = loop_s(), Counter[PeerId]()
         try:
             with contextlib.closing(Pieces.open(self.file, name, self.terms.state_bytes)) as pieces:
-                result = self.own.coming = await self._named(name, found[name], pieces)
+                result = self.own.coming = await self._fetch_hashes(name, found[name], pieces)
                 if result is None:
                     return False
                 transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
@@ -272,14 +272,14 @@ class ResultAgreement:
             self.own.coming = None  # the pieces stay on the disk for the next try
         if adopted.reason:  # its pieces stay too: most may take it
             self._refused.add(name)
-            self._heard_s = -math.inf
+            self._serving_until_s = -math.inf
             self.emit(ProcessReported("finishing", f"kept our own weights: {adopted.reason}"))
             return False
         self._refused |= {self.own.result.name} if self.own.result else set()
-        self._settled(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
+        self._set_result(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
         return True
 
-    async def _named(self, name: bytes, peers: list[KnownPeer], pieces: Pieces) -> RunResult | None:
+    async def _fetch_hashes(self, name: bytes, peers: list[KnownPeer], pieces: Pieces) -> RunResult | None:
         """Ask the peers that have a result for its hashes, one after the other; None where none of them answers."""
         for peer in peers:
             with contextlib.suppress(GossamerError):
@@ -292,20 +292,20 @@ class ResultAgreement:
         first = pieces.num_pieces * self._rank() // (1 + len(self._voters()))
         return sorted(pieces.missing(), key=lambda piece: (piece - first) % pieces.num_pieces)
 
-    def _holders(self, settled: list[KnownPeer]) -> list[KnownPeer]:
-        """Return whom to ask for pieces: peers that have all; if we have met one of them, then those at the end, then all others."""
-        if not any(entry.has_met for entry in settled):
-            return settled  # no one else may want it
-        near = [entry for entry in self._speakers() if entry not in settled]
+    def _holders(self, have_all: list[KnownPeer]) -> list[KnownPeer]:
+        """Return the peers to ask for pieces: those that have all; if we have met one of them, then peers at the end, then all others."""
+        if not any(entry.has_met for entry in have_all):
+            return have_all  # no one else may want it
+        near = [entry for entry in self._speakers() if entry not in have_all]
         near.sort(key=lambda entry: not entry.finished)
-        return [*sorted(settled, key=lambda entry: not entry.has_met), *near]
+        return [*sorted(have_all, key=lambda entry: not entry.has_met), *near]
 
     def _speakers(self) -> list[KnownPeer]:
         """Return, in random order, the peers worth asking: those that we have met, and a few strangers of each invite or network."""
         near = [entry for entry in self.sources.book.live(loop_s()) if not entry.failures or self._asks(entry)]
         cost, chosen = Counter(self._useless), list[KnownPeer]()
         for entry in sorted(self.sources.rng.sample(near, len(near)), key=lambda entry: not entry.has_met):
-            marks = self.sources.groups.answerable(entry)
+            marks = self.sources.groups.accountable(entry)
             if entry.has_met or all(cost[mark] < TRIES for mark in marks):
                 chosen.append(entry)
                 cost.update(() if entry.has_met else marks)
@@ -313,7 +313,7 @@ class ResultAgreement:
 
     async def _write_down(self) -> None:
         """Make our own weights the result."""
-        name = f"clone-result-{next(self._names)}"
+        name = f"copy-result-{next(self._names)}"
         try:
             async with self.meetings.set_aside():
                 written = await self.link.request(messages.WriteResult(name))
@@ -325,7 +325,7 @@ class ResultAgreement:
         finally:
             self.payloads.remove(name)
         if is_whole:
-            self._settled(await asyncio.to_thread(RunResult.of, data), (), 0.0)
+            self._set_result(await asyncio.to_thread(RunResult.of, data), (), 0.0)
 
     async def _adopt(self, path: Path, is_agreed: bool) -> messages.Adopted:
         """Have the trainer judge a whole result; or its successor, where the trainer dies: the sources may have left by then."""
@@ -338,7 +338,7 @@ class ResultAgreement:
                     return adopted
                 await asyncio.sleep(PAUSE_S)
 
-    def _settled(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
+    def _set_result(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
         files.remove(self.file)
         self.own.result = result
         self.emit(ResultTaken(result.name.hex(), sources, self.terms.state_bytes, seconds))
@@ -378,9 +378,9 @@ class ResultAgreement:
             return False
 
         async def ask_name(source: Source) -> None:
-            theirs[source.peer_id] = await self._settled_name(source)
+            theirs[source.peer_id] = await self._result_name(source)
             if not theirs[source.peer_id]:
-                theirs[source.peer_id] = await whole_coming(source, self.terms.state_bytes)
+                theirs[source.peer_id] = await complete_result_name(source, self.terms.state_bytes)
 
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
@@ -392,16 +392,16 @@ class ResultAgreement:
         return False
 
     async def _name_at(self, source: Source) -> bytes:
-        """Return as `_settled_name`; note whether a source that has no result fetches ours."""
-        name, own = await self._settled_name(source), self.own.result
+        """Return as `_result_name`; note whether a source that has no result fetches ours."""
+        name, own = await self._result_name(source), self.own.result
         self._fetching.discard(source.peer_id)
         if own is not None and not name and (await source.header(ContentsKind.RESULT_PIECES)).name == own.name:
             self._fetching.add(source.peer_id)
         return name
 
-    async def _settled_name(self, source: Source) -> bytes:
+    async def _result_name(self, source: Source) -> bytes:
         """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
         header = await source.header(ContentsKind.RESULT)
         if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
-            self.sources.book.saw(source.peer_id, loop_s(), header.global_step, finished=True)
+            self.sources.book.note_call(source.peer_id, loop_s(), header.global_step, finished=True)
         return header.name

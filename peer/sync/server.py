@@ -22,7 +22,7 @@ from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import ADDRESS_CHARS
-from gossamer.protocol.messages.frames import write_alone
+from gossamer.protocol.messages.frames import write_unframed
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.replies import Sighting
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
@@ -51,12 +51,9 @@ class FetchServer:
     now_s: Callable[[], float]  # Unix time
     peer_exchange: PeerExchange
     source: Callable[[], StateSource | None] = lambda: None
-    _observed: ObservedAddresses = field(init=False)
-    _newcomers: BoundedQueue = field(init=False)
-
-    def __post_init__(self) -> None:
-        self._newcomers = BoundedQueue()
-        self._observed = ObservedAddresses(self.peer_exchange.time.local_s)
+    admit: Callable[[PeerId, PeerId], bool] = lambda peer, bearer: True  # whether an invite's uses leave one for a peer
+    _observed: ObservedAddresses = field(default_factory=lambda: ObservedAddresses())
+    _newcomers: BoundedQueue = field(default_factory=lambda: BoundedQueue())
 
     async def answer(self, stream: Stream) -> None:
         """Serve an inbound `Fetch` stream until its opener ends it. Raises Refused and PeerMisbehaved for the partner, TransportError."""
@@ -81,42 +78,45 @@ class FetchServer:
                     last_s = loop_s() - began_s
 
     async def _describe(self, stream: Stream, request: FetchRequest) -> None:
-        """Answer what needs no weights. Raises as `answer`."""
+        name = b""
         match request.kind:
             case ContentsKind.MANIFEST:
-                answer = ServedPart.part_of(self.manifest, request)
+                data = self.manifest
             case ContentsKind.PEER_LIST:
-                answer = ServedPart.whole(self._introduction(stream, request))
+                data = self._peer_list(stream, request)
             case ContentsKind.REVOCATIONS:
                 shown = self.terms.revocations.shown_to(request.sender, request.credential)
-                answer = ServedPart.part_of(shown.to_bytes(), request, name=shown.digest())
+                data, name = shown.to_bytes(), shown.digest()
             case ContentsKind.CREDENTIAL:
-                answer = ServedPart.part_of(self._renewed(request), request)
+                data = self._renew_credential(request)
             case ContentsKind.SIGHTING:
-                answer = ServedPart.whole(self._observed.sighting(stream.observed)[: request.num_bytes])
+                data = self._observed.observed_address(stream.observed, self.peer_exchange.time.local_s())
             case _:
-                answer = ServedPart.whole(await self._echo(stream, request))
-        await self._send(stream, request, answer)
+                data = await self._receive_echo(stream, request)
+        await self._send(stream, request, ServedPart.part_of(data, request, name=name))
 
-    def _introduction(self, stream: Stream, request: FetchRequest) -> bytes:
+    def _peer_list(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""
         if not self._observed.may_list_peers(stream.partner, stream.observed):
             return self.peer_exchange.peer_list(stream.partner, 0)
         self.peer_exchange.take_all(request.records)
         return self.peer_exchange.peer_list(stream.partner, request.num_bytes)
 
-    async def _echo(self, stream: Stream, request: FetchRequest) -> bytes:
+    async def _receive_echo(self, stream: Stream, request: FetchRequest) -> bytes:
         self._observed.allow_echo(stream.partner, request.num_bytes)
         parts: list[bytes] = []
         await take_chunks(stream, Part.CONTENTS, request.num_bytes, parts.append)
         return b"".join(parts)
 
-    def _renewed(self, request: FetchRequest) -> bytes:
+    def _renew_credential(self, request: FetchRequest) -> bytes:
         """Renew the sender's credential, where we issued it. Raises Refused."""
         credential = request.credential
         if credential is None or credential.issuer != self.identity.peer_id or credential.not_after_s <= self.now_s():
             raise Refused(RefusalCode.NOT_FOUND, "no valid invite from this issuer")
-        return write_alone(credential.renewed(self.identity, request.run_id, request.sender, int(self.now_s()) + MEMBER_S))
+        if credential.subject is None and credential.bearer is not None and not self.admit(request.sender, credential.bearer):
+            raise Refused(RefusalCode.NOT_FOUND, "the invite has been used as often as it may be")
+        until_s = max(int(self.now_s()) + MEMBER_S, credential.not_after_s)
+        return write_unframed(credential.renewed(self.identity, request.run_id, request.sender, until_s))
 
     async def _send(self, stream: Stream, request: FetchRequest, answer: ServedPart) -> None:
         sha256 = hashlib.sha256(answer.data).digest()
@@ -151,15 +151,14 @@ class BoundedQueue:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAddresses:
-    """Answers peers about themselves, within budgets; no answer is larger than its request. `now_s` returns Unix time."""
+    """Answers peers about themselves, within budgets; no answer is larger than its request."""
 
-    now_s: Callable[[], float]
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
-    _introductions: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
+    _peer_lists: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
 
-    def sighting(self, observed: str) -> bytes:
-        """Return a peer's address as its connection shows it, and the time here, encoded."""
-        return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * self.now_s())).to_bytes()
+    def observed_address(self, observed: str, now_s: float) -> bytes:
+        """Return a peer's address as its connection shows it, and the Unix time here, encoded."""
+        return Sighting(observed if len(observed) <= ADDRESS_CHARS else "", int(1000 * now_s)).to_bytes()
 
     def allow_echo(self, partner: PeerId, num_bytes: int) -> None:
         """Count an echo against the budgets. Raises Refused when they are used up."""
@@ -169,4 +168,4 @@ class ObservedAddresses:
     def may_list_peers(self, partner: PeerId, observed: str) -> bool:
         """Count a peer exchange against the budgets of the peer, its network and all; return False when one is used up."""
         is_near = not observed or route(observed) == "local"
-        return self._introductions.take(1, partner, partner if is_near else network_of(observed))
+        return self._peer_lists.take(1, partner, partner if is_near else network_of(observed))

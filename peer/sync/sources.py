@@ -1,4 +1,4 @@
-"""The other peers as sources of weights: whom to ask, in which order, and which of them agree.
+"""The other peers as sources of weights: which to ask, in which order, and which of them agree.
 
 Partners stay near each other, so honest samples of their states are alike. Before a whole state is taken, up to three sources of as many
 Sybil groups as there are give the same few random places of theirs. The majority becomes the source; in a tie, one source at a time.
@@ -98,12 +98,12 @@ def spread_over(groups: Sequence[SybilGroup]) -> list[KnownPeer]:
 
 @dataclass(frozen=True, slots=True)
 class SourcesCompared:
-    """Whom to fetch from, how many at once, and a sentence for the operator."""
+    """Which peers to fetch from, how many at once, and a sentence for the operator."""
 
     sources: list[KnownPeer]
     dissenting: frozenset[PeerId]  # who gives other weights than most
     num_at_once: int
-    says: str
+    sentence: str
 
 
 async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCompared | None:
@@ -126,32 +126,30 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
     there = [(peer, values) for peer, values in answers if not isinstance(values, GossamerError)]
     if len(there) < 2:
         return None
-    camps = sorted(_camps([values for _, values in there]), key=len, reverse=True)
+    camps = sorted(_agreeing_groups([values for _, values in there]), key=len, reverse=True)
     if len(camps) == 1:
-        says = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
-        return SourcesCompared(peers, frozenset(), at_once, says)
+        sentence = f"{len(there)} sources of {min(len(groups), len(there))} invites or networks give the same weights"
+        return SourcesCompared(peers, frozenset(), at_once, sentence)
     chosen = [there[number][0] for number in camps[0]]
     others = [there[number][0] for camp in camps[1:] for number in camp]
     names = " and ".join(peer.peer_id.short() for peer in chosen)
-    says = f"sources give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
+    sentence = f"sources give different weights: {names} first, not {', '.join(peer.peer_id.short() for peer in others)}"
     if len(camps[1]) == len(camps[0]):
-        return SourcesCompared([*chosen, *others], frozenset(), 1, says)
-    return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, says)
+        return SourcesCompared([*chosen, *others], frozenset(), 1, sentence)
+    return SourcesCompared(chosen, frozenset(peer.peer_id for peer in others), at_once, sentence)
 
 
-def _camps(samples: Sequence[np.ndarray]) -> list[list[int]]:
+def _agreeing_groups(samples: Sequence[np.ndarray]) -> list[list[int]]:
     camps: list[list[int]] = []
     for number, sample in enumerate(samples):
-        for camp in camps:
-            if _are_alike(samples[camp[0]], sample):
-                camp.append(number)
-                break
-        else:
-            camps.append([number])
+        camp = next((camp for camp in camps if _agree(samples[camp[0]], sample)), None)
+        if camp is None:
+            camps.append(camp := [])
+        camp.append(number)
     return camps
 
 
-def _are_alike(one: np.ndarray, other: np.ndarray) -> bool:
+def _agree(one: np.ndarray, other: np.ndarray) -> bool:
     if one.shape != other.shape:
         return False
     with np.errstate(all="ignore"):

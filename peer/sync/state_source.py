@@ -42,17 +42,12 @@ OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESUL
 
 @dataclass(frozen=True, slots=True)
 class ServedPart:
-    """The bytes that answer a request, and what their header says."""
+    """The bytes that answer a request, and the contents of their header."""
 
     total_bytes: int  # of the whole content
     data: memoryview
     global_step: int = 0
     name: bytes = b""  # of a result, or the digest of a document
-
-    @classmethod
-    def whole(cls, data: bytes) -> ServedPart:
-        """Answer with a whole content."""
-        return cls(len(data), memoryview(data))
 
     @classmethod
     def part_of(cls, data: bytes, request: FetchRequest, global_step: int = 0, name: bytes = b"") -> ServedPart:
@@ -104,7 +99,7 @@ class StateSource:
     def serving(self, stream: Stream) -> Iterator[None]:
         """Note that a peer fetches on this stream. An earlier stream of the same peer is broken, and is closed."""
         if (earlier := self._streams.pop(stream.partner, None)) is not None:
-            earlier.hang_up()
+            earlier.close_now()
         self._streams[stream.partner] = stream
         try:
             yield
@@ -117,7 +112,7 @@ class StateSource:
         if request.kind in OF_RESULT:
             return self._part_of_result(stream.partner, request)
         if request.kind is ContentsKind.SLOW:
-            return await self._coded(stream, request)
+            return await self._code_fragment(stream, request)
         answer = await self._piece(stream.partner, request)
         with contextlib.suppress(TimeoutError):  # meetings go first
             async with asyncio.timeout(min(YIELD_S, last_s)):
@@ -135,7 +130,7 @@ class StateSource:
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
             return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)
-        self._count(partner, num_bytes)
+        self._charge(partner, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
@@ -145,7 +140,7 @@ class StateSource:
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         global_step, result = self.lifecycle.global_step, self.result or self.coming
         keep_newest(self.asked_s, partner, loop_s(), ASKING)
-        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the one that we have settled on, if any
+        if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the result that we have, if any
             return ServedPart(self.terms.state_bytes, memoryview(b""), global_step, self.result.name if self.result else b"")
         if result is None:
             return ServedPart(0, memoryview(b""), global_step)
@@ -155,14 +150,14 @@ class StateSource:
         data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
         return ServedPart.part_of(data, request, global_step, result.name)
 
-    async def _coded(self, stream: Stream, request: FetchRequest) -> ServedPart:
+    async def _code_fragment(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""
         if not self.lifecycle.has_begun or request.fragment in self.lifecycle.stale:
             raise Refused(RefusalCode.NOT_READY, "the weights here are being synchronized")
         if request.fragment >= len(self.terms.fragments):
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
         sizes = self.terms.fragments[request.fragment]
-        self._count(stream.partner, sizes.slow_bytes)
+        self._charge(stream.partner, sizes.slow_bytes)
         name, global_step = f"give-{next(self._names)}", self.lifecycle.global_step
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
@@ -180,7 +175,7 @@ class StateSource:
             for file in (sketch, coded):
                 self.payloads.remove(file)
 
-    def _count(self, partner: PeerId, num_bytes: int) -> None:
+    def _charge(self, partner: PeerId, num_bytes: int) -> None:
         now_s, global_step = loop_s(), self.lifecycle.global_step
         self._given = {
             peer: had
@@ -196,45 +191,33 @@ class StateSource:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
         if self._idle is not None:
             self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._let_go)
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._free_copy)
         copy = self._copy
         age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.global_step - copy.global_step) if copy else (math.inf, 0)
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
         if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
-            self._copying.add_done_callback(_heard)
+            self._copying.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it where nobody awaits
         if self._copying is not None and (self._copy is None or is_late):
             await asyncio.shield(self._copying)
         assert self._copy is not None
         return self._copy
 
     async def _renew(self) -> None:
+        name = f"copy-{next(self._names)}"
         try:
-            self._copy = await self._new_copy()
-        finally:
-            self._copying = None
-
-    async def _new_copy(self) -> IdleCopy:
-        name = f"clone-{next(self._names)}"
-        await self.link.request(messages.BringUp(name))
-        made_s, global_step = loop_s(), self.lifecycle.global_step
-        try:
+            await self.link.request(messages.BringUp(name))
+            made_s, global_step = loop_s(), self.lifecycle.global_step
             taken = await self.link.request(messages.CopyState(name))
             if not isinstance(taken, messages.Written) or taken.reason:
                 raise Refused(RefusalCode.NOT_READY, "no room for a copy of my state now")
             data = self.payloads.read(name)
+            if len(data) != self.terms.state_bytes:
+                raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
+            self._copy = IdleCopy(data, made_s, loop_s() - made_s, global_step)
         finally:
+            self._copying = None
             self.payloads.remove(name)
-        if len(data) != self.terms.state_bytes:
-            raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
-        return IdleCopy(data, made_s, loop_s() - made_s, global_step)
 
-    def _let_go(self) -> None:
-        """Free the memory of the copy."""
+    def _free_copy(self) -> None:
         self._copy = None
-
-
-def _heard(task: asyncio.Task[None]) -> None:
-    """Retrieve the exception, which asyncio would log if no one else awaits the task."""
-    if not task.cancelled():
-        task.exception()

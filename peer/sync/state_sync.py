@@ -23,7 +23,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fresh_fragment, wanted
+from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fragment_to_sync, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -33,7 +33,7 @@ from gossamer.protocol.messages.messages import RunPhase
 
 LOOK_S = 10.0  # between two decisions
 FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already
-START_S = 60.0  # for the trainer to begin once it was told
+START_S = 60.0  # for the trainer to begin after Start
 COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin with
 OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
 REMEMBERED = 64  # of those meetings
@@ -65,7 +65,7 @@ class StateSync:
     _began: tuple[int, float] | None = None  # our global step when we first looked while training, and that loop time
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
-        """Take in how a meeting ended. A peer that calls us only to refuse us says nothing about our weights."""
+        """Take in how a meeting ended. A peer that calls us only to refuse us proves nothing about our weights."""
         if finish.outcome is MeetingOutcome.COMPLETED:
             self._met_s = loop_s()
             self._forget_refusals()
@@ -86,16 +86,16 @@ class StateSync:
                     self.emit(ProcessReported("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
                     await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
-                await self._act()
+                await self._carry_out()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_S):
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 self._began = self._began or (lifecycle.global_step, loop_s())
-                await self._act()
-            await self._rest()
+                await self._carry_out()
+            await self._wait()
 
-    async def _rest(self) -> None:
+    async def _wait(self) -> None:
         """Wait for the next decision: a moment where there is something to do."""
         until_s = loop_s() + LOOK_S
         while loop_s() < until_s:
@@ -103,13 +103,13 @@ class StateSync:
             if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
                 return
 
-    async def _act(self) -> None:
+    async def _carry_out(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""
         is_waiting = self.lifecycle.state is LifecycleState.WAITING
         found = await self.agreement.find() if not is_waiting and self._is_ending() else {}
         decision = decide(self.view(has_result=bool(found)))
         if decision is Act.ASK_CLOCKS:
-            await (self.transfer.hear_global_steps() if is_waiting else self.transfer.ask_global_steps())
+            await (self.transfer.learn_global_steps() if is_waiting else self.transfer.ask_global_steps())
             decision = decide(self.view(are_steps_fresh=True))
         match decision:
             case messages.Start():
@@ -117,32 +117,32 @@ class StateSync:
             case Act.TAKE_RESULT:
                 await self.agreement.take(found)
             case Act.SYNC_FRAGMENTS:
-                await self.fragments.run(lambda header: fresh_fragment(self.view()).check_global_step(header))
+                await self.fragments.run(lambda header: fragment_to_sync(self.view()).check_global_step(header))
             case Wanted() if is_waiting:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
-                    self._forgive()
+                    self._reset_refusals()
             case messages.StepBack():
                 self.link.notify(decision)
-                self._forgive()
+                self._reset_refusals()
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
-        lifecycle, own_steps = self.lifecycle, self.lifecycle.global_step
+        lifecycle, own_global_step = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
         voters = self.groups.voters(loop_s())
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
             total_steps=self.membership.total_steps,
             gap_steps=self.membership.terms.max_clock_gap_steps,
-            own_steps=own_steps,
-            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_steps),
+            own_global_step=own_global_step,
+            typical_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps, own_global_step),
             others_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
             has_start=self.has_start,
             is_founder=self.is_founder,
-            others_have_begun=is_waiting and self.groups.half_say(voters, lambda entry: entry.global_step > 0),
+            others_have_begun=is_waiting and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
@@ -155,27 +155,27 @@ class StateSync:
         )
 
     def _is_ending(self) -> bool:
-        """Tell whether half of our partners are at the end of the run, as they may be: then there is a result, or soon will be."""
-        says = self.groups.half_say(self.groups.partners(loop_s()), lambda entry: entry.finished and not entry.failures, own=False)
+        """Return whether half of our partners are at the end of the run, as they may be: then there is a result, or soon will be."""
+        says = self.groups.half_agree(self.groups.partners(loop_s()), lambda entry: entry.finished and not entry.failures, own=False)
         return says and self._may_be_over()
 
     def _may_be_over(self) -> bool:
-        """Tell whether partners can be at the end: since we last met one they have been at most PACE times as fast as until then.
+        """Return whether partners can be at the end: since we last met one they have been at most PACE times as fast as until then.
 
         Partners of a meeting are at most the allowed gap apart, so they may have come from behind us, and be ahead of us.
         """
-        own_steps, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
-        began_steps, began_s = self._began or (own_steps, loop_s())
-        steps_per_s = (own_steps - began_steps + 2 * gap_steps) / max(1.0, loop_s() - began_s)
+        own_global_step, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
+        began_steps, began_s = self._began or (own_global_step, loop_s())
+        steps_per_s = (own_global_step - began_steps + 2 * gap_steps) / max(1.0, loop_s() - began_s)
         since_s = loop_s() - max(began_s, self._met_s)
-        return self.membership.total_steps - own_steps <= gap_steps + PACE * steps_per_s * since_s
+        return self.membership.total_steps - own_global_step <= gap_steps + PACE * steps_per_s * since_s
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:
             return False
         voters = self._voters()
         by = [partner for partner in by if partner in voters]
-        return len(by) >= OUTCAST and self.groups.half_name(self.groups.voters(loop_s()), set(by), MANY)
+        return len(by) >= OUTCAST and self.groups.half_list(self.groups.voters(loop_s()), set(by), MANY)
 
     def _voters(self) -> set[PeerId]:
         """Return the peers whose refusals count: strangers do not where there are partners."""
@@ -189,7 +189,7 @@ class StateSync:
         self._too_far.clear()
         self._gated.clear()
 
-    def _forgive(self) -> None:
+    def _reset_refusals(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""
         self._forget_refusals()
         self.groups.book.forget_refusals(loop_s())

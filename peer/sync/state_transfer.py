@@ -57,23 +57,20 @@ class StateTransfer:
     _reported_s: float = -REPORT_S
     _progress: TransferProgress | None = None
 
-    async def hear_global_steps(self) -> None:
+    async def learn_global_steps(self) -> None:
         """Ask peers for their global steps until one that has begun answers.
 
         Raises SwarmUnreachable when none has answered for TIMEOUT_S, RunRefusesUs or WrongVersion when all that answer reject us.
         """
-        await self._until_done(self.ask_global_steps)
+        await self._ask_until_done(self.ask_global_steps)
 
     async def take_over(self, wanted: Callable[[], Wanted]) -> None:
-        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `hear_global_steps`."""
-        await self._until_done(lambda: self.ask_everybody(wanted))
+        """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `learn_global_steps`."""
+        await self._ask_until_done(lambda: self.ask_everybody(wanted))
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
-        """Fetch what all live peers together can give. Return None once it is adopted, else the errors of those that answered.
-
-        Raises BadSettings when the disk has no room for it.
-        """
-        sources = await self._compared()
+        """Fetch what all live peers can give; return None once it is adopted, else their errors. Raises BadSettings for a full disk."""
+        sources = await self._choose_sources()
         if not sources:
             return []
         try:
@@ -86,20 +83,20 @@ class StateTransfer:
                     errors.append(refusal)
         except OSError as full:
             errors = [NoUse(f"no room for the weights here: {full.strerror}")]
-        return self._explained("no weights yet", errors)
+        return self._report_errors("no weights yet", errors)
 
     async def ask_global_steps(self) -> list[GossamerError] | None:
         """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
-        answers = await self.sources.ask_all(self._order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
+        answers = await self.sources.ask_all(self._sources_in_order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
-                self.sources.book.tells_clock(peer.peer_id, answer.global_step)
+                self.sources.book.note_global_step(peer.peer_id, answer.global_step)
         errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
         if len(errors) < len(answers):
             return None
-        return self._explained("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
+        return self._report_errors("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
 
-    async def _until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
+    async def _ask_until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
         while loop_s() - answered_s < TIMEOUT_S:
             began_s = loop_s()
@@ -119,26 +116,26 @@ class StateTransfer:
             "peers that have banned this one do not answer it either",
         )
 
-    def _explained(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
+    def _report_errors(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
         """Report errors to the operator, and return those of peers that answered."""
         for error in errors:
             self.emit(ProcessReported("joining", f"{what}: {error}"))
         return [error for error in errors if not isinstance(error, TransportError)]
 
-    def _order(self) -> list[KnownPeer]:
+    def _sources_in_order(self) -> list[KnownPeer]:
         """Return the live peers in random order, group by group; those whose weights were refused come last."""
         return sorted(spread_over(self.sources.live_groups()), key=lambda peer: peer.peer_id in self._refused)
 
-    async def _compared(self) -> list[KnownPeer]:
-        """Return whom to fetch from. A peer without weights of its own compares sources first; others compare with their own weights."""
+    async def _choose_sources(self) -> list[KnownPeer]:
+        """Return the peers to fetch from. A peer without weights of its own compares sources first; others compare with their own."""
         if self.lifecycle.has_begun or self._num_sources == 1 or self._progress is not None:
-            order = self._order()
+            order = self._sources_in_order()
             return [peer for peer in order if peer.peer_id not in self._dissenting] or order
         found = await compare(self.sources, self.terms.state_bytes, SOURCES)
         if found is None:
-            return self._order()
+            return self._sources_in_order()
         self._dissenting, self._num_sources = found.dissenting, found.num_at_once
-        self.emit(ProcessReported("joining", found.says))
+        self.emit(ProcessReported("joining", found.sentence))
         return found.sources
 
     def _open(self) -> Pieces:
@@ -159,7 +156,7 @@ class StateTransfer:
         progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
         def check(source: PeerId, header: Contents, _piece: int) -> None:
-            self.sources.book.tells_clock(source, header.global_step)  # records are some seconds old
+            self.sources.book.note_global_step(source, header.global_step)  # records are some seconds old
             wanted().check(header)  # as of now: global steps go on during a long transfer
 
         self._report(progress, pieces)
@@ -171,7 +168,7 @@ class StateTransfer:
     async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
         await self.ask_global_steps()
-        oldest, now = min(pieces.clocks.values()), self.sources.groups.typical_global_step(loop_s(), total_steps)
+        oldest, now = min(pieces.global_steps.values()), self.sources.groups.typical_global_step(loop_s(), total_steps)
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:

@@ -40,7 +40,7 @@ class Flow:
         self._since_s = now_s
         self._num_pieces = 0
 
-    def came(self, now_s: float) -> None:
+    def note_piece(self, now_s: float) -> None:
         """Count a piece; every so often, measure the rate."""
         self._num_pieces += 1
         passed_s = now_s - self._since_s
@@ -60,23 +60,20 @@ class Holding:
 
     has_all: bool
     pieces: Iterator[int] = iter(())  # not asked of it so far, and of nobody else when it answered
-    told_s: float = -NEWS_S  # loop time
+    listed_s: float = -NEWS_S  # loop time
     news_s: float = 0.0  # when it last had something for us
 
 
 @dataclass(slots=True)
 class Transfer:
-    """One content on its way into `pieces`, whose missing ones are asked for in this `order`.
-
-    `check` raises for a header whose piece is not wanted. `num_by` counts the pieces of each source, over all transfers that share it.
-    """
+    """One content on its way into `pieces`."""
 
     sources: Sources
     kind: ContentsKind
     pieces: Pieces
-    order: Iterable[int]
-    check: Callable[[PeerId, Contents, int], None]
-    num_by: Counter[PeerId]
+    order: Iterable[int]  # of the missing pieces
+    check: Callable[[PeerId, Contents, int], None]  # raises for a header whose piece is not wanted
+    num_by: Counter[PeerId]  # pieces of each source, over all transfers that share it
     on_piece: Callable[[], None] = lambda: None
     _free: dict[int, None] = field(init=False)  # what nobody is asked for; pieces that fewest sources have come first
     _changes: Changes = field(default_factory=Changes)
@@ -86,20 +83,17 @@ class Transfer:
         self._free = dict.fromkeys(self.order)
 
     async def run(self, peers: Iterable[KnownPeer], num_at_once: int) -> list[GossamerError]:
-        """Have these sources deliver, so many at a time, and return the errors of those that cannot.
-
-        Afterwards the content is whole, or none of them can deliver more. A source that misbehaves is banned. Raises OSError of the disk.
-        """
+        """Have these sources deliver, so many at a time, all that they can; return the errors of those that cannot. Raises OSError."""
         waiting, errors = deque(peers), list[GossamerError]()
         try:
             async with asyncio.TaskGroup() as tasks:
                 for _ in range(min(num_at_once, len(waiting))):
-                    tasks.create_task(self._work(waiting, errors))
+                    tasks.create_task(self._fetch_from_sources(waiting, errors))
         except ExceptionGroup as group:
             raise group.exceptions[0] from None
         return errors
 
-    async def _work(self, waiting: deque[KnownPeer], errors: list[GossamerError]) -> None:
+    async def _fetch_from_sources(self, waiting: deque[KnownPeer], errors: list[GossamerError]) -> None:
         """Use one source after another; one that delivered something before it broke off is asked again later."""
         while waiting and not self.pieces.is_whole:
             peer = waiting.popleft()
@@ -129,7 +123,7 @@ class Transfer:
                 elif asked:
                     await self._take(peer, source, asked, flow)
                 else:
-                    await self._change()
+                    await self._wait_for_change()
         finally:
             await cancel(asking)
             self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
@@ -138,21 +132,21 @@ class Transfer:
     async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
         try:
             while not self.pieces.is_whole:
-                news_s = math.inf if holding.has_all or HELD in asked else holding.told_s + NEWS_S - loop_s()
+                news_s = math.inf if holding.has_all or HELD in asked else holding.listed_s + NEWS_S - loop_s()
                 if news_s <= 0:
                     asked.append(HELD)
                     self._changes.notify()
                     await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self.pieces.num_pieces))
-                elif len(asked) < flow.window and (piece := self._next(holding)) is not None:
+                elif len(asked) < flow.window and (piece := self._reserve_piece(holding)) is not None:
                     asked.append(piece)
                     self._changes.notify()
                     await source.ask(self.kind, self.pieces.offset(piece), self.pieces.size(piece))
                 else:
-                    await self._change(news_s)
+                    await self._wait_for_change(news_s)
         finally:
             self._changes.notify()
 
-    def _next(self, holding: Holding) -> int | None:
+    def _reserve_piece(self, holding: Holding) -> int | None:
         """Return a piece to ask this source for, and reserve it; None where it has none."""
         may_give = self._free if holding.has_all else holding.pieces
         piece = next((piece for piece in may_give if piece in self._free), None)
@@ -165,7 +159,7 @@ class Transfer:
         self.pieces.put(asked.popleft(), data, header.global_step)
         self.num_by[peer] += 1
         self._moved_s = loop_s()
-        flow.came(loop_s())
+        flow.note_piece(loop_s())
         self._changes.notify()
         self.on_piece()
 
@@ -174,18 +168,18 @@ class Transfer:
         _, bits = await source.take(within_s=PIECE_S)
         asked.popleft()
         held = from_bits(bits, self.pieces.num_pieces)
-        holding.told_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces
+        holding.listed_s, holding.has_all = loop_s(), len(held) == self.pieces.num_pieces
         new = [piece for piece in self._free if piece in held and not holding.has_all]
         for piece in new:  # to the end: sources that have all give the rest first
             self._free[piece] = self._free.pop(piece)
         holding.pieces = iter(new)
         if holding.has_all or new:
-            holding.news_s = holding.told_s
-        elif holding.told_s - holding.news_s > NO_NEWS_S:
+            holding.news_s = holding.listed_s
+        elif holding.listed_s - holding.news_s > NO_NEWS_S:
             raise NothingNew("it has no piece that is missing here")
         self._changes.notify()
 
-    async def _change(self, most_s: float = math.inf) -> None:
+    async def _wait_for_change(self, most_s: float = math.inf) -> None:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if most_s == math.inf else most_s):
                 await self._changes.wait()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -53,21 +54,15 @@ class WindowOrder:
         self._num_parts = -(-num_windows // MAX_PART_WINDOWS)
         self._part_windows = num_windows // self._num_parts
         self._num_spare = num_tokens - 1 - self._num_parts * self._part_windows * draw.sequence_length
-        self._part = -1  # the current one, counted from the first pass on
-        self._part_starts: IndexArray = np.empty(0, dtype=np.int64)
+        self._starts_of = lru_cache(maxsize=1)(self._shuffled)  # by part, counted from the first pass on
 
     def starts(self, step: int) -> IndexArray:
         """Return the positions where the windows of an inner step begin: int64[B], each at most num_tokens - (L + 1)."""
         first = step * self._draw.batch_size
-        return np.asarray([self._start(position) for position in range(first, first + self._draw.batch_size)], dtype=np.int64)
+        places = (divmod(position, self._part_windows) for position in range(first, first + self._draw.batch_size))
+        return np.asarray([self._starts_of(part)[place] for part, place in places], dtype=np.int64)
 
-    def _start(self, position: int) -> int:
-        part, place = divmod(position, self._part_windows)
-        if part != self._part:
-            self._part, self._part_starts = part, self._starts_of(part)
-        return int(self._part_starts[place])
-
-    def _starts_of(self, part: int) -> IndexArray:
+    def _shuffled(self, part: int) -> IndexArray:
         number, place = divmod(part, self._num_parts)
         offset = permutation(random_stream(self._draw, b"parts", number), self._num_parts)[place]
         stream = random_stream(self._draw, b"windows", part)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -83,10 +84,8 @@ class MixedCorpus(Corpus):
     def __init__(self, parts: Sequence[Corpus], weights: Sequence[float], draw: Draw) -> None:
         self._parts = parts
         self._draw = draw
-        self._counts = dealt(weights)
-        self._block = -1  # the current one
-        self._order: IndexArray = np.empty(0, dtype=np.int64)  # of the parts in it
-        self._rank: IndexArray = np.empty(0, dtype=np.int64)  # the number of earlier windows of the same part
+        self._counts = windows_per_block(weights)
+        self._block = lru_cache(maxsize=1)(self._shuffled)
         self.bytes_per_token = math.fsum(count * part.bytes_per_token for count, part in zip(self._counts, parts, strict=True)) / BLOCK
 
     def batch(self, step: int) -> Tensor:
@@ -119,32 +118,33 @@ class MixedCorpus(Corpus):
     def _place(self, position: int) -> tuple[int, int]:
         """Return the part of the window at a position of the run, and the number of the window within that part."""
         block, place = divmod(position, BLOCK)
-        if block != self._block:
-            self._block = block
-            shuffled = permutation(random_stream(Draw(self._draw.run_seed, b"", 1, 1), b"mixture", block), BLOCK)
-            self._order = np.repeat(np.arange(len(self._counts)), self._counts)[shuffled]
-            self._rank = np.empty(BLOCK, dtype=np.int64)
-            for part, count in enumerate(self._counts):
-                self._rank[self._order == part] = np.arange(count)
-        part = int(self._order[place])
-        return part, block * self._counts[part] + int(self._rank[place])
+        parts, ranks = self._block(block)
+        part = int(parts[place])
+        return part, block * self._counts[part] + int(ranks[place])
+
+    def _shuffled(self, block: int) -> tuple[IndexArray, IndexArray]:
+        """Return for each window of a block its part, and the number of earlier windows of that part."""
+        shuffled = permutation(random_stream(Draw(self._draw.run_seed, b"", 1, 1), b"mixture", block), BLOCK)
+        parts = np.repeat(np.arange(len(self._counts)), self._counts)[shuffled]
+        ranks = np.empty(BLOCK, dtype=np.int64)
+        for part, count in enumerate(self._counts):
+            ranks[parts == part] = np.arange(count)
+        return parts, ranks
 
 
-def dealt(weights: Sequence[float]) -> list[int]:
+def windows_per_block(weights: Sequence[float]) -> list[int]:
     """Return the number of windows of a block for each weight: BLOCK in total, rounded by the largest remainders."""
-    shares = [BLOCK * weight / math.fsum(weights) for weight in weights]
-    counts = [math.floor(share) for share in shares]
-    by_remainder = sorted(range(len(shares)), key=lambda part: counts[part] - shares[part])
-    for part in by_remainder[: BLOCK - sum(counts)]:
-        counts[part] += 1
-    return counts
+    shares = BLOCK * np.asarray(weights) / math.fsum(weights)
+    counts = np.floor(shares).astype(int)
+    counts[np.argsort(counts - shares, kind="stable")[: BLOCK - counts.sum()]] += 1
+    return list(map(int, counts))
 
 
-Tell = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
+ShowProgress = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
 
 
 def load_corpus(
-    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell = lambda done, total: None
+    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress = lambda done, total: None
 ) -> Corpus:
     """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
@@ -157,29 +157,31 @@ def load_corpus(
     if path is not None and not wants_path:
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data is not allowed", hint="leave --data out")
     if not section.mixture:
-        return _load(section, tokenizer, draw, path, cache, tell)
+        return _load(section, tokenizer, draw, path, cache, show)
     one_window = replace(draw, batch_size=1)
-    parts = [_load(source, tokenizer, one_window, path, cache, tell) for source in section.mixture]
+    parts = [_load(source, tokenizer, one_window, path, cache, show) for source in section.mixture]
     return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
 
 
-def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, tell: Tell) -> Corpus:
+def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress) -> Corpus:
     if source.source == "huggingface":
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
         from gossamer.peer.text.streaming import StreamedCorpus
 
         return StreamedCorpus(open_stream(source, draw), tokenizer, draw)
     if source.source == "builtin":
-        return ResidentCorpus(balanced(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw)
+        return ResidentCorpus(
+            with_held_out_part(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw
+        )
     assert path is not None
     files = text_files(path)
     num_bytes = sum(file.stat().st_size for file in files)
     blocks = read_texts(files, source.column)
-    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: tell(done, num_bytes), source.column)
-    return ResidentCorpus(balanced(tokens, draw, str(path)), draw)
+    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column)
+    return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
 
 
-def balanced(tokens: Tokens, draw: Draw, name: str) -> Tokens:
+def with_held_out_part(tokens: Tokens, draw: Draw, name: str) -> Tokens:
     """Ensure a batch to train on and a window to hold out, if necessary by holding out the end of the text.
 
     Hashes may put all of a short text on one side. Raises BadSettings, with the numbers, for a text too short for both.

@@ -13,12 +13,7 @@ Document = str | npt.NDArray[np.int64]
 """Text, or the tokens of a text that was tokenized before."""
 
 
-def content(document: Document) -> bytes:
-    """Return the bytes that `is_held_out` hashes."""
-    return document.encode() if isinstance(document, str) else document.tobytes()
-
-
-def is_held_out(content: bytes) -> bool:
-    """Return whether content belongs to the held-out share, by its hash: the same at every peer."""
-    first = int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little")
-    return first < HELD_OUT_SHARE * 2**64
+def is_held_out(document: Document) -> bool:
+    """Return whether a document belongs to the held-out share, by the hash of its content: the same at every peer."""
+    content = document.encode() if isinstance(document, str) else document.tobytes()
+    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") < HELD_OUT_SHARE * 2**64

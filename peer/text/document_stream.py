@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 import datasets
@@ -18,13 +18,13 @@ import numpy as np
 
 from gossamer.peer.text.batches import Draw, permutation, random_stream
 from gossamer.peer.text.document import Document
-from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
+from gossamer.peer.text.tables import ROWS, from_arrow, need_column
+from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from gossamer.protocol.run.sections import DataSource
 
 MIN_UNITS: Final = 32  # of a data set; not more, because reading a stripe reads all rows of its neighbours too
-ROWS: Final = 1000  # decoded at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,6 @@ class Bookmark:
     document: int  # in the unit; past its end: the first of the next unit
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
-    """Every `num_stripes`-th row of a range of rows that can be read independently."""
-
-    rows: Any  # datasets.IterableDataset
-    stripe: int
-    num_stripes: int
-
-
 class DocumentStream:
     """The documents in one column of a data set. Its iterators may read over the network and raise any of its errors."""
 
@@ -56,7 +47,7 @@ class DocumentStream:
 
     def in_order(self) -> Iterator[Document]:
         """Yield one pass in the data set's own order, which is the same at every peer."""
-        return _documents(Unit(self._dataset, 0, 1), 0)
+        return _documents(self._dataset)
 
     def read(self, place: Bookmark) -> Iterator[tuple[Document, Bookmark]]:
         """Yield documents endlessly, each with the place after it. Raises BadManifest if the data set has none."""
@@ -66,7 +57,7 @@ class DocumentStream:
             for at in range(shard, self._num_shards):
                 units = self._units(number, at)
                 for place_in_shard in range(unit, len(units)):
-                    for found in _documents(units[place_in_shard], document):
+                    for found in units[place_in_shard](document):
                         is_empty = False
                         document += 1
                         yield found, Bookmark(number, at, place_in_shard, document)
@@ -76,36 +67,28 @@ class DocumentStream:
             if is_empty:
                 raise BadManifest("the data set has no documents", hint="correct [data] in the manifest")
 
-    def _units(self, number: int, place: int) -> list[Unit]:
-        """Return the units of the shard at a place of a pass, in this peer's order."""
+    def _units(self, number: int, place: int) -> list[Callable[[int], Iterator[Document]]]:
+        """Return the units of the shard at a place of a pass, in this peer's order: each yields its documents from a number on."""
         shards = permutation(random_stream(self._draw, b"shards", number), self._num_shards)
         shard = int(shards[place])
         groups = self._dataset.shard(num_shards=self._num_shards, index=shard).reshard()
         num_stripes = math.ceil(MIN_UNITS / (self._num_shards * groups.num_shards))
         order = permutation(random_stream(self._draw, b"units", number * self._num_shards + shard), groups.num_shards * num_stripes)
-        return [
-            Unit(groups.shard(num_shards=groups.num_shards, index=int(unit) // num_stripes), int(unit) % num_stripes, num_stripes)
-            for unit in order
-        ]
+        places = [divmod(int(unit), num_stripes) for unit in order]
+        rows = [(groups.shard(num_shards=groups.num_shards, index=group), stripe) for group, stripe in places]
+        return [partial(_documents, group, stripe=stripe, num_stripes=num_stripes) for group, stripe in rows]
 
 
-def _documents(unit: Unit, first: int) -> Iterator[Document]:
-    """Yield the documents of a unit from number `first` on; earlier ones are counted, not decoded."""
-    num_passed, following = 0, unit.stripe + unit.num_stripes * first
-    for table in unit.rows.iter(batch_size=ROWS):
+def _documents(rows: Any, first: int = 0, stripe: int = 0, num_stripes: int = 1) -> Iterator[Document]:
+    """Yield the documents of every `num_stripes`-th row from number `first` on; earlier ones are counted, not decoded."""
+    num_passed, following = 0, stripe + num_stripes * first
+    for table in rows.iter(batch_size=ROWS):
         column = table.column(0)
         if following < num_passed + len(column):
-            rows = np.arange(following - num_passed, len(column), unit.num_stripes)
-            following = num_passed + int(rows[-1]) + unit.num_stripes
-            yield from map(_document, column.take(rows))
+            chosen = np.arange(following - num_passed, len(column), num_stripes)
+            following = num_passed + int(chosen[-1]) + num_stripes
+            yield from map(from_arrow, column.take(chosen))
         num_passed += len(column)
-
-
-def _document(value: Any) -> Document:
-    if not value.is_valid:
-        return ""
-    found = value.as_py() if not hasattr(value, "values") else value.values.to_numpy(zero_copy_only=False)
-    return found if isinstance(found, str) else found.astype(np.int64)
 
 
 def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
@@ -119,39 +102,5 @@ def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
             f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
             hint="check the network, and [data] in the manifest",
         ) from error
-    _need_column(f"the data set {section.name}", section.column, row)
+    need_column(f"the data set {section.name}", section.column, row)
     return DocumentStream(dataset, section.column, draw)
-
-
-def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
-    """Yield the documents of a local file, `json` (one object per line) or `parquet`.
-
-    Raises BadSettings for a file that is not such a table, BadManifest if it has no such column of text.
-    """
-    datasets.disable_progress_bars()
-    try:
-        dataset = datasets.load_dataset(kind, data_files=str(file), split="train", streaming=True)
-        row = next(iter(dataset), {column: ""})
-        _need_column(str(file), column, row)
-        yield from _documents(Unit(dataset.select_columns([column]).with_format("arrow"), 0, 1), 0)
-    except GossamerError:
-        raise
-    except Exception as error:  # of many types
-        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it") from error
-
-
-def _need_column(name: str, column: str, row: dict[str, Any]) -> None:
-    """Raise BadManifest, with the columns of text, if a row has neither text nor tokens in the manifest's column."""
-    if _is_document(row.get(column)):
-        return
-    columns = ", ".join(name for name, value in row.items() if _is_document(value))
-    raise BadManifest(
-        f"{name} has no text in a column {column!r}",
-        hint=f"set [data] column; its columns of text: {columns}"
-        if columns
-        else "it has no column of text: name another data set in [data]",
-    )
-
-
-def _is_document(value: object) -> bool:
-    return isinstance(value, str) or (isinstance(value, list) and all(isinstance(token, int) for token in value))

@@ -13,13 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
-from gossamer.peer.text.document import Document, content, is_held_out
+from gossamer.peer.text.document import Document, is_held_out
 from gossamer.protocol.errors import BadSettings
 
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
-TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".jsonl.zst": "json", ".parquet": "parquet"}
+TABLES = {
+    ".jsonl": "json",
+    ".jsonl.gz": "json",
+    ".jsonl.zst": "json",
+    ".parquet": "parquet",
+}  # endings of names, and the words of the datasets library
 
 # Of little value for training, or not on every machine: generated tables and texts, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})
@@ -42,7 +47,7 @@ def standard_library() -> Iterator[Block]:
             text = (root / name).read_bytes().decode()
         except (OSError, UnicodeDecodeError):  # a dangling link of the distribution, or a sample of another encoding
             continue
-        yield Block(text, is_held_out(name.encode()), ends_document=True)
+        yield Block(text, is_held_out(name), ends_document=True)
 
 
 def _source_names(root: Path) -> Iterator[str]:
@@ -79,23 +84,19 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
     """
     for file in files:
         try:
-            yield from _rows(file, kind, column) if (kind := _table_kind(file)) else _blocks(file)
+            kind = next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
+            yield from _rows(file, kind, column) if kind else _blocks(file)
         except UnicodeDecodeError as error:
             raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
         except OSError as error:
             raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
 
 
-def _table_kind(file: Path) -> str | None:
-    """Return the kind of table by the file's name, in the words of the datasets library; None for text."""
-    return next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
-
-
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
-    from gossamer.peer.text.document_stream import table_documents  # `datasets` takes long to import
+    from gossamer.peer.text.tables import table_documents  # pyarrow takes long to import
 
     for document in table_documents(file, kind, column):
-        yield Block(document, is_held_out(content(document)), ends_document=True)
+        yield Block(document, is_held_out(document), ends_document=True)
 
 
 def _blocks(file: Path) -> Iterator[Block]:
@@ -105,7 +106,7 @@ def _blocks(file: Path) -> Iterator[Block]:
             if "\0" in text:
                 raise BadSettings(f"{file} is binary, not text", hint=f"{GIVE_TEXT} only; take this file out")
             following = _next_text(source)
-            yield Block(text, is_held_out(text.encode()), ends_document=not following)
+            yield Block(text, is_held_out(text), ends_document=not following)
             text = following
 
 

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches
-from gossamer.peer.text.document import content, is_held_out
+from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream
 from gossamer.protocol.errors import BadSettings
 
@@ -70,7 +70,7 @@ class StreamedCorpus:
         buffer = self._present or self._begin(step)
         assert self._steps is not None
         if step >= self._steps[1]:
-            buffer = self._turn_over(step, buffer)
+            buffer = self._switch_buffer(step, buffer)
         starts = buffer.order.starts(step - self._steps[0])
         return torch.from_numpy(cut(buffer.tokens, starts, self._draw.num_window_tokens))
 
@@ -102,7 +102,7 @@ class StreamedCorpus:
         self._steps = self._steps or (step, step + self._num_steps(buffer))
         return self._adopt(buffer)
 
-    def _turn_over(self, step: int, buffer: Buffer) -> Buffer:
+    def _switch_buffer(self, step: int, buffer: Buffer) -> Buffer:
         """Switch to the next buffer, or read the current one again if the next is late."""
         assert self._steps is not None
         try:
@@ -147,7 +147,11 @@ class StreamedCorpus:
             num_tokens += len(tokens)
             if num_tokens >= self._num_buffer_tokens or closing.is_set():
                 break
-            self._refuse_too_little(num_tokens, after.number - first.number)
+            if after.number >= first.number + 2 and num_tokens < self._draw.num_batch_tokens:  # a pass that began midway does not count
+                raise BadSettings(
+                    f"the data set holds less than {num_tokens} tokens to train on; one batch needs {self._draw.num_batch_tokens}",
+                    hint="choose a larger data set in the manifest",
+                )
         tokens = np.concatenate(parts)[: self._num_buffer_tokens]
         return Buffer(tokens, WindowOrder(self._draw, len(tokens)), first, after)
 
@@ -155,23 +159,16 @@ class StreamedCorpus:
         """Yield the tokens of each document from a place on, none for one that is held out, with the place after it."""
         reading = self._stream.read(first)
         while some := list(itertools.islice(reading, DOCUMENTS)):
-            kept = [document for document, _ in some if not is_held_out(content(document))]
+            kept = [document for document, _ in some if not is_held_out(document)]
             tokens = iter(self._tokenizer.encode_documents(kept))
             for document, after in some:
-                yield (np.empty(0, self._tokenizer.dtype) if is_held_out(content(document)) else next(tokens)), after
-
-    def _refuse_too_little(self, num_tokens: int, num_passes: int) -> None:
-        if num_passes >= 2 and num_tokens < self._draw.num_batch_tokens:  # a pass that began midway does not count
-            raise BadSettings(
-                f"the data set holds less than {num_tokens} tokens to train on; one batch needs {self._draw.num_batch_tokens}",
-                hint="choose a larger data set in the manifest",
-            )
+                yield (np.empty(0, self._tokenizer.dtype) if is_held_out(document) else next(tokens)), after
 
     def _read_held_out(self) -> tuple[npt.NDArray[Any], float]:
         parts: list[npt.NDArray[Any]] = []
         num_tokens = num_bytes = 0
         for document in self._stream.in_order():
-            if is_held_out(content(document)):
+            if is_held_out(document):
                 parts += self._tokenizer.encode_documents([document])
                 num_tokens += len(parts[-1])
                 num_bytes += self._tokenizer.num_text_bytes(document) + 1

@@ -33,7 +33,7 @@ class Tokens:
     bytes_per_token: float  # UTF-8 bytes of text per token, over both sides
 
 
-Tell = Callable[[int], None]  # called with the bytes tokenized so far
+ShowBytes = Callable[[int], None]  # called with the bytes tokenized so far
 
 
 def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
@@ -45,35 +45,42 @@ def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
 
 
 def on_disk(
-    files: list[Path], blocks: Iterable[Block], tokenizer: Tokenizer, cache: Path, tell: Tell = lambda num_bytes: None, column: str = "text"
+    files: list[Path],
+    blocks: Iterable[Block],
+    tokenizer: Tokenizer,
+    cache: Path,
+    show: ShowBytes = lambda num_bytes: None,
+    column: str = "text",
 ) -> Tokens:
     """Tokenize a text into `cache`, unless it is there, and map it. Raises BadSettings when the disk is full."""
     folder = cache / _fingerprint(files, tokenizer, column)
     if not folder.is_dir():
         try:
-            _fill(folder, blocks, tokenizer, tell)
+            _fill(folder, blocks, tokenizer, show)
         except OSError as error:
             hint = "free some space, or train on less text"
             raise BadSettings(f"the text cannot be tokenized into {cache}: {error.strerror}", hint=hint) from error
-    train, held_out = (_mapped(folder / side, tokenizer.dtype) for side in SIDES)
+    paths, dtype = [folder / side for side in SIDES], tokenizer.dtype  # an empty file cannot be mapped
+    train, held_out = (np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype) for path in paths)
     return Tokens(train, held_out, int((folder / "num_bytes").read_text()) / max(1, len(train) + len(held_out)))
 
 
-def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, tell: Tell) -> None:
+def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, show: ShowBytes) -> None:
     for earlier in folder.parent.glob(f"{PREFIX}*"):  # an earlier text, or an interrupted one
         shutil.rmtree(earlier, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
-    unfinished.mkdir(parents=True, mode=0o700)
+    folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    unfinished.mkdir(mode=0o700)
     try:
         with (unfinished / SIDES[0]).open("wb") as train, (unfinished / SIDES[1]).open("wb") as held_out:
-            num_bytes = _tokenize(blocks, tokenizer, (train, held_out), tell)
+            num_bytes = _tokenize(blocks, tokenizer, (train, held_out), show)
         (unfinished / "num_bytes").write_text(str(num_bytes))
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]], tell: Tell) -> int:
+def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]], show: ShowBytes) -> int:
     """Write each block's tokens to its side, and return the size of the text in bytes."""
     end = np.asarray([tokenizer.document_end], dtype=tokenizer.dtype).tobytes()
     num_bytes, reading = 0, iter(blocks)
@@ -85,14 +92,8 @@ def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[byt
             if block.ends_document and tokens[-1:].tobytes() != end:
                 sink.write(end)
                 num_bytes += 1
-        tell(num_bytes)
+        show(num_bytes)
     return num_bytes
-
-
-def _mapped(path: Path, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if path.stat().st_size == 0:  # an empty file cannot be mapped
-        return np.empty(0, dtype=dtype)
-    return np.memmap(path, dtype=dtype, mode="r")
 
 
 def _fingerprint(files: list[Path], tokenizer: Tokenizer, column: str) -> str:

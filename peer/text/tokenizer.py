@@ -5,9 +5,11 @@ A byte's token is the byte itself, and byte 0, which no text holds, ends a docum
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -16,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.peer.text.document import Document
-from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 BYTES: Final = "bytes"
 NUM_BYTES: Final = 256
 FILE: Final = "tokenizer.json"  # in the folder of a model
+MAX_GROWTH: Final = 1000  # characters made of one before the vocabulary; Unicode's own rules make 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Tokenizer:
 
     def encode_documents(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
         """Tokenize whole documents as `encode_all` does, each with the token that ends it."""
-        return [self._ended(tokens) for tokens in self.encode_all(documents)]
+        return [self._with_document_end(tokens) for tokens in self.encode_all(documents)]
 
     def num_text_bytes(self, document: Document) -> int:
         """Return the number of UTF-8 bytes of a document."""
@@ -65,8 +68,9 @@ class Tokenizer:
     def _encode_texts(self, texts: list[str]) -> list[npt.NDArray[Any]]:
         if self._pretrained is None or not texts:
             return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
-        found = self._pretrained(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [np.asarray(tokens, dtype=self.dtype) for tokens in found]
+        with _refusing(f"the tokenizer {self.name!r} cannot tokenize this text"):
+            found = self._pretrained(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [self._checked(np.asarray(tokens, dtype=np.int64)) for tokens in found]
 
     def _checked(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
@@ -76,7 +80,7 @@ class Tokenizer:
             )
         return tokens.astype(self.dtype)
 
-    def _ended(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def _with_document_end(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
         is_ended = len(tokens) > 0 and tokens[-1] == self.document_end
         return tokens if is_ended else np.append(tokens, self.dtype.type(self.document_end))
 
@@ -96,7 +100,12 @@ def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenize
         return Tokenizer(BYTES, NUM_BYTES, 0, "", None)
     found = next((folder for folder in folders if folder is not None and (folder / FILE).is_file()), None)
     pretrained = _load_pretrained(name, section.revision) if found is None else _load_pretrained(str(found), None)
-    digest = tokenizer_digest(pretrained)
+    with _refusing(f"the tokenizer {name!r} cannot be used"):
+        return _checked_tokenizer(section, pretrained)
+
+
+def _checked_tokenizer(section: TokenizerSection, pretrained: PreTrainedTokenizerBase) -> Tokenizer:
+    name, digest = section.name, tokenizer_digest(pretrained)
     if section.digest not in (None, digest):
         raise BadManifest(
             f"the tokenizer {name!r} differs from the manifest's: its digest is {digest}, not {section.digest}",
@@ -108,23 +117,61 @@ def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenize
             f"the tokenizer {name!r} has no end-of-text token, so documents cannot be told apart",
             hint="choose one with an eos or sep token, or `bytes`",
         )
-    return Tokenizer(name, len(pretrained), ends[0], digest, pretrained)
+    growth = _growth(_rules(pretrained).get("normalizer"))
+    if growth > MAX_GROWTH:
+        raise BadManifest(f"the tokenizer {name!r} makes up to {growth} characters of one", hint="choose another tokenizer, or `bytes`")
+    num_tokens = max(len(pretrained), 1 + max(pretrained.get_vocab().values(), default=0), 1 + ends[0])  # ids may have gaps
+    return Tokenizer(name, num_tokens, ends[0], digest, pretrained)
+
+
+def _growth(normalizer: Any) -> int:
+    """Return how many characters the rules before the vocabulary can make of one: a few rules can make a gigabyte of a page."""
+    match normalizer:
+        case {"normalizers": list(inner)}:
+            return math.prod(map(_growth, inner))
+        case {"content": str(text)} | {"prepend": str(text)}:
+            return 1 + len(text)
+    return 1
 
 
 def name_of(folder: Path) -> tuple[str, str]:
     """Return the manifest's name and digest for the tokenizer in a folder; `bytes` has no digest. Raises BadManifest if there is none."""
     if not (folder / FILE).is_file():
         raise BadManifest(f"{folder} holds no tokenizer", hint=f"put its {FILE} beside the model")
-    digest = tokenizer_digest(_load_pretrained(str(folder), None))
+    pretrained = _load_pretrained(str(folder), None)
+    with _refusing(f"the tokenizer in {folder} cannot be used"):
+        digest = tokenizer_digest(pretrained)
     return (BYTES, "") if digest == tokenizer_digest(byte_tokenizer()) else (folder.resolve().name, digest)
 
 
 def tokenizer_digest(pretrained: PreTrainedTokenizerBase) -> str:
     """Return the SHA-256 of a tokenizer's vocabulary with its ids, and of its rules before and after the vocabulary."""
-    rules = json.loads(pretrained.backend_tokenizer.to_str()) if pretrained.is_fast else {}
+    rules = _rules(pretrained)
     for passing in ("truncation", "padding"):
         rules.pop(passing, None)
     return hashlib.sha256(json.dumps([sorted(pretrained.get_vocab().items()), rules], sort_keys=True).encode()).hexdigest()
+
+
+def _rules(pretrained: PreTrainedTokenizerBase) -> dict[str, Any]:
+    rules: dict[str, Any] = json.loads(pretrained.backend_tokenizer.to_str()) if pretrained.is_fast else {}
+    return rules
+
+
+@contextlib.contextmanager
+def _refusing(message: str) -> Iterator[None]:
+    """Turn the errors of a tokenizer, of many types, into BadManifest. Its Rust code may panic, which is no Exception."""
+    try:
+        yield
+    except GossamerError:
+        raise
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise BadManifest(
+            f"{message}: {reason[:200]}",
+            hint="give --model a folder with its files; as the host, name a tokenizer of the Hugging Face hub, or `bytes`",
+        ) from error
 
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
@@ -151,10 +198,5 @@ def _byte_symbols() -> list[str]:
 def _load_pretrained(name: str, revision: str | None) -> Any:
     from transformers import AutoTokenizer
 
-    try:
+    with _refusing(f"the tokenizer {name!r} cannot be loaded"):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)
-    except Exception as error:  # the type depends on which file is missing or broken
-        raise BadManifest(
-            f"the tokenizer {name!r} cannot be loaded: {str(error).splitlines()[0]}",
-            hint="give --model a folder with its files; as the host, name a tokenizer of the Hugging Face hub, or `bytes`",
-        ) from error

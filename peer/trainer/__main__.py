@@ -11,8 +11,8 @@ from gossamer.peer.machine.child import Child, loading, run_child
 def run(child: Child) -> None:
     """Load the program and run it."""
     with loading():
-        from gossamer.peer.trainer.process import run_trainer
-    run_trainer(child)
+        from gossamer.peer.trainer.process import build
+    build(child).run()
 
 
 if __name__ == "__main__":

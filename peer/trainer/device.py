@@ -16,17 +16,12 @@ from gossamer.protocol.run.manifest import Manifest
 
 
 class OneDevice:
-    """A model on one device, with the optimizer of the parameters `moved`, by default all. Ranks (ranks.py) has the same methods.
-
-    The parameters are written to. Belongs to one thread.
-    """
+    """A model on one device, and the optimizer of the parameters `moved`, by default all; belongs to one thread. Ranks does the same."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
         self.model = model
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
-        self.moved: Mapping[str, Tensor] = {
-            name: parameter for name, parameter in self.parameters.items() if moved is None or name in moved
-        }
+        self.moved: Mapping[str, Tensor] = {name: self.parameters[name] for name in (self.parameters if moved is None else moved)}
         self.device = next(iter(self.parameters.values())).device
         self.gradients: tuple[Tensor, ...] = ()  # flat tensors, into which the parameters' gradients are views, if a rank lays them out so
         self._optimizer = build_optimizer(manifest.inner.optimizer, self.moved.items(), inner_settings(manifest))
@@ -36,19 +31,15 @@ class OneDevice:
         """Begin to copy a batch, int64[B, L+1], to the device, which may still be computing."""
         return batch.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else batch.to(self.device)
 
-    def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """Compute a batch's gradient and return its mean loss, nats per token. None, with no gradient left, where memory runs out.
+    def backward(self, rows: Tensor, seed: int, computing: Computing, num_rows: int | None = None) -> Tensor | None:
+        """Compute the part of some rows in the gradient and the mean loss, nats per token, of a batch of `num_rows`; None: these are all.
 
-        Seeds torch's generators, from which dropout draws.
+        Return their part of the loss; None, with no gradient left, where memory runs out. Seeds torch's generators, for dropout.
         """
-        return self.part(batch, len(batch), seed, computing)
-
-    def part(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor | None:
-        """Add the part of some rows to the gradient of a batch of `num_rows`; return their part of its loss. As `backward`."""
         self._compute_as(computing)
         self._clear()
         try:
-            return self._accumulated(rows, num_rows, seed, computing)
+            return self._accumulated(rows, len(rows) if num_rows is None else num_rows, seed, computing)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise

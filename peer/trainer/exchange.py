@@ -5,21 +5,24 @@ Threads. Two threads use it, with one lock between them, `_weights`: its holder 
 - The trainer's thread calls the public methods. It holds the lock at all times except inside `while_weights_are_read`.
 - The exchange's own thread reads the link. It carries out an `AnyTimeRequest` at once, without the lock: coding and copying only read
   tensors that nobody writes to (a meeting's snapshot, and slow weights, which a merge replaces). It carries out a `BesideRequest` if it
-  gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`.
+  gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`. A `Check`
+  needs the lock only if the loss is measured.
 - Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
 
-A merge changes slow weights at once. The model's own weights follow at `Replica.move`, on the trainer's thread.
+A merge changes slow weights at once. The model's own weights follow at `Replica.move_fast_weights`, on the trainer's thread.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,6 +38,7 @@ from gossamer.peer.model.evaluation import output_distance, predictions
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeCost, probe_pool
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
@@ -52,25 +56,36 @@ class OpenMeeting:
     fragment: int
     side: MeetingSide
     partner_global_step: int = 0
+    reason: str | None = None  # why the partner's message is refused, empty: it is not; None: it has not been judged
+    is_probed: bool = False  # the loss is to be measured too
     step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
     is_closed: bool = False
     working: threading.Lock = field(default_factory=threading.Lock)  # held while the meeting is computed, and while it is closed
 
 
 class TrainerExchange:
-    """Answers the node for a replica. The loop calls `at_boundary` between inner steps and opens `while_weights_are_read` in between."""
+    """Answers the node for a replica. The loop calls `at_boundary` between inner steps and opens `while_weights_are_read` in between.
 
-    def __init__(self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None]) -> None:
+    `rng` draws the meetings that are probed; no partner may foretell it.
+    """
+
+    def __init__(
+        self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None], rng: random.Random
+    ) -> None:
         self.report = messages.NodeReport(0.0, 0.0)  # the last one
         self.has_begun = False  # the trainer trains, or has trained
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
+        self.train_s = 0.0  # spent in training so far
         self.cpu_s = 0.0  # processor time of the exchange's thread
         self._link = link
         self._payloads = payloads
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
+        self._probe = Probe(replica.model, replica.inner.computing.dtype, probe_pool(replica.corpus).to(replica.inner.device), rng)
+        self._probe_cost = ProbeCost()
+        self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
         self._weights = threading.Lock()
@@ -110,7 +125,7 @@ class TrainerExchange:
         for _ in range(count):
             request = self._waiting.popleft()
             if isinstance(request, int):
-                self._change_node(request)
+                self._serve_new_node(request)
                 continue
             reply = self.carry_out(request)
             if reply is not None:
@@ -127,7 +142,7 @@ class TrainerExchange:
 
     @contextlib.contextmanager
     def while_weights_are_read(self) -> Iterator[None]:
-        """Answer the node while the code inside only reads the weights. The model moves by what was decided at the next `Replica.move`."""
+        """Answer the node while the code inside only reads the weights. The model itself moves at the next step boundary."""
         self._still = mark(self._replica.inner.device)
         self._weights.release()
         try:
@@ -140,7 +155,7 @@ class TrainerExchange:
         meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
         before = None if meeting is None else self._predictions()
         reply = self._answer(request)
-        self._replica.move()
+        self._replica.move_fast_weights()
         if meeting is not None and before is not None and isinstance(reply, messages.Applied):
             self._emit(OutputsMoved(meeting.fragment, output_distance([before, self._predictions()])))
             self.measures_next = False
@@ -154,8 +169,8 @@ class TrainerExchange:
             elif self._replica.manifest.outer.no_partner == "defer":
                 self._replica.countdown.reset(fragment)
             else:
-                self._solo(fragment, NO_NODE)
-                self._replica.move()
+                self._solo_step(fragment, NO_NODE)
+                self._replica.move_fast_weights()
         if due:
             self._finish_on_device()
 
@@ -171,12 +186,12 @@ class TrainerExchange:
         self._syncs.forget()
         self._solo_later.clear()
 
-    def end_alone(self) -> None:
+    def take_last_solo_steps(self) -> None:
         """Drop every meeting and take the last averaging's step of every fragment alone: its slow weights become the fast ones."""
         self.drop_all()
         for fragment in range(len(self._replica.fragments)):
-            self._replica.step_alone(fragment, RunPhase.FINISH)
-        self._replica.move()
+            self._replica.take_solo_step(fragment, RunPhase.FINISH)
+        self._replica.move_fast_weights()
 
     def wait(self, seconds: float) -> None:
         """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
@@ -213,7 +228,7 @@ class TrainerExchange:
 
     def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
-        if isinstance(request, messages.AnyTimeRequest):
+        if self._is_any_time(request):
             with behind(self._snapshot_mark(request), self._stream):
                 reply = self._answer(request)
             self._send(reply)
@@ -232,6 +247,16 @@ class TrainerExchange:
             self._weights.release()
         self._send(reply)
         return True
+
+    def _is_any_time(self, request: messages.Request) -> bool:
+        """Return whether a request needs no lock. A Check is judged here by its length, and needs one if the loss is to be measured."""
+        if not isinstance(request, messages.Check):
+            return isinstance(request, messages.AnyTimeRequest)
+        is_after = behind(self._snapshot_mark(request), self._stream)
+        with is_after, contextlib.suppress(ValueError, torch.OutOfMemoryError), self._holding_open(request.meeting) as meeting:
+            self._judge(meeting, request)
+            return not meeting.is_probed
+        return True  # the answer is the error
 
     def _send(self, reply: messages.Reply | None) -> None:
         if reply is not None:
@@ -264,7 +289,7 @@ class TrainerExchange:
             case messages.Prepare():
                 return self._prepare(request)
             case messages.Encode():
-                with self._work_on(request.meeting) as meeting:
+                with self._holding_open(request.meeting) as meeting:
                     return self._encode(meeting)
             case messages.Check():
                 return self._check(request)
@@ -273,9 +298,9 @@ class TrainerExchange:
             case messages.Drop(number):
                 fragment = self._drop(number)
                 if fragment in self._solo_later:
-                    self._solo_if_due(fragment)
+                    self._solo_step_if_due(fragment)
             case messages.Solo(fragment):
-                self._solo_if_due(fragment)
+                self._solo_step_if_due(fragment)
             case messages.Defer(fragment):
                 if fragment in replica.countdown.due():
                     replica.countdown.reset(fragment)
@@ -290,9 +315,9 @@ class TrainerExchange:
             case messages.MoveFragments():
                 return self._syncs.move(request, replica)
             case messages.BringUp():
-                self._bring_up()
+                self._take_overdue_steps()
             case messages.WriteResult(name):
-                self.end_alone()
+                self.take_last_solo_steps()
                 write_result(replica)
                 return self._answer(messages.CopyState(name))
             case messages.Adopt():
@@ -323,7 +348,7 @@ class TrainerExchange:
 
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
-        with self._work_on(request.meeting) as meeting:
+        with self._holding_open(request.meeting) as meeting:
             is_last = request.phase is RunPhase.FINISH
             weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
@@ -337,10 +362,33 @@ class TrainerExchange:
         return messages.PayloadReady(meeting.number, self._write(meeting, File.OWN_PAYLOAD, payload))
 
     def _check(self, request: messages.Check) -> messages.Reply:
-        """Judge the partner's payload; one that is not accepted cannot be applied."""
-        with self._work_on(request.meeting) as meeting:
-            reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD))
-            return messages.Checked(meeting.number, not reason, reason, "" if reason else pack(meeting.side.failed_blocks))
+        """Judge the partner's payload, and measure its gain if it is to be; one that is not accepted cannot be applied."""
+        with self._holding_open(request.meeting) as meeting:
+            self._judge(meeting, request)
+            judgement = self._measure(meeting) if meeting.is_probed else None
+            accepted, failed = not meeting.reason, "" if meeting.reason else pack(meeting.side.failed_blocks)
+            told = messages.Checked(
+                meeting.number, accepted, meeting.reason or "", failed, is_harmful=judgement is not None and not accepted
+            )
+            if judgement is None or not math.isfinite(judgement.deviation):
+                return told
+            return replace(told, gain=judgement.gain.value, deviation=judgement.deviation)
+
+    def _judge(self, meeting: OpenMeeting, request: messages.Check) -> None:
+        """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
+        if meeting.reason is None:
+            meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
+            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
+            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.is_clipped)
+
+    def _measure(self, meeting: OpenMeeting) -> Judgement:
+        """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
+        failed = pack(meeting.side.failed_blocks)
+        lag_steps = self._replica.global_step - meeting.partner_global_step
+        with self._probe_cost.counted():
+            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate, lag_steps=lag_steps)
+        meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (failed, step)
+        return judgement
 
     def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""
@@ -355,7 +403,7 @@ class TrainerExchange:
 
     def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
         """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
-        with self._work_on(request.meeting) as meeting:
+        with self._holding_open(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 state = meeting.side.state
                 failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
@@ -363,7 +411,7 @@ class TrainerExchange:
             return meeting, meeting.step[1]
 
     @contextlib.contextmanager
-    def _work_on(self, number: int) -> Iterator[OpenMeeting]:
+    def _holding_open(self, number: int) -> Iterator[OpenMeeting]:
         """Keep an open meeting from being dropped meanwhile. Raises ValueError where there is none."""
         meeting = self._meetings.get(number)
         with contextlib.nullcontext() if meeting is None else meeting.working:
@@ -393,29 +441,29 @@ class TrainerExchange:
 
     # ------------------------------------------------------------------ without a partner
 
-    def _solo_if_due(self, fragment: int) -> None:
+    def _solo_step_if_due(self, fragment: int) -> None:
         if fragment in self._replica.countdown.due():
-            self._solo(fragment, "no partner answered in time")
+            self._solo_step(fragment, "no partner answered in time")
 
-    def _solo(self, fragment: int, reason: str) -> None:
+    def _solo_step(self, fragment: int, reason: str) -> None:
         """Take the outer step of a fragment alone; while the fragment is in a meeting the step waits for the meeting's end."""
         if self._replica.fragments[fragment].meeting is not None:
             self._solo_later.add(fragment)
             return
-        self._replica.step_alone(fragment, self._replica.phase)
+        self._replica.take_solo_step(fragment, self._replica.phase)
         self._solo_later.discard(fragment)
         self._emit(SoloStep(fragment, reason))
 
-    def _bring_up(self) -> None:
+    def _take_overdue_steps(self) -> None:
         """Take the outer step of fragments that have long waited for a partner: a joining peer fetches their slow weights."""
         replica = self._replica
         for fragment in replica.countdown.due():
             if replica.fragments[fragment].since.steps > replica.manifest.outer.max_clock_gap_steps // LATE_SHARE:
-                self._solo(fragment, "a joining peer fetches these weights")
+                self._solo_step(fragment, "a joining peer fetches these weights")
 
     # ------------------------------------------------------------------ the node itself
 
-    def _change_node(self, session: int) -> None:
+    def _serve_new_node(self, session: int) -> None:
         """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
         self.drop_all()
         self._session = session

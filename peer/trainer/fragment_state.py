@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,11 +19,15 @@ from gossamer.optim.noloco import NoLoCo
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host
 
-LIMIT: Final = 2.0  # reaches; honest gaps of peers that meet regularly come to half of it, seldom to all of it
+LIMIT: Final = 2.0  # reaches, at most; honest gaps of peers that meet regularly come to half of it, seldom to all of it
+USUAL: Final = 1.5  # times the median of the latest gaps: half of the honest ones are shorter than two thirds of this, one in ten is longer
+LATEST: Final = 15  # merged gaps
+ENOUGH: Final = 5  # of these, from which on their median holds
 BACK: Final = 1.5  # reaches; honest gaps of peers that meet regularly come to a quarter of it
 FIRST_ALLOWANCE: Final = 2.0  # of the message's length: a peer that has met nobody has little to lose
 FULL_STEPS: Final = 60.0  # own steps: the level to which the allowance grows again, or falls
 EARNED: Final = 0.1  # of our own movement
+LEAST_KEPT: Final = 0.25  # of a gap: a message of which less could be merged is refused
 FINAL: Final = 2.0  # times the longest gap of the last averaging; two peers of it may both have been met by a third alone
 UNRELATED: Final = 0.99  # of the longer message's length
 
@@ -69,6 +74,7 @@ class Bounds:
 
     reach: float = 0.0  # explained by training; the movement since the last outer step comes on top
     allowance: float | None = None  # to be merged beyond that; None before the first meeting
+    gaps: tuple[float, ...] = ()  # the latest ones, in reaches, LIMIT at most
 
 
 class MergeGate:
@@ -80,7 +86,7 @@ class MergeGate:
     trained here count as if the peer had moved. Peers that train alike have similar reaches: training explains a gap of `LIMIT`
     reaches, unless the gap leads back along our own movement by more than `BACK`.
 
-    A peer that was away, alone for long, or in the other half of a network split is farther off; to a new peer everybody is. For these
+    A peer that was away, alone for long, or in the other half of a network split is farther off; from a new peer all peers are. For these
     cases a peer has an `allowance`: the part of a gap that the reach does not explain is taken from it. It grows again by a tenth of
     the peer's own movement, up to `FULL_STEPS` of its steps at their present length. No claim of a partner increases it, except a clock
     that ours follows. So a partner that always sends as much as is allowed gets through once, and is then limited to the rate at which
@@ -103,32 +109,40 @@ class MergeGate:
         """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
         if not math.isfinite(gap):
             return "the partner's message is not finite"
-        if gap > self.limit(own):
-            return f"the partner's message is {gap:.3g} away from ours, more than the {self.limit(own):.3g} that honest training explains"
+        if self.limit(own) < LEAST_KEPT * gap:
+            return (
+                f"the partner's message is {gap:.3g} away from ours, far more than the {self.limit(own):.3g} that honest training explains"
+            )
         fits = gap <= max(self._explained(own), UNRELATED * max(own.message, own.partner))
         return "" if fits else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
 
-    def accept(self, gap: float, own: Lengths) -> None:
-        """Update the bounds after a merge."""
-        reach, allowance = self._bounds.reach + own.moved, self._allowance(own)
-        unexplained = min(allowance, max(0.0, gap - self._explained(own)))
-        self._bounds = Bounds(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
+    def kept(self, gap: float, own: Lengths, share: float) -> float:
+        """Return the part of a gap that may be merged without a probe: at most `share` of what training explains."""
+        return min(1.0, share * self._explained(own) / gap) if gap else 1.0
 
-    def step_alone(self, moved: float) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
+        """Update the bounds after a merge of this part of a gap."""
+        reach, allowance, merged = self._bounds.reach + own.moved, self._allowance(own), kept * gap
+        unexplained = min(allowance, max(0.0, merged - self._explained(own)))
+        gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach else self._bounds.gaps
+        self._bounds = Bounds(0.5 * math.hypot(reach, min(merged, reach + unexplained)), allowance - unexplained, gaps)
+
+    def take_solo_step(self, moved: float) -> None:
         """Update the bounds after an outer step without a partner."""
-        self._bounds = Bounds(self._bounds.reach + moved, self._bounds.allowance)
+        self._bounds = replace(self._bounds, reach=self._bounds.reach + moved)
 
-    def state(self) -> dict[str, float | None]:
+    def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON-able."""
         return asdict(self._bounds)
 
-    def restore(self, state: Mapping[str, float | None]) -> None:
-        """Restore what `state` returned."""
-        self._bounds = Bounds(state["reach"] or 0.0, state["allowance"])
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned, now or before there were `gaps`."""
+        self._bounds = Bounds(state["reach"], state["allowance"], tuple(state.get("gaps", ())))
 
     def _explained(self, own: Lengths) -> float:
-        reach = self._bounds.reach + own.moved
-        return LIMIT * reach if own.back <= BACK * reach else 0.0
+        reach, gaps = self._bounds.reach + own.moved, self._bounds.gaps
+        limit = min(LIMIT, USUAL * statistics.median(gaps)) if len(gaps) >= ENOUGH else LIMIT
+        return limit * reach if own.back <= BACK * reach else 0.0
 
     def _allowance(self, own: Lengths) -> float:
         """Return the present allowance, refilled by the movement since the last outer step."""
@@ -141,10 +155,10 @@ class MergeGate:
 
 
 class FragmentState:
-    """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move` alone.
+    """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move_fast_weights` alone.
 
     Slow weights and momentum are needed at meetings only, so beside a GPU they rest in pinned memory of the host. They are replaced and
-    never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, and the model at the next `move`.
+    never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, the model at the next boundary.
     """
 
     def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
@@ -152,9 +166,9 @@ class FragmentState:
         self.has_momentum = has_momentum
         fast = gather(codec.fragment, parameters)
         self.device = fast.device
-        self.slow = self.at_rest(fast)  # f32[numel]
+        self.slow = self.to_host(fast)  # f32[numel]
         nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one stored zero: a run without momentum keeps none
-        self.momentum = self.at_rest(nothing.clone()) if has_momentum else nothing
+        self.momentum = self.to_host(nothing.clone()) if has_momentum else nothing
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
@@ -166,54 +180,54 @@ class FragmentState:
         """Count an inner step."""
         self.since = replace(self.since, tokens=self.since.tokens + num_tokens, steps=self.since.steps + 1)
 
-    def miss(self, num_steps: int) -> None:
+    def count_missed_steps(self, num_steps: int) -> None:
         """Count clock steps that were not trained here."""
         self.since = replace(self.since, missed_steps=self.since.missed_steps + num_steps)
 
     def replace(self, slow: Tensor, momentum: Tensor) -> None:
         """Take over another peer's slow weights and momentum, and forget counts and gate; the fast weights are the caller's to set."""
-        self.slow, self.momentum = self.at_rest(slow), self.at_rest(momentum) if self.has_momentum else momentum
+        self.slow, self.momentum = self.to_host(slow), self.to_host(momentum) if self.has_momentum else momentum
         self.since, self.gate = Since(), MergeGate()
 
-    def at_rest(self, values: Tensor) -> Tensor:
+    def to_host(self, values: Tensor) -> Tensor:
         """Return values where slow weights rest: beside a GPU a pinned copy on the host, else the values themselves."""
         if self.device.type != "cuda":
             return values
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values)  # waits for the GPU
 
-    def here(self, values: Tensor) -> Tensor:
+    def on_device(self, values: Tensor) -> Tensor:
         """Return resting values, or a part of them, on the device."""
         return values.to(self.device)
 
     def fast(self) -> Tensor:
-        """Return the fast weights as they are after the next `move`: a new f32[numel]."""
+        """Return the fast weights as they are after the next `move_fast_weights`: a new f32[numel]."""
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
 
     def reaches(self, weights: Tensor) -> bool:
         """Return whether the run's result may have these weights: as far from ours as the last averaging explains, if we took part."""
         fast = self.fast()
-        moved, away = length_of(fast - self.here(self.slow)), length_of(self.here(weights) - fast)
+        moved, away = length_of(fast - self.on_device(self.slow)), length_of(self.on_device(weights) - fast)
         own = Lengths(self.since.moved(moved), moved / max(1, self.since.steps), length_of(fast), 0.0, 0.0)
         return not self.final_gap or away <= max(FINAL * self.final_gap, self.gate.limit(own))
 
-    def step_alone(self, rule: NoLoCo) -> None:
-        """Take the outer step without a partner. The model itself is moved by `move`."""
+    def take_solo_step(self, rule: NoLoCo) -> None:
+        """Take the outer step without a partner. The model itself is moved by `move_fast_weights`."""
         fast = self.fast()
-        self.gate.step_alone(self.since.moved(length_of(fast - self.here(self.slow))))
+        self.gate.take_solo_step(self.since.moved(length_of(fast - self.on_device(self.slow))))
         self.merge(self.in_slabs(fast, lambda slow, momentum, part: rule.solo_step(slow, momentum, fast[part])), self.since)
 
     def merge(self, step: OuterStep, since: Since) -> None:
         """Make an outer step count that was computed at the counts `since`. Nothing is allocated, so nothing can fail half done.
 
-        Takes ownership of its tensors. The model itself is moved by `move`.
+        Takes ownership of its tensors. The model itself is moved by `move_fast_weights`.
         """
         self._owed = step.shift if self._owed is None else self._owed.add_(step.shift)
         self.slow, self.momentum = step.slow, step.momentum
         self.since -= since
 
-    def move(self) -> None:
+    def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps since the last call: never while a gradient is computed at them."""
         if self._owed is not None:
             if self._owed.is_cuda:  # made on another stream: its memory must not be reused there before this stream has read it
@@ -226,19 +240,19 @@ class FragmentState:
 
         `step(slow, momentum, part)` takes the slab at `part` and returns its next slow weights and momentum.
         """
-        slow, shift = self._place(), torch.empty_like(snapshot)
-        momentum = self._place() if self.has_momentum else self.momentum
+        slow, shift = self._empty_like_slow(), torch.empty_like(snapshot)
+        momentum = self._empty_like_slow() if self.has_momentum else self.momentum
         size = SLAB_VALUES if self.device.type == "cpu" else DEVICE_SLAB_VALUES
         for start in range(0, slow.numel(), size):
             part = slice(start, start + size)
-            new_slow, new_momentum = step(self.here(self.slow[part]), self.here(self.momentum[part]), part)
+            new_slow, new_momentum = step(self.on_device(self.slow[part]), self.on_device(self.momentum[part]), part)
             torch.sub(new_slow, snapshot[part], out=shift[part])
             if self.has_momentum:
                 momentum[part] = new_momentum
             slow[part] = new_slow  # last: this copy waits for the GPU, and so for everything that reads the snapshot
         return OuterStep(slow, momentum, shift)
 
-    def _place(self) -> Tensor:
+    def _empty_like_slow(self) -> Tensor:
         return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=self.device.type == "cuda")
 
 

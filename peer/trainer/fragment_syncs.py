@@ -60,17 +60,17 @@ class FragmentSyncs:
         """Write a sketch of a fragment's slow weights. Raises OSError, and ValueError for weights that are not finite."""
         fragment = self._fragments[request.fragment]
         slow = fragment.slow
-        sketch = fragment.codec.sketch(fragment.here(slow), request.seed)
+        sketch = fragment.codec.sketch(fragment.on_device(slow), request.seed)
         self._write(request.name, File.OWN_SKETCH, sketch)
         with self._working:  # an earlier sync of this fragment has ended without a result
-            self._open = {name: pull for name, pull in self._open.items() if pull.fragment is not fragment}
+            self._open = {name: sync for name, sync in self._open.items() if sync.fragment is not fragment}
             self._decoded = {name: shift for name, shift in self._decoded.items() if shift.fragment is not fragment}
             self._open[request.name] = OpenSync(fragment, slow, sketch, request.seed)
 
     def code(self, request: messages.CodeSlow) -> None:
         """Write sketch and payload of a fragment's slow weights, in one file, against another peer's sketch. Raises as `sketch`."""
         fragment = self._fragments[request.fragment]
-        slow = fragment.here(fragment.slow)
+        slow = fragment.on_device(fragment.slow)
         theirs = self._read(request.name, File.PARTNER_SKETCH, slow.device)
         sketch = fragment.codec.sketch(slow, request.seed)
         payload = fragment.codec.encode(slow, request.seed, sketch, theirs).payload
@@ -79,27 +79,24 @@ class FragmentSyncs:
     def decode(self, request: messages.DecodeSlow) -> None:
         """Decode the source's answer, and keep it. Raises ValueError for an answer that no honest peer sends, and without a sketch."""
         with self._working:
-            pull = self._open.pop(request.name, None)
-        if pull is None:
-            raise ValueError("there is no such pull here: the trainer was restarted")
-        codec, fragment = pull.fragment.codec, pull.fragment
+            sync = self._open.pop(request.name, None)
+        if sync is None:
+            raise ValueError("there is no such sync here: the trainer was restarted")
+        codec, fragment = sync.fragment.codec, sync.fragment
         answer = self._read(request.name, File.PARTNER_PAYLOAD, fragment.device)
         theirs, payload = answer[: codec.sketch_bytes], answer[codec.sketch_bytes :]
-        gap = codec.gap(codec.encode(fragment.here(pull.slow), pull.seed, pull.sketch, theirs), payload)
-        shift = FragmentShift(request.name, fragment, fragment.at_rest(gap.values), float(gap.failed.float().mean()))
+        gap = codec.gap(codec.encode(fragment.on_device(sync.slow), sync.seed, sync.sketch, theirs), payload)
+        shift = FragmentShift(request.name, fragment, fragment.to_host(gap.values), float(gap.failed.float().mean()))
         with self._working:
             self._decoded[request.name] = shift
 
     def move(self, request: messages.MoveFragments, replica: Replica) -> messages.FragmentsMoved:
-        """Move fragments, slow and fast weights alike, by what was decoded, unless that predicts our own held-out text worse.
-
-        Everything together, else everything of each source that is no worse by itself. Call at a step boundary.
-        """
+        """Move fragments, slow and fast weights alike, by what was decoded and `try_shifts` accepts. Call at a step boundary."""
         sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.sources]
         moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, lambda: judged_loss(replica))
         for shift in moved:
             fragment = shift.fragment
-            fragment.slow = fragment.at_rest(fragment.here(fragment.slow) + fragment.here(shift.values))
+            fragment.slow = fragment.to_host(fragment.on_device(fragment.slow) + fragment.on_device(shift.values))
         if moved:
             replica.global_step = max(replica.global_step, min(request.global_step, replica.manifest.run.total_steps))
         return messages.FragmentsMoved(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
@@ -124,16 +121,16 @@ class FragmentSyncs:
 def try_shifts(
     sources: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], loss: Callable[[], float]
 ) -> tuple[list[FragmentShift], str]:
-    """Move the fast weights; return the shifts that count, and why the others do not. Measures the loss twice where all are honest.
+    """Move the fast weights by all shifts, else by those of each source, that predict our own held-out text no worse.
 
-    Everything that counts is together no worse than before, within the tolerance.
+    Return the shifts that count, and why the others do not. Measures the loss twice where all are honest.
     """
     own, moved = loss(), list[FragmentShift]()
 
     def shift(shifts: Sequence[FragmentShift]) -> str:
         def add_all() -> None:
             for part in shifts:
-                add(part.fragment.codec.fragment, part.fragment.here(part.values), parameters)
+                add(part.fragment.codec.fragment, part.fragment.on_device(part.values), parameters)
 
         reason = try_change(add_all, parameters, own, loss, SYNC_TOLERANCE)
         moved.extend(() if reason else shifts)

@@ -57,10 +57,7 @@ class InnerLoop:
         self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
-        """Compute the clipped gradient of a step's batch; return mean loss (nats per token), the length before clipping, and the tokens.
-
-        Seeds torch's generators, from which dropout draws. Raises OperatorError when not even one sequence fits into the memory.
-        """
+        """Compute a batch's clipped gradient; return mean loss (nats per token), length before clipping, tokens. Raises OperatorError."""
         batch = self._batch(step)
         while (loss := self.devices.backward(batch, seed, self.computing)) is None:
             self._use_less()
@@ -85,6 +82,5 @@ class InnerLoop:
         self.emit_computing(OUT_OF_MEMORY)
 
     def _batch(self, step: int) -> Tensor:
-        """Return the batch of a step, on its way to the device."""
         ahead, self._ahead = self._ahead, None
         return ahead[1] if ahead is not None and ahead[0] == step else self.devices.send(self._corpus.batch(step))

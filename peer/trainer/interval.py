@@ -83,16 +83,13 @@ class Estimate:
 
 
 def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float) -> Estimate:
-    """Estimate for partners with the same rate each way, inner steps of `step_s`, and clocks that may be `gap_steps` apart.
-
-    It covers only what the line sets; the other limits are measured while the peer trains.
-    """
-    state_s, pulls_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
+    """Estimate what the line sets, for partners with the same rate each way and global steps that may be `gap_steps` apart."""
+    state_s, fragments_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
     old_s = gap_steps * step_s / SYNC_SHARE
     interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
     round_s = MEETING_INTERVAL * interval_steps * step_s
     return Estimate(
-        join_s=state_s + (pulls_s + math.ceil(pulls_s / old_s) * step_s if state_s > old_s else 0.0),  # a round ends at a boundary
+        join_s=state_s + (fragments_s + math.ceil(fragments_s / old_s) * step_s if state_s > old_s else 0.0),  # a round ends at a boundary
         meeting_s=max(fragment.slow_bytes for fragment in plan.fragments) / bytes_per_s,
         interval_steps=interval_steps,
         interval_s=interval_steps * step_s,

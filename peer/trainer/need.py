@@ -13,7 +13,7 @@ from typing import Final
 
 import torch
 
-from gossamer.optim.inner import num_state_values, shared_out
+from gossamer.optim.inner import divide_parameters, num_state_values
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
@@ -33,7 +33,7 @@ CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/mod
 PROGRAMS: Final = "for the programs"
 TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
-PULLED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
+SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -54,10 +54,8 @@ class Need:
 def run_need(manifest: Manifest, device: str, computing: Computing | None = None) -> Need:
     """Count what a peer of this run needs on devices of this kind; without `computing`, on one device, one sequence at a time.
 
-    Each of several devices holds weights, gradients, the activations of its rows and a share of the optimizer; the first holds the rest.
-    `device` is the first's.
-
-    Raises BadManifest for a model that cannot be.
+    Each of several devices holds weights, gradients, the activations of its rows and a share of the optimizer; the first, of kind `device`,
+    holds the rest. Raises BadManifest for a model that cannot be.
     """
     computing = computing or Computing(micro_batch=1, recompute=True)
     shapes = parameter_shapes(manifest.model)
@@ -68,7 +66,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     num_params = sum(sizes)
     count, has_own_memory = computing.num_devices, device == "cuda"
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
-    shares = [{name: shapes[name] for name in names} for names in shared_out(manifest.inner.optimizer, shapes, count)]
+    shares = [{name: shapes[name] for name in names} for names in divide_parameters(manifest.inner.optimizer, shapes, count)]
     share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
@@ -76,7 +74,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         "for weights and their gradients": 2 * weights * (1 if has_own_memory else count),
         "for the optimizer": share if has_own_memory else optimizer,
         **({} if has_own_memory else {**slow, COPY: weights + optimizer}),
-        **_passing(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
+        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
     }
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
     payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
@@ -93,40 +91,29 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     )
 
 
-def fitting(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
-    """Return how a peer should compute so that the run fits by the count: as wanted, else with fewer sequences at a time.
-
-    Raises BadSettings, with the sum and what would fit, where not even one sequence at a time does.
-    """
+def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
+    """Return how a peer should compute so that the run fits: as wanted, else fewer sequences at a time. Raises BadSettings if none fits."""
     sizes = [wanted.micro_batch or wanted.rows(manifest.inner.batch_size)]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))
     tries = [replace(wanted, micro_batch=size) for size in sizes]
     for computing in [*tries, replace(tries[-1], recompute=True)]:
-        need = run_need(manifest, device, computing)
         try:
-            need_to_fit(need, there)
+            need_to_fit(run_need(manifest, device, computing), there)
+            return computing
         except BadSettings as error:
             refusal = error
-        else:
-            return computing
     raise refusal
 
 
-def _passing(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
+def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
     """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
-    inner = manifest.inner
+    num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
+    left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
     step = {
-        "for what a batch leaves in the model": (1 if has_own_memory else computing.num_devices)
-        * activation_bytes(
-            manifest.model,
-            computing.micro_batch or computing.rows(inner.batch_size),
-            inner.sequence_length,
-            computing.dtype,
-            computing.recompute,
-        ),
+        "for what a batch leaves in the model": left * (1 if has_own_memory else computing.num_devices),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
-        **({} if has_own_memory else {PULLED: weights}),  # beside a GPU they rest on the host, where another model was brought before
+        **({} if has_own_memory else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }
     tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # a copy of ours; the other peer's slow ones rest on the host
     return max(step, tried_on, key=lambda parts: sum(parts.values()))
@@ -144,22 +131,15 @@ class Rooms:
 
 def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_bytes: int) -> Rooms:
     """Measure the room; `held_bytes` is the memory that this peer, or the asking program, already holds."""
-    return Rooms(
-        memory_room(held_bytes),
-        device_room(devices) if devices[0].type == "cuda" else None,
-        disk_room(payloads),
-        home_room(home),
-    )
+    device = device_room(devices) if devices[0].type == "cuda" else None
+    return Rooms(memory_room(held_bytes), device, disk_room(payloads), home_room(home))
 
 
 def within(there: Rooms, settings: LocalSettings) -> Rooms:
     """Return the rooms as far as the peer's settings allow."""
-    return Rooms(
-        _at_most(there.memory, settings.max_memory, "max_memory"),
-        _at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None,
-        there.payloads,
-        _at_most(there.disk, settings.max_disk, "max_disk"),
-    )
+    memory, disk = _at_most(there.memory, settings.max_memory, "max_memory"), _at_most(there.disk, settings.max_disk, "max_disk")
+    device = _at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None
+    return Rooms(memory, device, there.payloads, disk)
 
 
 def _at_most(room: Room, size: str, key: str) -> Room:
@@ -186,10 +166,8 @@ def need_memory(need: Need, room: Room) -> None:
     fixed, total = need.memory[PROGRAMS], sum(need.memory.values())
     num_params = int(need.num_params * (room.num_bytes - fixed) / (total - fixed))
     fits = f"{num_params / 1e6:.3g} million of its {need.num_params / 1e6:.3g} million parameters" if num_params > 0 else "no model at all"
-    way_out = (
-        f"give it that much (a container: --memory {container_size(total)}), or join a run with a smaller model: here would fit {fits}"
-    )
-    need_room("memory", need.memory, room, way_out)
+    container = f"(a container: --memory {container_size(total)})"
+    need_room("memory", need.memory, room, f"give it that much {container}, or join a run with a smaller model: here would fit {fits}")
 
 
 def need_device_memory(need: Need, room: Room) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -35,7 +36,7 @@ from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.exchange import TrainerExchange
-from gossamer.peer.trainer.need import fitting, rooms, within
+from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.trainer import Trainer
@@ -76,10 +77,7 @@ class WorkProgress:
 
 
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
-    """Build the model with its initial weights, and its text.
-
-    Raises OperatorError for a run that cannot be built or does not fit, before anything is downloaded or built.
-    """
+    """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
@@ -87,11 +85,12 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     device = devices[0]
     there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
     wanted = _wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
-    computing = fitting(manifest, device.type, there, wanted)
+    computing = computing_that_fits(manifest, device.type, there, wanted)
     processes = _start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
     if settings.config.model is not None and tokenizer.name != BYTES:
+        home.tokenizer.mkdir(mode=0o700, exist_ok=True)
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
     model = _initial_model(manifest, settings.config.model)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
@@ -130,15 +129,9 @@ def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:
-    """Return why a peer starts to compute as it does, in words."""
     if computing.micro_batch == config.micro_batch:
         return "as the settings say"
     return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
-
-
-def run_trainer(child: Child) -> None:
-    """Train to the end of the run, or until asked to stop."""
-    build(child).run()
 
 
 def build(child: Child) -> Trainer:
@@ -165,5 +158,5 @@ def build(child: Child) -> Trainer:
     runtime = child.settings.runtime
     payloads = PayloadFolder(runtime / "payloads")
     payloads.clear(Writer.TRAINER)
-    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit)
+    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit, random.SystemRandom())
     return Trainer(child, replica, exchange, saver, time.monotonic, queued_clock())

@@ -23,7 +23,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.inner import shared_out
+from gossamer.optim.inner import divide_parameters, gradient_of
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
@@ -54,25 +54,17 @@ def join(store: Path, number: int, count: int, kind: str) -> None:
     dist.init_process_group(backend, init_method=store.absolute().as_uri(), rank=number, world_size=count)
 
 
-def leave() -> None:
-    """Leave the other ranks; each may do so at any time."""
-    dist.destroy_process_group()
-
-
 class Rank:
-    """One rank's model, whose tensors are laid out anew where they are. All ranks call every method at once, and wait for each other.
-
-    Raises RuntimeError where another rank is gone.
-    """
+    """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
-        self._shares = shares = shared_out(manifest.inner.optimizer, shapes, count)
+        self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number])
         self._number = number
         self._num_parameters = len(shapes)
         self._places = [place for place, name in enumerate(shapes) if name in own.moved]
-        self._weights = tuple(_flat([own.parameters[name] for name in share]) for share in shares)
+        self._weights = tuple(torch.cat([own.parameters[name].detach().flatten() for name in share]) for share in shares)
         own.gradients = tuple(torch.zeros_like(flat) for flat in self._weights)
         for share, weights, gradients in zip(shares, self._weights, own.gradients, strict=True):
             parameters = [own.parameters[name] for name in share]
@@ -87,14 +79,11 @@ class Rank:
         return [number for number, version in enumerate(versions) if version != self._versions[number]]
 
     def backward(self, changed: Sequence[int], batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
-        """Take over the first rank's `changed` tensors and its batch, int64[B, L+1] on the CPU; then as OneDevice.backward.
-
-        No rank has the whole gradient: each has the sums of its own parameters.
-        """
+        """Take over the first rank's `changed` tensors and its batch on the CPU; then as OneDevice.backward, for this rank's parameters."""
         _wait([dist.broadcast(tensor, FIRST, async_op=True) for tensor in (batch, *(self._tensors[number] for number in changed))])
         self._versions = [tensor._version for tensor in self._tensors]
         rows = torch.tensor_split(batch, len(self._shares))[self._number]
-        loss = self.own.part(self.own.send(rows), len(batch), seed + self._number, computing)
+        loss = self.own.backward(self.own.send(rows), seed + self._number, computing, len(batch))
         news = torch.tensor([loss is None, 0.0 if loss is None else float(loss)])
         dist.all_reduce(news)
         if float(news[0]):
@@ -105,7 +94,7 @@ class Rank:
     def clip(self, most: float) -> Tensor:
         """As OneDevice.clip."""
         lengths = torch.zeros(self._num_parameters)
-        own = [torch.linalg.vector_norm(_gradient(parameter)) for parameter in self.own.moved.values()]
+        own = [torch.linalg.vector_norm(gradient_of(parameter)) for parameter in self.own.moved.values()]
         lengths[self._places] = torch.stack(own).cpu()
         dist.all_reduce(lengths)
         length: Tensor = torch.linalg.vector_norm(lengths)
@@ -140,14 +129,10 @@ class Rank:
             else:
                 _send(part, receiver)
 
-    def forget(self) -> None:
-        """As OneDevice.forget."""
-        self.own.forget()
 
-
-def follow(hear: Callable[[], bytes]) -> NoReturn:
-    """Be a rank beside the first. `hear` returns its next line: the settings, then orders. Raises RuntimeError where a rank is gone."""
-    settings = RankSettings(*json.loads(hear()))
+def follow(next_line: Callable[[], bytes]) -> NoReturn:
+    """Be a rank beside the first. `next_line` returns the settings, then orders. Raises RuntimeError where a rank is gone."""
+    settings = RankSettings(*json.loads(next_line()))
     manifest, device = SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest(), torch.device(settings.device)
     keep_products_exact()
     if settings.threads:
@@ -161,25 +146,16 @@ def follow(hear: Callable[[], bytes]) -> NoReturn:
     def backward(changed: Sequence[int], shape: Sequence[int], seed: int, *cut: Any) -> None:
         rank.backward(changed, torch.empty(shape, dtype=torch.int64), seed, Computing(dtype, *cut))
 
-    own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.forget)
+    own = (rank.clip, rank.step, rank.give_state, rank.take_state, rank.own.forget)
     orders: dict[str, Callable[..., object]] = {"backward": backward} | {method.__name__: method for method in own}
     while True:
-        name, arguments = json.loads(hear())
+        name, arguments = json.loads(next_line())
         orders[name](*arguments)
-
-
-def _flat(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.detach().flatten() for tensor in tensors])
 
 
 def _cut(flat: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     parts = torch.split(flat, [tensor.numel() for tensor in like])
     return [part.view(tensor.shape) for part, tensor in zip(parts, like, strict=True)]
-
-
-def _gradient(parameter: Tensor) -> Tensor:
-    assert parameter.grad is not None
-    return parameter.grad
 
 
 def _wait(works: Sequence[dist.Work | None]) -> None:
@@ -198,7 +174,6 @@ def _send(tensors: Mapping[str, Tensor], receiver: int) -> None:
 
 
 def _receive(sender: int) -> dict[str, Tensor]:
-    """Receive what `_send` sent: new tensors on the CPU."""
     size = torch.zeros(1, dtype=torch.int64)
     dist.recv(size, sender)
     header = torch.empty(int(size), dtype=torch.uint8)

@@ -1,7 +1,7 @@
 """Several devices in one trainer: it is the first rank, and starts and orders a process for each further device.
 
 Only the first rank has the link, the text, the outer state and the checkpoints; the others compute. When one rank dies, all die, and the
-supervisor starts the trainer again from its checkpoint. Partners cannot tell how many ranks a peer has.
+supervisor starts the trainer again from its checkpoint. Partners cannot detect how many ranks a peer has.
 """
 
 from __future__ import annotations
@@ -16,13 +16,14 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import cpu_s
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join, leave
+from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
 
@@ -48,8 +49,7 @@ class RankProcesses:
         self._has_fallen = threading.Event()
         self._has_noticed = threading.Event()
         self._is_closing = False
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self._watchers: list[threading.Thread] = []
+        self._processes: dict[subprocess.Popen[bytes], threading.Thread] = {}  # with their watchers
         store.unlink(missing_ok=True)
         threads = threads_each(config, devices)
         for number, device in enumerate(devices[1:], FIRST + 1):
@@ -65,7 +65,7 @@ class RankProcesses:
         return Ranks(manifest, model, self)
 
     @contextmanager
-    def all(self, name: str, *arguments: object) -> Iterator[None]:
+    def running_on_all(self, name: str, *arguments: object) -> Iterator[None]:
         """Run code beside a method (rank.py) that all of them call with arguments that fit into JSON. Raises as `together`."""
         with self.together():
             for process in self._processes:
@@ -90,7 +90,7 @@ class RankProcesses:
         for process in self._processes:
             if process.stdin is not None:
                 process.stdin.close()
-        for process, watcher in zip(self._processes, self._watchers, strict=True):
+        for process, watcher in self._processes.items():
             watcher.join(END_S)
             process.kill()
             watcher.join()
@@ -98,8 +98,7 @@ class RankProcesses:
     def _start(self, settings: RankSettings) -> None:
         process = subprocess.Popen([sys.executable, "-P", "-m", PROGRAM], stdin=subprocess.PIPE, stdout=sys.stderr.fileno())
         watcher = threading.Thread(target=self._watch, args=(settings, process), name=f"rank {settings.number}", daemon=True)
-        self._processes.append(process)
-        self._watchers.append(watcher)
+        self._processes[process] = watcher
         watcher.start()
         _write(process, settings)
 
@@ -145,33 +144,33 @@ class Ranks:
         """As OneDevice.backward."""
         changed = self._rank.changed()
         order = changed, list(batch.shape), seed, computing.micro_batch, computing.recompute, computing.compiles
-        with self._processes.all("backward", *order):
+        with self._processes.running_on_all("backward", *order):
             return self._rank.backward(changed, batch, seed, computing)
 
     def clip(self, most: float) -> Tensor:
         """As OneDevice.clip."""
-        with self._processes.all("clip", most):
+        with self._processes.running_on_all("clip", most):
             return self._rank.clip(most)
 
     def step(self, rate: float) -> None:
         """As OneDevice.step."""
-        with self._processes.all("step", rate):
+        with self._processes.running_on_all("step", rate):
             self._rank.step(rate)
 
     def state(self) -> dict[str, Tensor]:
         """As OneDevice.state."""
-        with self._processes.all("give_state"):
+        with self._processes.running_on_all("give_state"):
             return self._rank.give_state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
         """As OneDevice.restore."""
-        with self._processes.all("take_state"):
+        with self._processes.running_on_all("take_state"):
             self._rank.take_state(state)
 
     def forget(self) -> None:
         """As OneDevice.forget."""
-        with self._processes.all("forget"):
-            self._rank.forget()
+        with self._processes.running_on_all("forget"):
+            self._rank.own.forget()
 
     def cpu_s(self) -> float:
         """As OneDevice.cpu_s."""
@@ -180,4 +179,4 @@ class Ranks:
     def close(self) -> None:
         """End the other ranks."""
         self._processes.close()
-        leave()
+        dist.destroy_process_group()

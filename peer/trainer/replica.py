@@ -24,6 +24,7 @@ from gossamer.peer.model.plan import follow_global_step, fragment_codecs, inner_
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.probe import ProbeGate
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
@@ -77,6 +78,7 @@ class Replica:
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
         self.rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)  # until the last averaging
         self.fragments = tuple(FragmentState(codec, self.parameters, self.rule.alpha > 0.0) for codec in codecs)
+        self.probe_gate = ProbeGate()
         self.countdown = Countdown(len(codecs), manifest.outer.nominal_steps, peer_seed)
 
     @property
@@ -105,7 +107,7 @@ class Replica:
                 raise FloatingPointError(f"inner step {self.own_steps}: loss {float(loss)}, gradient norm {float(norm)}")
             self.inner.devices.step(rate)
         finally:
-            self.move()  # by meetings that were decided beside the gradient
+            self.move_fast_weights()  # by meetings that were decided beside the gradient
         self.own_steps += 1
         self.global_step = min(self.global_step + 1, self.manifest.run.total_steps)  # a meeting may have set it to the end meanwhile
         self.tokens += num_tokens
@@ -127,14 +129,14 @@ class Replica:
 
     # ------------------------------------------------------------------ outer steps
 
-    def move(self) -> None:
+    def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps that were taken since the last call: at a step boundary."""
         for fragment in self.fragments:
-            fragment.move()
+            fragment.move_fast_weights()
 
-    def step_alone(self, fragment: int, phase: RunPhase) -> None:
-        """Take the outer step of a fragment without a partner; the model follows at the next `move`."""
-        self.fragments[fragment].step_alone(FINISH if phase is RunPhase.FINISH else self.rule)
+    def take_solo_step(self, fragment: int, phase: RunPhase) -> None:
+        """Take the outer step of a fragment without a partner; the model follows at the next `move_fast_weights`."""
+        self.fragments[fragment].take_solo_step(FINISH if phase is RunPhase.FINISH else self.rule)
         self.count_outer_step(fragment, 0)
 
     def count_outer_step(self, fragment: int, partner_global_step: int) -> None:
@@ -159,7 +161,7 @@ class Replica:
     def set_global_step(self, global_step: int) -> None:
         """Set the clock to other peers' global step; the difference is credited to every fragment as steps that were not trained here."""
         for fragment in self.fragments:
-            fragment.miss(global_step - self.global_step)
+            fragment.count_missed_steps(global_step - self.global_step)
         self.global_step = global_step
 
     def take_over(self, parts: Sequence[FragmentWeights], global_step: int) -> None:
@@ -202,6 +204,7 @@ class Replica:
                 "since": [asdict(fragment.since) for fragment in self.fragments],
                 "applied": list(self.applied),
                 "gate": [fragment.gate.state() for fragment in self.fragments],
+                "gains": self.probe_gate.state(),
             },
             "corpus": self.corpus.cursor(),
         }
@@ -224,6 +227,7 @@ class Replica:
         for fragment, since, gate in zip(self.fragments, outer["since"], outer["gate"], strict=True):
             fragment.since = Since(**since)
             fragment.gate.restore(gate)
+        self.probe_gate.restore(outer.get("gains", []))  # a checkpoint of before the probe has none
         self.applied = dict.fromkeys(outer["applied"])
         self.corpus.restore(state["corpus"])
         self.inner.forget_batch()

@@ -45,10 +45,7 @@ class Write:
 
 
 class Saver:
-    """Save a replica every so many steps or seconds, whichever comes first, but no more often than the cost allows.
-
-    Belongs to the trainer's thread.
-    """
+    """Saves a replica every so many steps or seconds, but no more often than the cost allows. Belongs to the trainer's thread."""
 
     def __init__(self, home: Home, config: PeerConfig, emit: Callable[[Event], None], now_s: Callable[[], float]) -> None:
         self.has_checkpoint = False  # of this run, written or restored by us
@@ -96,9 +93,9 @@ class Saver:
             return
         started_s, tensors = self._now_s(), replica.tensors()
         moving = {name: tensor.detach() for name, tensor in tensors.items() if replica.changes(name)}
-        lacking = {name: tensor for name, tensor in moving.items() if not _fits(self._copies.get(name), tensor)}
+        lacking = {name: tensor for name, tensor in moving.items() if not _has_same_layout(self._copies.get(name), tensor)}
         if lacking:
-            self._readying = _beside(lambda: _places(lacking))
+            self._readying = _run_beside(lambda: _allocate_copies(lacking))
             return
         state = copy.deepcopy(replica.state())  # of the same moment as `tensors`: a merge meanwhile replaces slow weights
         with reading:
@@ -106,11 +103,10 @@ class Saver:
                 self._copies[name].copy_(tensor, non_blocking=True)
             if any(tensor.is_cuda for tensor in moving.values()):
                 torch.cuda.synchronize()
-        contents = CheckpointContents(
-            replica.manifest.run_id, replica.own_steps, {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}, state
-        )
+        copied = {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}
+        contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, copied, state)
         self._is_wanted, self._saved_s, self._saved_step = False, self._now_s(), replica.own_steps
-        self._write = Write(replica.own_steps, self._saved_s - started_s, _beside(lambda: self._written(contents)))
+        self._write = Write(replica.own_steps, self._saved_s - started_s, _run_beside(lambda: self._written(contents)))
 
     def look(self) -> None:
         """Take the results of the threads, and report them."""
@@ -125,37 +121,33 @@ class Saver:
                 self._fail(self._saved_step, f"not enough memory for a copy of the weights: {error}")
         if self._write is not None and self._write.path.done():
             write, self._write = self._write, None
-            self._tell(write.step, write.stopped_s, write.path.result)
+            self._report(write.step, write.stopped_s, write.path.result)
 
     def save(self, replica: Replica) -> None:
-        """Save now, and wait for it.
-
-        A disk error costs this checkpoint, not the training: the earlier checkpoints are untouched, and an event reports it.
-        """
+        """Save now, and wait for it. An event reports a disk error, which leaves the earlier checkpoints untouched."""
         self.finish()
         self._is_wanted = False
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
         self._saved_step = replica.own_steps
-        self._tell(replica.own_steps, 0.0, lambda: self._written(contents))
+        self._report(replica.own_steps, 0.0, lambda: self._written(contents))
         self._saved_s = self._now_s()
 
     def finish(self) -> None:
         """Wait for the threads."""
-        wait(self._works())
+        wait(self._running_work())
         self.look()
 
     def _is_busy(self) -> bool:
-        return not all(work.done() for work in self._works())
+        return not all(work.done() for work in self._running_work())
 
-    def _works(self) -> list[Future[Any]]:
+    def _running_work(self) -> list[Future[Any]]:
         return [work for work in (self._readying, self._write.path if self._write else None) if work is not None]
 
     def _written(self, contents: CheckpointContents) -> tuple[Path, float]:
-        """Write a checkpoint, on the thread; return its path and the seconds that it took."""
         started_s = self._now_s()
         return save(self._home.checkpoints, contents), self._now_s() - started_s
 
-    def _tell(self, step: int, stopped_s: float, written: Callable[[], tuple[Path, float]]) -> None:
+    def _report(self, step: int, stopped_s: float, written: Callable[[], tuple[Path, float]]) -> None:
         try:
             path, seconds = written()
         except GossamerError as error:
@@ -186,7 +178,7 @@ class Saver:
             self._passed_over = f"went back to checkpoint {loaded.path.name}: damaged are {damaged}"
 
 
-def _beside(work: Callable[[], T]) -> Future[T]:
+def _run_beside(work: Callable[[], T]) -> Future[T]:
     """Do some work on a thread of its own, with the lowest priority where the system has priorities for threads."""
     thread = ThreadPoolExecutor(1, "checkpoint", _take_least_priority)
     try:
@@ -200,10 +192,10 @@ def _take_least_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
 
 
-def _fits(place: Tensor | None, tensor: Tensor) -> bool:
+def _has_same_layout(place: Tensor | None, tensor: Tensor) -> bool:
     return place is not None and (place.shape, place.dtype) == (tensor.shape, tensor.dtype)
 
 
-def _places(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _allocate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Allocate copies of tensors on the host, and write to them: the first write to new memory is slow."""
     return {name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_() for name, tensor in tensors.items()}

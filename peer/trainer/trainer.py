@@ -144,7 +144,7 @@ class Trainer:
         self._watch = Stopwatch(child.emit, now_s, queued_s)
         self._node_seen_s = now_s()
         self._bad_batches = 0  # in a row, up to the last one
-        self._said = ("", "")
+        self._reported = ("", "")
 
     def run(self) -> None:
         """Train to the end of the run, or until asked to stop; save before returning."""
@@ -163,10 +163,10 @@ class Trainer:
     def start(self) -> None:
         """Listen to the node, and begin to train unless the node must say so first."""
         self._exchange.start()
-        if self._saver.has_checkpoint or not self._child.settings.told_to_start:
+        if self._saver.has_checkpoint or not self._child.settings.waits_for_start:
             self._begin()
         else:
-            self._say("ready", "")
+            self._report_state("ready", "")
 
     def tick(self) -> float:
         """Take one turn: answer the node, make an inner step if the run still trains, report and save what is due.
@@ -212,7 +212,7 @@ class Trainer:
         """Save, and report how it ended: at a step boundary, once."""
         is_over = self.state is State.OVER
         if is_over:
-            self._exchange.end_alone()
+            self._exchange.take_last_solo_steps()
             self._evaluate()
         if self.state is not State.READY and (is_over or not self._bad_batches):
             self._saver.save(self._replica)
@@ -237,14 +237,14 @@ class Trainer:
         """Open the other window at a boundary: inside the weights are only read, afterwards the model moves by what was decided."""
         with self._exchange.while_weights_are_read():
             yield
-        self._replica.move()
+        self._replica.move_fast_weights()
 
     def _begin(self) -> None:
         """Begin, or go on, with a checkpoint: a restarted trainer that has one need not wait for the node's Start."""
         self.state, self._exchange.has_begun = State.BEGUN, True
         if not self._saver.has_checkpoint:
             self._saver.save(self._replica)
-        self._say("training", self._saver.trouble)
+        self._report_state("training", self._saver.trouble)
         self._exchange.send_progress()
 
     def _inner_step(self) -> None:
@@ -278,7 +278,7 @@ class Trainer:
         if self._saver.is_due(self._replica) and not self._bad_batches:  # weights that do not work must not replace those that did
             with self._watch.blocked("checkpoints"):
                 self._saver.begin(self._replica, self._reading())
-        self._say("training", self._saver.trouble)
+        self._report_state("training", self._saver.trouble)
 
     def _finish(self) -> None:
         """The schedule has ended: only answer meetings, until the node reports the end of the last averaging."""
@@ -286,7 +286,7 @@ class Trainer:
         if self._is_alone or is_lonely:
             self.state = State.OVER
             return
-        self._say("finishing", "the schedule has run out: averaging with the others")
+        self._report_state("finishing", "the schedule has run out: averaging with the others")
         self._report_if_time()
 
     def _report_if_time(self) -> None:
@@ -295,7 +295,7 @@ class Trainer:
             watch.notify(self._replica, exchange.cpu_s)
             self._exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
-            exchange.min_call_steps = self._pace.min_call_steps
+            exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
 
     def _evaluate(self) -> None:
         with self._watch.evaluating(), self._reading():
@@ -304,7 +304,7 @@ class Trainer:
         self._child.emit(EvalDone(self._replica.own_steps, loss, NUM_EVAL_BATCHES))
         self._exchange.measures_next = True
 
-    def _say(self, state: str, reason: str) -> None:
-        if (state, reason) != self._said:
-            self._said = (state, reason)
+    def _report_state(self, state: str, reason: str) -> None:
+        if (state, reason) != self._reported:
+            self._reported = (state, reason)
             self._child.emit(ProcessReported(state, reason))

@@ -20,7 +20,7 @@ from pathlib import Path
 from gossamer.protocol.addresses import network_of, read_address, route
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.p2pd import Control, receiving, stream_opener
+from gossamer.protocol.libp2p.p2pd import Control, read_stream_header, receiving
 from gossamer.protocol.libp2p.splice import Pair, drop
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.tasks import cancel, spawn
@@ -105,7 +105,7 @@ class DialBack:
         reader, writer = remote
         try:
             async with asyncio.timeout(ASK_S):
-                _, address = await stream_opener(reader)
+                _, address = await read_stream_header(reader)
                 port = int.from_bytes(await reader.readexactly(2), "big")
                 seen_at = _at_port(address, port)
                 reached = await try_to_reach(seen_at) if seen_at and self._may_try(seen_at, port) else Reached.NOT_TRIED

@@ -37,23 +37,18 @@ class Dialer:
         self._public_host = public_host
         self._failures: dict[str, dict[PeerId, float]] = {}  # host -> unreachable peer -> loop time
 
-    @property
-    def num_failing_hosts(self) -> int:
-        """Number of hosts whose failures are remembered, at most HOSTS."""
-        return len(self._failures)
-
     async def connected(self) -> dict[PeerId, str]:
         """Return the connected peers, each with its remote multiaddr. Raises Unreachable."""
         return await self._control.connected()
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         """Dial a peer at its plausible addresses, unless already connected. Raises Unreachable."""
-        plausible = self.plausible(partner, addresses)
-        if not plausible:
+        dialable_addresses = self.dialable_addresses(partner, addresses)
+        if not dialable_addresses:
             raise Unreachable(f"{partner.short()} has no plausible address")
-        hosts = {host_of(address) for address in plausible if route(address) != "relayed" and not is_loopback(address)}
+        hosts = {host_of(address) for address in dialable_addresses if route(address) != "relayed" and not is_loopback(address)}
         try:
-            await self._control.connect(partner, plausible)
+            await self._control.connect(partner, dialable_addresses)
         except Unreachable:
             for host in hosts:
                 self._count_failure(host, partner)
@@ -61,7 +56,7 @@ class Dialer:
         for host in hosts:
             self._failures.pop(host, None)
 
-    def plausible(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
+    def dialable_addresses(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
         """Return the addresses of a peer that may be dialled, with sealed addresses decrypted if possible."""
         host, sealed = self._public_host(), [address for address in addresses if address.startswith(NEAR)]
         near = [local for address in sealed if host for local in unseal(address, partner, host)]
@@ -74,8 +69,8 @@ class Dialer:
             case "local":
                 if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_backing_off(host_of(address)):
                     return False  # loopback addresses are plausible only for a peer that listens on loopback alone
-                blocks = {_block(host_of(own)) for own in self._own() if route(own) == "local"}
-                return not blocks or _block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
+                blocks = {_private_block(host_of(own)) for own in self._own() if route(own) == "local"}
+                return not blocks or _private_block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
         return True
 
     def _is_backing_off(self, host: str) -> bool:
@@ -88,7 +83,7 @@ class Dialer:
         keep_newest(self._failures, host, failures, HOSTS)
 
 
-def _block(host: str) -> str:
+def _private_block(host: str) -> str:
     """Return the private address block of a host. A peer without an address in the same block cannot reach the host."""
     ip = ipaddress.ip_address(host)
     return next((str(block) for block in _PRIVATE if ip.version == 4 and ip in block), f"IPv{ip.version}")
@@ -124,7 +119,7 @@ class DirectRoute:
 
     async def _answers(self, partner: PeerId, addresses: Sequence[str]) -> bool:
         """Return whether a libp2p peer answers at one of these addresses without a relay."""
-        direct = [address for address in self._dialer.plausible(partner, addresses) if route(address) != "relayed"]
+        direct = [address for address in self._dialer.dialable_addresses(partner, addresses) if route(address) != "relayed"]
         for address in direct:
             with suppress(ValueError):
                 if await try_to_reach(address) is Reached.YES:

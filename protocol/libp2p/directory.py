@@ -39,8 +39,7 @@ Ask = Callable[[Held], Coroutine[Any, Any, list[Held] | None]]
 class Walk:
     """An iterative Kademlia look-up of `place`: members near it name nearer ones, until the nearest of all have replied.
 
-    `ask` returns the members that a member names, None if it does not reply. If two peers that a member named do not reply, its others are
-    not queried: a malicious peer costs a few calls, not the look-up.
+    `ask` returns the members that a member names, None if it does not reply. A member that named two peers without reply is not trusted.
     """
 
     def __init__(self, place: int, ask: Ask) -> None:
@@ -127,7 +126,7 @@ class DhtDirectory:
 
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Ping connected `peers` and return how many of them are members; 0 while we have no record to present."""
-        if self._rpc.card() is None:
+        if self._rpc.own_record() is None:
             return 0
         known = {record.peer_id for record in self._shelf.records()}
         answers = await asyncio.gather(*(self._rpc.call_ping(peer) for peer in peers))
@@ -136,7 +135,7 @@ class DhtDirectory:
             self._leave_home()  # a new member may know further unknown members near our place
         return len(members)
 
-    async def tend(self) -> None:
+    async def maintain(self) -> None:
         """Ping the neighbour silent the longest, and try connected peers, which reunites a partitioned directory. Raises Unreachable."""
         if self._rpc.clock() >= self._mix_at_s:
             self._mix_at_s = self._rpc.clock() + MIX_S
@@ -144,8 +143,8 @@ class DhtDirectory:
             hidden = {record.peer_id for record in self._shelf.records() if not can_be_called(record, ends.get(record.peer_id, ""))}
             others = [peer for peer in ends if peer not in hidden | {held.peer for held in self._rpc.neighbours.all()}]
             await self.join(self._shelf.rng.sample(others, min(len(others), MIXED)))
-        card = self._rpc.card()
-        quiet = self._rpc.neighbours.quietest(QUIET_S[card is not None and not can_be_called(card.record)])
+        own_record = self._rpc.own_record()
+        quiet = self._rpc.neighbours.quietest(QUIET_S[own_record is not None and not can_be_called(own_record.record)])
         if quiet is not None and await self._rpc.call_ping(quiet.peer, quiet.record.addresses) is None:
             self._rpc.neighbours.lost(quiet.peer)
 
@@ -154,12 +153,12 @@ class DhtDirectory:
 
         Raises TransportError if members are known and none of them stores it, BadMessage if it is invalid by our clock.
         """
-        if self._shelf.read(record.to_bytes()) is None:
+        if self._shelf.keep_latest(record.to_bytes()) is None:
             raise BadMessage("the record has expired, is not of a member, or is not signed", hint="check this machine's clock")
         self._rpc.own = record
         await self._need_company()
         known = self.num_neighbours
-        near = await self._near_home()
+        near = await self._nearest_members()
         behind = [member for member in near if not self._has(member.peer, record)]
         held = await asyncio.gather(*(self._rpc.call_store(member, record.to_bytes()) for member in behind))
         now = record, self._rpc.clock()
@@ -186,7 +185,7 @@ class DhtDirectory:
         left, at_s = self._left[peer]
         return self._rpc.clock() < at_s + LEAVE_S and left.gist == record.gist and left.expires_s <= record.expires_s
 
-    async def _near_home(self) -> list[Held]:
+    async def _nearest_members(self) -> list[Held]:
         """Return the members nearest to our place, after a look-up of our place if one is due."""
         place = place_of(self._rpc.me)
         if self._rpc.clock() >= self._home_at_s:

@@ -23,7 +23,7 @@ from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.hivemind_imports import P2PContext, P2PDaemonError, P2PHandlerError, PeerID, dht_pb2
 from gossamer.protocol.libp2p.neighbours import Held, Holdings, Neighbours, nearest
 from gossamer.protocol.libp2p.p2pd import AttachedP2P
-from gossamer.protocol.libp2p.record_store import RecordStore, join_records, shorten, split_reply
+from gossamer.protocol.libp2p.record_store import RecordStore, gist_if_known, join_records, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 
 log = logging.getLogger(__name__)
@@ -63,13 +63,11 @@ class RecordProtocol:
         self._ends: dict[PeerId, str] = {}  # remote multiaddrs of the connected peers
         self._ends_at_s = -CONNECTIONS_S  # loop time of that list
 
-    def card(self) -> Held | None:
+    def own_record(self) -> Held | None:
         """Return the record that our calls present: the last announced one, or a bare one before the first announcement."""
         if self.own is None or self.own.expires_s < self.shelf.now() + CARD_LEFT_S:
             self.own = self._bare()
         return Held(self.own, self.own.to_bytes()) if self.own is not None else None
-
-    # ---- server ----
 
     async def open(self) -> None:
         """Start serving the RPCs."""
@@ -79,17 +77,17 @@ class RecordProtocol:
 
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """Reply to a ping. A member's ping also gets our own record."""
-        caller, _ = await self._hear(request.peer, context, CALL_BYTES)
+        caller, _ = await self._admit(request.peer, context, CALL_BYTES)
         return dht_pb2.PingResponse(peer=self._node_info() if caller else None, dht_time=self.shelf.now())
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Store the caller's own record."""
-        caller, end = await self._hear(request.peer, context, CALL_BYTES)
+        caller, end = await self._admit(request.peer, context, CALL_BYTES)
         return dht_pb2.StoreResponse(store_ok=[caller is not None and self.holdings.put(caller, network_of(end), self.shelf.now())])
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Return records of members near a place: from the routing table, and records stored here."""
-        caller, end = await self._hear(request.peer, context, CALL_BYTES)
+        caller, end = await self._admit(request.peer, context, CALL_BYTES)
         if caller is None:
             raise BadMessage("only members of the run may look up records")
         place, *known = request.keys or [b""]
@@ -101,19 +99,17 @@ class RecordProtocol:
 
     def _near(self, place: int, caller: PeerId) -> list[Held]:
         """Return the valid records nearest to a place, without the caller's: NAMED neighbours, then NAMED_TOO stored records."""
-        known, stored = (
-            [held for held in source if held.peer != caller and self.shelf.is_in_force(held)]
-            for source in (self.neighbours.all(), self.holdings.all())
-        )
+        known = (held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held))
         named = {held.peer: held for held in nearest(known, place, NAMED)}
-        return [*named.values(), *nearest((held for held in stored if held.peer not in named), place, NAMED_TOO)]
+        stored = (held for held in self.holdings.all() if held.peer not in (caller, *named) and self.shelf.is_in_force(held))
+        return [*named.values(), *nearest(stored, place, NAMED_TOO)]
 
-    async def _hear(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
+    async def _admit(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:
         """Charge a reply to the caller; return its record, None if it is no member's, and the caller's remote multiaddr."""
         caller = PeerId(context.remote_id.to_bytes())  # raises BadMessage for keys other than Ed25519
         end = await self._end_of(caller)
         self._charge(caller, end, num_bytes)
-        return self._shown(caller, self.shelf.read(info.node_id), end), end
+        return self._check_presented(caller, self.shelf.keep_latest(info.node_id), end), end
 
     def _charge(self, caller: PeerId, end: str, num_bytes: int) -> None:
         """Charge bytes to a caller at multiaddr `end`. A caller on the local network counts as its own network. Raises Overload."""
@@ -131,28 +127,30 @@ class RecordProtocol:
 
     def _node_info(self, known: Collection[bytes] = ()) -> Any:
         """Return our own record in hivemind's form, shortened to its gist if that is in `known`."""
-        card = self.card()
-        return dht_pb2.NodeInfo(node_id=shorten(card, known) if card is not None else b"")
-
-    # ---- client ----
+        own_record = self.own_record()
+        return dht_pb2.NodeInfo(node_id=gist_if_known(own_record, known) if own_record is not None else b"")
 
     async def call_ping(self, peer: PeerId, addresses: Sequence[str] = ()) -> Held | None:
         """Ping a peer and return its record; None if it does not reply, or presents no member's record."""
         response = await self._call(peer, addresses, "rpc_ping", dht_pb2.PingRequest(peer=self._node_info()), dht_pb2.PingResponse)
-        return None if response is None else self._shown(peer, self.shelf.read(response.peer.node_id), await self._end_of(peer))
+        return (
+            None
+            if response is None
+            else self._check_presented(peer, self.shelf.keep_latest(response.peer.node_id), await self._end_of(peer))
+        )
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Return the records near a place that a member knows; None if it does not reply."""
-        known = {one.record.gist: one for one in (held, *self.shelf.lasting(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
+        known = {one.record.gist: one for one in (held, *self.shelf.known_to_last(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
         request = dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big"), *known], peer=self._node_info())
         response = await self._call(held.peer, held.record.addresses, "rpc_find", request, dht_pb2.FindResponse)
         if response is None or len(response.results) != 1:
             return None
         shown = response.peer.node_id
-        self._shown(held.peer, known.get(shown) or self.shelf.read(shown), await self._end_of(held.peer))
+        self._check_presented(held.peer, known.get(shown) or self.shelf.keep_latest(shown), await self._end_of(held.peer))
         named = []
         for data in islice(split_reply(response.results[0].value), NAMED + NAMED_TOO):
-            if (one := known.get(data) or self.shelf.read(data)) is not None:
+            if (one := known.get(data) or self.shelf.keep_latest(data)) is not None:
                 named.append(one)
             await asyncio.sleep(0)  # yields to other tasks: checking a signature takes 0.3 ms
         return [one for one in named if can_be_called(one.record)]
@@ -163,12 +161,12 @@ class RecordProtocol:
         response = await self._call(held.peer, held.record.addresses, "rpc_store", request, dht_pb2.StoreResponse)
         return response is not None and list(response.store_ok) == [True]
 
-    def _shown(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
+    def _check_presented(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
         """Return the record that a peer presents, None if it is not its own. A peer that can be called becomes a neighbour."""
         if held is None or held.peer != peer:
             return None
         if can_be_called(held.record, end):
-            self.neighbours.heard(held, network_of(end))
+            self.neighbours.note_contact(held, network_of(end))
         return held
 
     async def _call(self, peer: PeerId, addresses: Sequence[str], method: str, request: Any, reply: type[Any]) -> Any:

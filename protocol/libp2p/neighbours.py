@@ -49,7 +49,7 @@ def nearest(known: Iterable[Held], place: int, num: int) -> list[Held]:
 class _Neighbour:
     held: Held
     network: str
-    heard_s: float
+    contact_s: float
 
 
 class Neighbours:
@@ -68,7 +68,7 @@ class Neighbours:
         """Return every neighbour's latest record, valid or expired."""
         return [known.held for bucket in self._buckets.values() for known in bucket.values()]
 
-    def heard(self, held: Held, network: str) -> None:
+    def note_contact(self, held: Held, network: str) -> None:
         """Record a reply or a call of a member from this network, and add the member if there is room."""
         bucket = self._bucket(held.peer)
         known = bucket.pop(held.peer, None)
@@ -85,8 +85,8 @@ class Neighbours:
     def quietest(self, for_s: float) -> Held | None:
         """Return the neighbour that was silent the longest, None if no neighbour was silent for `for_s` seconds."""
         first = [next(iter(bucket.values())) for bucket in self._buckets.values() if bucket]
-        quietest = min(first, key=lambda known: known.heard_s, default=None)
-        return quietest.held if quietest is not None and self._clock() - quietest.heard_s >= for_s else None
+        quietest = min(first, key=lambda known: known.contact_s, default=None)
+        return quietest.held if quietest is not None and self._clock() - quietest.contact_s >= for_s else None
 
     def _bucket(self, peer: PeerId) -> dict[PeerId, _Neighbour]:
         return self._buckets.setdefault((place_of(peer) ^ self._place).bit_length(), {})
@@ -94,7 +94,7 @@ class Neighbours:
     def _make_room(self, bucket: dict[PeerId, _Neighbour], network: str) -> bool:
         """Evict a silent neighbour, else one of the most frequent network (sometimes for a new network); return whether one was evicted."""
         evicted, known = next(iter(bucket.items()))
-        if self._clock() - known.heard_s < SILENT_S:
+        if self._clock() - known.contact_s < SILENT_S:
             counts = Counter(other.network for other in bucket.values())
             most = max(counts.values())
             if most <= counts[network] + 1 and (counts[network] or self._rng.random() >= MIXED_IN):

@@ -10,7 +10,7 @@ import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Self
 
 from gossamer.protocol.addresses import Route, host_of, is_loopback, read_address, route, route_between, with_peer
@@ -56,49 +56,41 @@ class _Unit:
     stack: AsyncExitStack
 
 
+@dataclass(eq=False)
 class Libp2pNode:
     """Transport and Directory of one peer over libp2p. Use as `async with`, on the process's only event loop.
 
-    `bootstraps` returns multiaddrs with /p2p/<peer id> (invite, address book); it is called whenever no connection exists. `is_banned` is
-    called for each peer that opens a stream to us. `bare_record` signs, for our addresses, the record that other members see before our
-    first announcement; it returns None while we are not known to be a member. Entering raises BadSettings (busy port, unusable folder) or
-    TransportError. It does not wait for a bootstrap node.
+    Entering raises BadSettings (busy port, unusable folder) or TransportError. It does not wait for a bootstrap node.
     """
 
-    peer_id: PeerId  # this peer's id, as p2pd proves it to others; set on entering
+    settings: DaemonSettings
+    shelf: RecordStore
+    handler: StreamHandler
+    bootstraps: Callable[[], Sequence[str]] = tuple  # multiaddrs with /p2p/<peer id>; called whenever no connection exists
+    is_banned: Callable[[PeerId], bool] = lambda partner: False  # called for each peer that opens a stream to us
+    has_met: Callable[[PeerId], bool] = lambda partner: False  # the same: whether a meeting with it has been completed
+    # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
+    bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
+    peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
+    carried: CarriedBytes = field(default_factory=CarriedBytes)  # bytes that streams exchanged with p2pd, including HTTP/2 framing
+    _unit: _Unit | None = None
+    _addresses: tuple[str, ...] = ()
+    _record: MemberRecord | None = None
+    _relays: bool = False
 
-    def __init__(
-        self,
-        settings: DaemonSettings,
-        shelf: RecordStore,
-        handler: StreamHandler,
-        bootstraps: Callable[[], Sequence[str]] = tuple,
-        is_banned: Callable[[PeerId], bool] = lambda partner: False,
-        bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None,
-    ) -> None:
-        self._settings = settings
-        self._shelf = shelf
-        self._handler = handler
-        self._bootstraps = bootstraps
-        self._is_banned = is_banned
-        self._bare_record = bare_record
-        self.carried = CarriedBytes()  # bytes that streams exchanged with p2pd, including HTTP/2 framing
-        self._unit: _Unit | None = None
-        self._addresses: tuple[str, ...] = ()
-        self._port = settings.port
-        self._record: MemberRecord | None = None
-        self._reachability = Reachability(settings.through)
-        self._trials_left = RELAY_TRIALS if settings.relays else 0
-        self._relays = False
+    def __post_init__(self) -> None:
+        self._port = self.settings.port
+        self._reachability = Reachability(self.settings.through)
+        self._trials_left = RELAY_TRIALS if self.settings.relays else 0
 
     @property
     def addresses(self) -> tuple[str, ...]:
         """Multiaddrs of this peer with its id, widest reach first: internet, relays, local network (plain and sealed), loopback."""
-        seen, host = (self._reachability.open_at,) if self._reachability.open_at else (), self._reachability.public_host
+        host = self._reachability.public_host
         local = [address for address in self._addresses if route(address) == "local" and not is_loopback(address)]
-        sealed = (seal(local, self.peer_id, host),) if local and host else ()
-        own = dict.fromkeys((*seen, *self._addresses, *sealed))
-        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reach))
+        sealed = seal(local, self.peer_id, host) if local and host else ""
+        own = dict.fromkeys(filter(None, (self._reachability.open_at, *self._addresses, sealed)))
+        return tuple(with_peer(address, self.peer_id) for address in sorted(own, key=_reachable))
 
     @property
     def through(self) -> tuple[str, ...]:
@@ -154,19 +146,17 @@ class Libp2pNode:
         return {partner: self._route(partner, end) for partner, end in (await self.connected()).items()}
 
     def _route(self, partner: PeerId, end: str) -> Route:
-        known = self._shelf.latest(partner)
+        known = self.shelf.latest(partner)
         return route_between(end, self.through, known.addresses if known is not None else ())
 
     async def _serve(self, purpose: Purpose, stream: Stream) -> None:
         stream.route = self._route(stream.partner, stream.observed)
-        await self._handler(purpose, stream)
+        await self.handler(purpose, stream)
 
     def _up(self) -> _Unit:
         if self._unit is None:
             raise Unreachable("p2pd is restarting")
         return self._unit
-
-    # ---- supervision ----
 
     async def _build(self) -> _Unit:
         try:
@@ -175,12 +165,12 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(RecordProtocol(p2p, self._shelf, dialer, lambda: self._bare_record(self.addresses)))
+                directory = DhtDirectory(RecordProtocol(p2p, self.shelf, dialer, lambda: self.bare_record(self.addresses)))
                 await directory.open()
-                admission = Admission(is_banned=self._is_banned)
-                opening = tunnel_transport(daemon.control, self._settings.folder, self._serve, admission, self.carried, dialer)
+                admission = Admission(None, self.is_banned, self.has_met)
+                opening = tunnel_transport(daemon.control, self.settings.folder, self._serve, admission, self.carried, dialer)
                 tunnel = await stack.enter_async_context(opening)
-                dial_back = DialBack(self._settings.folder / "reach.sock", lambda: self.relays_at)
+                dial_back = DialBack(self.settings.folder / "reach.sock", lambda: self.relays_at)
                 await stack.enter_async_context(dial_back.serving(daemon.control))
                 return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # TimeoutError is an OSError
@@ -189,12 +179,12 @@ class Libp2pNode:
     async def _start_daemon(self, stack: AsyncExitStack) -> Daemon:
         """Start p2pd in its current role. A rebuild uses the same port if possible, because other peers know it."""
         through = self._reachability.through
-        settings = replace(self._settings, through=through, relays=self._trials_left > 0 and not through)
+        settings = replace(self.settings, through=through, relays=self._trials_left > 0 and not through)
         self._relays = False
         try:
             daemon = await stack.enter_async_context(Daemon(replace(settings, port=self._port)))
         except BadSettings:
-            if self._port == self._settings.port:
+            if self._port == self.settings.port:
                 raise
             log.warning("another program took port %d while p2pd was down; using another port", self._port)
             daemon = await stack.enter_async_context(Daemon(settings))
@@ -244,7 +234,7 @@ class Libp2pNode:
         if unit.daemon.settings.relays and not await self._is_good_relay(unit):
             return "it failed the relay trial"
         try:
-            if not self._settings.announce and not unit.daemon.settings.is_local:  # announced addresses are trusted
+            if not self.settings.announce and not unit.daemon.settings.is_local:  # announced addresses are trusted
                 return await self._reachability.until_role_changes(unit.daemon.control, unit.daemon.port)
         except Unreachable as error:
             log.debug("p2pd's role: %s", error)
@@ -254,7 +244,7 @@ class Libp2pNode:
         relay = with_peer(unit.daemon.addresses[0], unit.daemon.peer_id)
         while True:
             try:
-                self._relays = await try_relay(relay, self._settings.folder)
+                self._relays = await try_relay(relay, self.settings.folder)
                 break
             except GossamerError as error:
                 log.warning("the relay trial could not be started: %s", error)
@@ -265,39 +255,35 @@ class Libp2pNode:
         return self._relays
 
     async def _check_health(self, unit: _Unit) -> str:
-        """Every PULSE_S, query p2pd and keep the directory connected; return the failure."""
-        await self._announce_again(unit)
+        """Announce the last record again, then every PULSE_S query p2pd and keep the directory connected; return the failure."""
+        with suppress(TransportError, BadMessage):
+            await self._stay_connected(unit)
+            if self._record is not None:
+                await unit.directory.announce(self._record)
         while True:
             try:
                 _, named = await unit.daemon.control.identify()
                 self._addresses = without_sightings(named, unit.daemon.addresses)
                 await self._stay_connected(unit)
-                await unit.directory.tend()
+                await unit.directory.maintain()
             except Unreachable as error:
                 unit.daemon.kill()
                 return f"it does not respond: {error}"
             if unit.p2p.is_broken:
                 return "the connection for directory calls broke"
-            unit.p2p.tidy()
+            unit.p2p.drop_finished_tasks()
             has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
-
-    async def _announce_again(self, unit: _Unit) -> None:
-        """Join the directory, and announce the last record again after a restart of p2pd."""
-        with suppress(TransportError, BadMessage):
-            await self._stay_connected(unit)
-            if self._record is not None:
-                await unit.directory.announce(self._record)
 
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""
         if not unit.directory.num_neighbours:
-            await _dial(unit, [*self._bootstraps(), *self._acquaintances()])
+            await _dial(unit, [*self.bootstraps(), *self._known_addresses()])
         if not unit.directory.num_neighbours:
             await unit.directory.join(await unit.daemon.control.connected())
 
-    def _acquaintances(self) -> list[str]:
-        records = self._shelf.records()
+    def _known_addresses(self) -> list[str]:
+        records = self.shelf.records()
         some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
         return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
 
@@ -313,8 +299,6 @@ async def _wait_for_exit(unit: _Unit) -> str:
 
 
 async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
-    """Connect to these multiaddrs concurrently, and join the directory through the peers that respond."""
-
     async def dial(address: str) -> PeerId | None:
         try:
             partner = read_address(address)
@@ -328,6 +312,6 @@ async def _dial(unit: _Unit, addresses: Iterable[str]) -> None:
     await unit.directory.join({peer for peer in await asyncio.gather(*map(dial, addresses)) if peer is not None})
 
 
-def _reach(address: str) -> int:
+def _reachable(address: str) -> int:
     """Rank a multiaddr by its reach: 0 public, 1 through a relay, 2 local network, 3 loopback."""
     return {"direct": 0, "relayed": 1}.get(route(address), 3 if is_loopback(address) else 2)

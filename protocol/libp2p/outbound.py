@@ -70,11 +70,10 @@ class Connection:
             await self._channel.close()
         if self._splice is None:
             drop(self._remote[1])
-            return
-        await cancel(self._splice)
+        else:
+            await cancel(self._splice)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Accept the channel's socket connection. Further connections are dropped."""
         if self._splice is not None:
             drop(writer)
             return
@@ -157,9 +156,9 @@ class Outbound:
         lingering = [task for task in self._closing if not task.cancelling()]
         for task in lingering[: len(lingering) + 1 - MAX_CLOSING]:
             task.cancel()
-        self._close(connection.partner, self._wind_up(connection, rpc, pump))
+        self._close(connection.partner, self._finish_call(connection, rpc, pump))
 
-    async def _wind_up(self, connection: Connection, rpc: Any, pump: asyncio.Task[None]) -> None:
+    async def _finish_call(self, connection: Connection, rpc: Any, pump: asyncio.Task[None]) -> None:
         """Half-close the call, and wait until the partner ends it, as long as bytes move. Keep the connection if the call ends well."""
 
         async def end() -> None:

@@ -116,7 +116,7 @@ class Control:
                 reader, writer = await asyncio.open_unix_connection(self._path, limit=BUFFER_BYTES)
                 try:
                     await write_pbmsg(writer, request)
-                    return await _answer(reader), reader, writer
+                    return await _read_response(reader), reader, writer
                 except BaseException:
                     writer.transport.abort()
                     raise
@@ -126,7 +126,7 @@ class Control:
             raise Unreachable(f"p2pd has ended: {error}") from error
 
 
-async def _answer(reader: asyncio.StreamReader) -> Any:
+async def _read_response(reader: asyncio.StreamReader) -> Any:
     response = p2pd_pb2.Response()
     await read_pbmsg_safe(reader, response)
     if response.type == p2pd_pb2.Response.ERROR:
@@ -136,7 +136,7 @@ async def _answer(reader: asyncio.StreamReader) -> Any:
 
 @asynccontextmanager
 async def receiving(control: Control, protocol: str, listener: Path, accept: Accept) -> AsyncIterator[None]:
-    """Pass inbound streams of `protocol`, each with a header for `stream_opener`, to `accept` over the Unix socket `listener`."""
+    """Pass inbound streams of `protocol`, each with a header for `read_stream_header`, to `accept` over the Unix socket `listener`."""
     server = await asyncio.start_unix_server(accept, listener, limit=BUFFER_BYTES)
     try:
         await control.receive_streams(protocol, listener)
@@ -147,7 +147,7 @@ async def receiving(control: Control, protocol: str, listener: Path, accept: Acc
             os.unlink(listener)
 
 
-async def stream_opener(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
+async def read_stream_header(reader: asyncio.StreamReader) -> tuple[PeerId, str]:
     """Read p2pd's header of an inbound stream: the peer, and its multiaddr, empty if unknown. Raises BadMessage for another type of key."""
     info = p2pd_pb2.StreamInfo()
     await read_pbmsg_safe(reader, info)
@@ -188,7 +188,7 @@ class AttachedP2P(P2P):  # type: ignore[misc]
         """Whether the connection to p2pd has ended."""
         return bool(self._client.control._read_task.done())
 
-    def tidy(self) -> None:
+    def drop_finished_tasks(self) -> None:
         """Delete the finished tasks of inbound calls that their callers cancelled, which hivemind leaks. Call it periodically."""
         tasks = self._client.control._handler_tasks
         for call in [call for call, task in tasks.items() if task.done()]:

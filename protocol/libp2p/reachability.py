@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 from gossamer.protocol.addresses import host_of, read_address, route
@@ -35,9 +35,7 @@ class Reachability:
     def __init__(self, through: Collection[str] = ()) -> None:
         self.is_open: bool | None = False if through else None  # whether other peers can reach us directly; None while unknown
         self.open_at = ""  # the address of the last successful dial-back, without our id; empty if there is none
-        self.through = tuple(
-            through
-        )  # the relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
+        self.through = tuple(through)  # relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
         self._timeout_s = FIRST_S
         self._relays: dict[PeerId, str] = {}
         self._answers: dict[PeerId, bool] = {}
@@ -57,13 +55,14 @@ class Reachability:
         loop = asyncio.get_running_loop()
         reserved_s, had_reservation = loop.time(), False  # loop time at which we last had a reservation, or needed none
         while True:
-            await asyncio.sleep(TICK_S[self._is_settled and (self.is_open is True or had_reservation or self._timeout_s > FIRST_S)])
+            await asyncio.sleep(TICK_S[self._is_reachable and (self.is_open is True or had_reservation or self._timeout_s > FIRST_S)])
             connected = await control.connected()
             await self._ask_some(control, connected, port)
             _, addresses = await control.identify()
-            if self.is_open is not False or _relayed(addresses):
+            has_reservation = any(route(address) == "relayed" for address in addresses)  # p2pd lists one for each reservation
+            if self.is_open is not False or has_reservation:
                 reserved_s = loop.time()
-            if _relayed(addresses):
+            if has_reservation:
                 had_reservation, self._timeout_s = True, FIRST_S
             timeout_s = LOST_S if had_reservation else self._timeout_s
             if self.is_open and self.through:
@@ -78,12 +77,12 @@ class Reachability:
                     return f"other peers now reach this peer through {len(through)} relay{'s' if len(through) > 1 else ''}"
 
     @property
-    def _is_settled(self) -> bool:
+    def _is_reachable(self) -> bool:
         return self.is_open is True or (self.is_open is False and bool(self.through))
 
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
         now_s = asyncio.get_running_loop().time()
-        again_s = AGAIN_S[self._is_settled]
+        again_s = AGAIN_S[self._is_reachable]
         direct = [peer for peer, end in connected.items() if route(end) == "direct"]
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]
         asked = random.sample(due, min(len(due), ASKED_AT_ONCE))
@@ -128,11 +127,6 @@ class Reachability:
         candidates.sort(key=lambda known: known[1] in self.through)
         responses = await asyncio.gather(*(_responds(control, peer, relay) for peer, relay in candidates[: 2 * NUM_RELAYS]))
         return tuple(relay for (_, relay), responds in zip(candidates, responses, strict=False) if responds)[:NUM_RELAYS]
-
-
-def _relayed(addresses: Iterable[str]) -> list[str]:
-    """Return our relayed addresses. p2pd lists one for each of its current relay reservations."""
-    return [address for address in addresses if route(address) == "relayed"]
 
 
 async def _responds(control: Control, peer: PeerId, relay: str) -> bool:

@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import dataclass, field
 
 from gossamer.protocol.addresses import network_of
 from gossamer.protocol.errors import BadMessage, BadSignature
@@ -20,23 +21,17 @@ LASTING_S = RECORD_LIFETIME_S / 2  # a record with this much remaining validity 
 _LENGTH_BYTES = 2
 
 
+@dataclass(slots=True, eq=False)
 class RecordStore:
     """Verified records of one run. `is_member` decides which records are kept. `now` returns Unix time in seconds."""
 
-    def __init__(
-        self,
-        run_id: bytes,
-        is_member: Callable[[MemberRecord], bool] = lambda record: True,
-        now: Callable[[], float] = time.time,
-        rng: random.Random | None = None,
-    ) -> None:
-        self.now = now
-        self._run_id = run_id
-        self._is_member = is_member
-        self.rng = rng or random.Random()
-        self._view: dict[PeerId, Held] = {}
+    run_id: bytes
+    is_member: Callable[[MemberRecord], bool] = lambda record: True
+    now: Callable[[], float] = time.time
+    rng: random.Random = field(default_factory=random.Random)
+    _view: dict[PeerId, Held] = field(default_factory=dict)
 
-    def read(self, data: bytes) -> Held | None:
+    def keep_latest(self, data: bytes) -> Held | None:
         """Parse and verify a record, and keep it if it is its peer's latest. Return None for an invalid record; never raise."""
         held = self._checked(data)
         if held is not None:
@@ -56,7 +51,7 @@ class RecordStore:
         held = self._view.get(peer)
         return held.record if held is not None else None
 
-    def lasting(self, place: int, most: int) -> list[Held]:
+    def known_to_last(self, place: int, most: int) -> list[Held]:
         """Return up to `most` records that need not be sent again, the nearest to a place first."""
         return nearest((held for held in self._view.values() if self.is_lasting(held)), place, most)
 
@@ -74,8 +69,8 @@ class RecordStore:
             known = self._view.get(record.peer_id)
             if known is not None and known.data == data and self.is_in_force(known):
                 return known  # its signature has been verified before
-            record.check(self._run_id, self.now())
-            return Held(record, data) if self._is_member(record) else None
+            record.check(self.run_id, self.now())
+            return Held(record, data) if self.is_member(record) else None
         except (BadMessage, BadSignature, ValueError):  # ValueError: an input that the checks miss must not crash this peer
             return None
 
@@ -83,7 +78,7 @@ class RecordStore:
         if len(self._view) > RECORDS_IN_VIEW:
             self._drop_expired()
         if len(self._view) > RECORDS_IN_VIEW:
-            networks = {peer: _network(held.record) for peer, held in self._view.items()}
+            networks = {peer: _network_of_record(held.record) for peer, held in self._view.items()}
             crowded, _ = Counter(networks.values()).most_common(1)[0]
             del self._view[self.rng.choice([peer for peer, network in networks.items() if network == crowded])]
 
@@ -92,11 +87,11 @@ class RecordStore:
             del self._view[peer]
 
 
-def _network(record: MemberRecord) -> str:
+def _network_of_record(record: MemberRecord) -> str:
     return network_of(record.addresses[0]) if record.addresses else ""
 
 
-def shorten(held: Held, known: Collection[bytes]) -> bytes:
+def gist_if_known(held: Held, known: Collection[bytes]) -> bytes:
     """Return a record's gist if the receiver's `known` gists contain it, else the whole record."""
     if known and (gist := held.record.gist) in known:
         return gist
@@ -105,7 +100,7 @@ def shorten(held: Held, known: Collection[bytes]) -> bytes:
 
 def join_records(records: list[Held], known: Collection[bytes] = ()) -> bytes:
     """Encode a reply to a receiver with these `known` gists: each shortened record, preceded by its length (u16, little-endian)."""
-    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (shorten(held, known) for held in records))
+    return b"".join(len(data).to_bytes(_LENGTH_BYTES, "little") + data for data in (gist_if_known(held, known) for held in records))
 
 
 def split_reply(reply: bytes) -> Iterator[bytes]:

@@ -1,6 +1,6 @@
 """Test whether our p2pd relays with our limits: two temporary peers without a port connect through it and transfer TRIAL_BYTES.
 
-Only a transfer tells whether p2pd uses our relay service or the default one, which cuts every circuit after 128 KiB (`p2pd.py`).
+Only a transfer shows whether p2pd uses our relay service or the default one, which cuts every circuit after 128 KiB (`p2pd.py`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,6 @@ async def _call(control: Control, partner: PeerId, address: str) -> Pair:
 
 
 async def _count(pair: Pair, got: asyncio.Future[int]) -> None:
-    """Count the bytes of a stream, including p2pd's header, until it ends."""
     num_bytes = 0
     with suppress(OSError):
         while data := await pair[0].read(TRIAL_BYTES):

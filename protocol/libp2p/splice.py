@@ -64,7 +64,6 @@ async def splice(local: Pair, remote: Pair, *counts: CarriedBytes) -> None:
 
 
 async def _gather(transport: asyncio.Transport) -> None:
-    """Pause reading for GATHER_S."""
     transport.pause_reading()
     await asyncio.sleep(GATHER_S)
     if not transport.is_closing():

@@ -21,9 +21,9 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, GrpcStream, refuse_excess, refuse_untunneled, start_server
 from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
-from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, receiving, stream_opener
+from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, read_stream_header, receiving
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
-from gossamer.protocol.streams.admission import Admission, Visit, handle
+from gossamer.protocol.streams.admission import Admission, InboundConnection, handle
 from gossamer.protocol.streams.transport import Purpose, StreamHandler, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -42,7 +42,7 @@ class Inbound:
         self._handler = handler
         self._admission = admission
         self._carried = carried
-        self._by_name: dict[str, Visit] = {}
+        self._by_name: dict[str, InboundConnection] = {}
         self._names = itertools.count()
         self._connections: set[asyncio.Task[None]] = set()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -72,24 +72,24 @@ class Inbound:
         carried = CarriedBytes()
         try:
             async with asyncio.timeout(OPENER_S):
-                partner, observed = await stream_opener(remote[0])
-            visit = self._admission.admit(partner, task.cancel, lambda: carried.both, observed)
-            if visit is None:
+                partner, observed = await read_stream_header(remote[0])
+            connection = self._admission.admit(partner, task.cancel, lambda: carried.both, observed)
+            if connection is None:
                 return
             try:
-                await self._connect(visit, remote, carried)
+                await self._connect(connection, remote, carried)
             finally:
-                self._admission.end(visit)
+                self._admission.remove(connection)
         except (OSError, EOFError, BadMessage) as error:
             log.debug("inbound connection: %s", error)
 
-    async def _connect(self, visit: Visit, remote: Pair, carried: CarriedBytes) -> None:
+    async def _connect(self, connection: InboundConnection, remote: Pair, carried: CarriedBytes) -> None:
         path = self._listener.with_name(f"in-{next(self._names):x}")
         name = str(path)
         with socket.socket(socket.AF_UNIX) as caller:
             caller.setblocking(False)
             caller.bind(name)
-            self._by_name[name] = visit
+            self._by_name[name] = connection
             try:
                 await asyncio.get_running_loop().sock_connect(caller, str(self._server_socket))
                 path.unlink()  # a connected socket keeps its name
@@ -101,27 +101,27 @@ class Inbound:
 
     async def serve(self, purpose: Purpose, context: Context) -> None:
         """Serve one gRPC call, or abort it if it does not come from an admitted connection."""
-        visit = self._by_name.get(context.peer().removeprefix("unix:"))
-        if visit is None:
+        connection = self._by_name.get(context.peer().removeprefix("unix:"))
+        if connection is None:
             await refuse_untunneled(context)
-        if not self._admission.begin(visit, purpose):
+        if not self._admission.begin_call(connection, purpose):
             await refuse_excess(context)
         try:
-            await self._converse(visit, purpose, context)
+            await self._converse(connection, purpose, context)
         finally:
-            self._admission.over(visit)
+            self._admission.end_call(connection)
 
-    async def _converse(self, visit: Visit, purpose: Purpose, context: Context) -> None:
+    async def _converse(self, connection: InboundConnection, purpose: Purpose, context: Context) -> None:
         """Run until the call ends: its context must not be used afterwards."""
         closed = asyncio.Event()
-        stream = GrpcStream(visit.partner, context.write, lambda _: closed.set(), visit.observed)
+        stream = GrpcStream(connection.partner, context.write, lambda _: closed.set(), connection.observed)
         try:
             await context.send_initial_metadata(ACCEPTED)
         except BROKEN:  # the caller has ended the call already
             return
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
-            if await stream.arrived() and self._admission.heard(visit):
+            if await stream.wait_for_message() and self._admission.note_message(connection):
                 spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
                 await closed.wait()
         finally:

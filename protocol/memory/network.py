@@ -13,11 +13,11 @@ from typing import Any
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
-from gossamer.protocol.streams.admission import Admission, StreamCaps, Visit, handle
+from gossamer.protocol.streams.admission import Admission, InboundConnection, StreamCaps, handle
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel, spawn
 
-DIAL_S = 5.0  # timeout of a dial that nobody answers
+DIAL_S = 5.0  # timeout of an unanswered dial
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0
 
 CallHandler = Callable[[Any, Any], Awaitable[Any]]
@@ -55,17 +55,18 @@ class MemoryNetwork:
         self._group: dict[PeerId, int] = {}
         self._tasks: set[asyncio.Task[None]] = set()
 
-    def transport(
+    def start_peer(
         self,
         peer_id: PeerId,
         handler: StreamHandler,
         link: Link | None = None,
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
     ) -> MemoryPeer:
-        """Start a peer and return its transport. A peer that is up is killed first. `is_banned` is asked about each caller."""
+        """Start a peer and return its transport. A peer that is up is killed first. The last two are asked about each caller."""
         self.kill(peer_id)
-        self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned))
+        self.peers[peer_id] = self.peer_type(self, peer_id, link or self._link, handler, Admission(caps, is_banned, has_met))
         return self.peers[peer_id]
 
     def now_s(self) -> float:
@@ -149,20 +150,20 @@ class MemoryNetwork:
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")
         stream = conversation.streams[1]
-        visit = host.admission.admit(caller.peer_id, stream.hang_up, lambda: stream.bytes_sent + stream.bytes_received)
-        if visit is None or not host.admission.begin(visit, purpose):
-            if visit is not None:
-                host.admission.end(visit)
+        connection = host.admission.admit(caller.peer_id, stream.close_now, lambda: stream.bytes_sent + stream.bytes_received)
+        if connection is None or not host.admission.begin_call(connection, purpose):
+            if connection is not None:
+                host.admission.remove(connection)
             raise Unreachable(f"{partner.short()} rejected the stream")
         conversation.begin()
-        spawn(_receive(host, visit, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
+        spawn(_receive(host, connection, purpose, stream), self._tasks, f"{partner.short()} {purpose.value}")
         return conversation.streams[0]
 
 
-async def _receive(host: MemoryPeer, visit: Visit, purpose: Purpose, stream: Stream) -> None:
+async def _receive(host: MemoryPeer, connection: InboundConnection, purpose: Purpose, stream: Stream) -> None:
     try:
-        if await stream.arrived() and host.admission.heard(visit):
+        if await stream.wait_for_message() and host.admission.note_message(connection):
             await handle(host.handler, purpose, stream)
     finally:
-        host.admission.end(visit)
-        stream.hang_up()
+        host.admission.remove(connection)
+        stream.close_now()

@@ -22,8 +22,6 @@ class Deadlock(RuntimeError):
 
 
 class _NumberedTask(asyncio.Task[T]):
-    """A task that hashes by its creation number instead of its address."""
-
     def __init__(self, coro: Coroutine[Any, Any, T], *, loop: VirtualTimeLoop, number: int, **options: Any) -> None:
         self._number = number  # before super().__init__(), which adds the task to a set
         super().__init__(coro, loop=loop, **options)

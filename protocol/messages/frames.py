@@ -86,26 +86,6 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
                 setattr(wire, name, plain)
 
 
-# Conversions from the protobuf value, by field name: a name means the same in every message. Other fields are copied unchanged.
-_READ: Final[dict[str, Callable[[Any], object]]] = {
-    "issuer": PeerId,
-    "revoked": PeerId,
-    "subject": lambda raw: PeerId(raw) if raw else None,
-    "bearer": lambda raw: PeerId(raw) if raw else None,
-    "peer_id": PeerId,
-    "sender": PeerId,
-    "receiver": PeerId,
-    "phase": RunPhase,
-    "code": lambda number: _refusal_code(number),
-    "part": Part,
-    "decision": Decision,
-    "kind": lambda number: _contents_kind(number),
-    "records": tuple,
-    "members": tuple,
-    "addresses": tuple,
-}
-
-
 def _refusal_code(number: int) -> RefusalCode:
     return RefusalCode(number) if number in _CODES or not number else RefusalCode.OTHER  # type: ignore[call-arg]  # a look-up
 
@@ -116,15 +96,28 @@ def _contents_kind(number: int) -> ContentsKind:
     return ContentsKind(number)
 
 
-def write_alone(value: DataclassInstance) -> bytes:
+# Conversions from the protobuf value, by field name: a name means the same in every message. Other fields are copied unchanged.
+_READ: Final[dict[str, Callable[[Any], object]]] = {
+    **dict.fromkeys(("issuer", "revoked", "peer_id", "sender", "receiver"), PeerId),
+    **dict.fromkeys(("subject", "bearer"), lambda raw: PeerId(raw) if raw else None),
+    **dict.fromkeys(("records", "members", "addresses"), tuple),
+    "phase": RunPhase,
+    "part": Part,
+    "decision": Decision,
+    "code": _refusal_code,
+    "kind": _contents_kind,
+}
+
+
+def write_unframed(value: DataclassInstance) -> bytes:
     """Encode a value outside a frame, as the protobuf message of the same name."""
     wire: Wire = getattr(peer_pb2, type(value).__name__)()
     fill(wire, value)
     return wire.SerializeToString()
 
 
-def read_alone(kind: type[V], data: bytes, name: str, most_bytes: int) -> V:
-    """Decode what `write_alone` wrote, called `name` in errors. Raises BadMessage if it is invalid or too large; checks no signature."""
+def read_unframed(kind: type[V], data: bytes, name: str, most_bytes: int) -> V:
+    """Decode what `write_unframed` wrote, called `name` in errors. Raises BadMessage if it is invalid or too large; checks no signature."""
     limits.need_count(f"size of {name}", len(data), most_bytes)
     wire: Wire = getattr(peer_pb2, kind.__name__)()
     parse(wire, data)

@@ -1,7 +1,4 @@
-"""The messages of peer.proto as frozen dataclasses. Each constructor raises BadMessage for invalid lengths, counts and enums.
-
-A signature covers a context string with the message type and its version, then every field except the signature (`identity.signable`).
-"""
+"""The messages of peer.proto as frozen dataclasses. Each constructor raises BadMessage for invalid lengths, counts and enums."""
 
 from __future__ import annotations
 

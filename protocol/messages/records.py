@@ -11,7 +11,7 @@ from gossamer.protocol.addresses import NEAR, is_loopback, read_address, route
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.limits import Bounded
-from gossamer.protocol.messages.frames import need_signed, read_alone, write_alone
+from gossamer.protocol.messages.frames import need_signed, read_unframed, write_unframed
 from gossamer.protocol.run.invite import Credential
 
 GIST_BYTES = 8
@@ -49,14 +49,14 @@ class MemberRecord(Signed):
     def to_bytes(self) -> bytes:
         """Encode the record. Raises BadMessage if it is unsigned or larger than 1 KiB."""
         need_signed(self)
-        data = write_alone(self)
+        data = write_unframed(self)
         limits.need_count("size of a record", len(data), limits.RECORD_BYTES)
         return data
 
     @classmethod
     def from_bytes(cls, data: bytes) -> MemberRecord:
         """Parse an encoded record. Raises BadMessage. Signature and expiry are not checked: see `check`."""
-        record = read_alone(cls, data, "a record", limits.RECORD_BYTES)
+        record = read_unframed(cls, data, "a record", limits.RECORD_BYTES)
         need_signed(record)  # records are forwarded, and other peers reject an unsigned one
         return record
 

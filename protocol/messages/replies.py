@@ -1,7 +1,4 @@
-"""The replies of two services outside a run's state: the observed-address service and peer exchange.
-
-They have no signature of their own: the signature of the reply's header covers them, and each member record has its own.
-"""
+"""The replies of the observed-address service and of peer exchange; the signature of the reply's header covers them."""
 
 from __future__ import annotations
 
@@ -9,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Self
 
 from gossamer.protocol import limits
-from gossamer.protocol.messages.frames import read_alone, write_alone
+from gossamer.protocol.messages.frames import read_unframed, write_unframed
 
 SIGHTING_BYTES = 256  # upper bound
 PEER_LIST_BYTES = limits.MAX_LISTED * (limits.RECORD_BYTES + 3) + 16  # upper bound: each record with its tag and length, and the time
@@ -21,12 +18,12 @@ class _Reply(limits.Bounded):
 
     def to_bytes(self) -> bytes:
         """Return the encoded reply."""
-        return write_alone(self)  # type: ignore[arg-type]
+        return write_unframed(self)  # type: ignore[arg-type]
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
         """Parse a reply. Raises BadMessage. Member records in it are not parsed."""
-        return read_alone(cls, data, "a reply", cls.MOST_BYTES)
+        return read_unframed(cls, data, "a reply", cls.MOST_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

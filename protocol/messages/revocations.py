@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId, Signed
-from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_alone
+from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_unframed
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 
@@ -25,7 +25,7 @@ class Revocation(Signed):
 
     run_id: bytes  # 32 bytes
     issuer: PeerId  # the issuer of the revoked credentials, which signs
-    revoked: PeerId  # a peer, or the bearer key of an invite
+    revoked: PeerId  # a peer, the bearer key of an invite, or the name under which the invite is closed
     revoked_s: int  # Unix seconds
     signature: bytes = b""  # the issuer's, over the fields above
 
@@ -48,7 +48,7 @@ class Revocations:
         return True
 
     def cover(self, peer: PeerId, credential: Credential | None) -> bool:
-        """Return whether a peer's credential is revoked: its issuer has revoked the peer, or the invite with which it joined."""
+        """Return whether a peer's credential is revoked: by its peer, by its invite, or because its invite is closed."""
         return bool(self._about(peer, credential))
 
     def shown_to(self, peer: PeerId, credential: Credential | None) -> Revocations:
@@ -62,7 +62,7 @@ class Revocations:
         return shown
 
     def _about(self, peer: PeerId, credential: Credential | None) -> list[Revocation]:
-        names = (peer, credential.bearer) if credential else ()
+        names = (peer, credential.bearer, credential.closing) if credential else ()
         found = [self._by_name.get((credential.issuer, name)) for name in names if credential and name]
         return [revocation for revocation in found if revocation]
 
@@ -92,7 +92,7 @@ def read_revocations(data: bytes) -> list[Revocation]:
 
 def need_credential(data: bytes) -> Credential:
     """Parse a credential outside a frame. Raises BadMessage if it is malformed or lacks a signature."""
-    credential = read_alone(Credential, data, "a credential", limits.RECORD_BYTES)
+    credential = read_unframed(Credential, data, "a credential", limits.RECORD_BYTES)
     if not credential.is_complete:
         raise BadMessage("a credential without a signature")
     return credential

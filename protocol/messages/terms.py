@@ -1,7 +1,6 @@
 """Validate the first message of a stream against the terms of the run, which follow from the manifest.
 
-`Refused` is neither side's fault; `BadMessage` and `BadSignature` are protocol violations. All checks are pure functions that take the
-time.
+`Refused` is neither side's fault; `BadMessage` and `BadSignature` are protocol violations. All checks are pure functions of the time.
 """
 
 from __future__ import annotations
@@ -86,8 +85,7 @@ class RunTerms:
 def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, *, own_hello: Hello | None = None) -> None:
     """Raise Refused, BadMessage or BadSignature unless this Hello validly opens, or answers, a meeting of `partner` with `me`.
 
-    The transport authenticated `partner`. The initiator passes `own_hello`, which this Hello must answer; then the global steps are
-    compared too.
+    The transport authenticated `partner`. The initiator passes `own_hello`, which this Hello must answer, with a global step near ours.
     """
     _check_opening(hello, terms, me, partner)
     check_member(partner, hello.credential, terms, now_s)
@@ -142,7 +140,7 @@ def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, n
         _check_credential(peer, credential, terms, now_s)
 
 
-def vouched_by(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
+def sybil_group_key(peer: PeerId, credential: Credential | None, terms: RunTerms) -> PeerId | None:
     """Return the key that identifies a member's Sybil group: its invite's bearer key; its own if it is named; None in an open run."""
     if terms.access == "open":
         return None

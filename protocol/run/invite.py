@@ -56,6 +56,11 @@ class Credential(Signed):
         """Whether it can be presented: its issuer has signed it, and a bearer credential is bound to its holder."""
         return bool(self.signature) and (self.subject is not None or bool(self.bearer_signature))
 
+    @property
+    def closing(self) -> PeerId | None:
+        """The name under which an issuer revokes what rests on an invite for anybody alone; None for a named peer's credential."""
+        return closing_of(self.bearer) if self.subject is None and self.bearer is not None else None
+
     def bound(self, bearer: Identity, run_id: bytes, holder: PeerId) -> Credential:
         """Return a copy that is valid for `holder`, signed with the secret half of the bearer key."""
         return replace(self, bearer_signature=bearer.sign(_bearer_bytes(run_id, holder)))
@@ -76,6 +81,11 @@ class Credential(Signed):
 
 def _bearer_bytes(run_id: bytes, holder: PeerId) -> bytes:
     return signable(b"gossamer/bearer/1", run_id, holder.raw)
+
+
+def closing_of(bearer: PeerId) -> PeerId:
+    """Return the name under which the invite with this bearer key is closed: no peer joins by it any more, named members stay."""
+    return PeerId.derived(b"gossamer/closed-invite/1", bearer.raw)
 
 
 PREFIX: Final = "gossamer1"

@@ -49,9 +49,11 @@ class Manifest(Section):
         """Parse a TOML manifest. Raises BadManifest or WrongVersion with the key, its value and the legal values."""
         if len(text) > limits.MANIFEST_BYTES:
             raise BadManifest(f"the manifest has {len(text)} characters; at most {limits.MANIFEST_BYTES} are read", hint=_HINT)
+        if any(line.count(".") > limits.MANIFEST_LINE_DOTS for line in text.split("\n")):
+            raise BadManifest(f"the manifest has a line with more than {limits.MANIFEST_LINE_DOTS} dots", hint=_HINT)
         try:
             given = tomllib.loads(text)
-        except (tomllib.TOMLDecodeError, RecursionError) as error:
+        except (ValueError, RecursionError) as error:  # ValueError: TOML's own, and of an integer with too many digits
             raise BadManifest(f"the manifest is not TOML: {error}", hint=_HINT) from None
         return cls.checked(given)
 
@@ -79,6 +81,8 @@ class Manifest(Section):
             return cls.model_validate(given)
         except ValidationError as error:
             raise _bad_manifest(error) from None
+        except RecursionError:
+            raise BadManifest("the manifest nests too deeply", hint=_HINT) from None
 
     def canonical_bytes(self) -> bytes:
         """Return the bytes that are hashed and signed: as received, or this build's canonical encoding."""
@@ -246,5 +250,8 @@ def _unknown_key(loc: tuple[int | str, ...]) -> str:
 
 
 def _abbreviate(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False, default=str)
+    try:
+        text = json.dumps(value, ensure_ascii=False, default=str)
+    except RecursionError:
+        return "nested too deeply"
     return text if len(text) <= 60 else text[:57] + "..."

@@ -28,6 +28,8 @@ AUTO_STEPS = 10  # nominal interval for inner_steps = "auto", for values that al
 LEAST_SHARE = 1e-3  # smallest weight of a source: a mixture is distributed in whole windows of 1024
 _CONFIG_DEPTH = 4  # transformers configs nest two levels; deeper nesting could exhaust the stack of a recursive reader
 _LARGEST_INTEGER = (1 << 63) - 1
+_COUNTS_LAYERS = re.compile(r"layer|depth|num_blocks")  # in a field's name: the model, or its config, repeats something so often
+_SCALE = re.compile(r"theta")  # in the name of a field that is no size, and may be larger than any
 
 
 def _label(text: str) -> str:
@@ -36,7 +38,7 @@ def _label(text: str) -> str:
     return text
 
 
-def _like(pattern: str, meaning: str) -> AfterValidator:
+def _matching(pattern: str, meaning: str) -> AfterValidator:
     def check(text: str) -> str:
         if not re.fullmatch(pattern, text):
             raise ValueError(f"should be {meaning}")
@@ -64,10 +66,10 @@ def _inner_steps(value: object) -> int | str:
 
 Access = Literal["invite", "allowlist", "open"]
 Label = Annotated[str, AfterValidator(_label)]
-Name = Annotated[str, _like(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
-Architecture = Annotated[str, _like(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty for a hub model
-CommitHash = Annotated[str, _like(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
-Digest = Annotated[str, _like(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits")]
+Name = Annotated[str, _matching(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
+Architecture = Annotated[str, _matching(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty for a hub model
+CommitHash = Annotated[str, _matching(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
+Digest = Annotated[str, _matching(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits")]
 InnerSteps = Annotated[int | str, PlainValidator(_inner_steps)]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON have lists, not tuples
 
@@ -226,6 +228,13 @@ class InnerSection(Section):
     batch_size: int = Field(default=4, ge=1, le=1 << 20, description="sequences per inner step")
     sequence_length: int = Field(default=128, ge=2, le=1 << 24, description="tokens per sequence")
 
+    @field_validator("sequence_length")
+    @classmethod
+    def _bounded_batch(cls, sequence_length: int, info: ValidationInfo) -> int:
+        if sequence_length * info.data.get("batch_size", 1) > limits.BATCH_TOKENS:
+            raise ValueError(f"a batch should have at most {limits.BATCH_TOKENS} tokens: batch_size times sequence_length")
+        return sequence_length
+
 
 class OuterSection(Section):
     """The outer optimizer, which averages the peers' weights."""
@@ -285,13 +294,14 @@ class CodecSection(Section):
 
 
 def _need_plain(value: object, where: str, depth: int) -> None:
-    """Raise ValueError unless `value` consists of types that TOML and JSON share: finite numbers, text, booleans, lists and tables."""
+    """Raise ValueError unless `value` consists of types that TOML and JSON share, with sizes that a model can have."""
     match value:
         case bool():
             return
         case str() if _is_unicode(value):
             return
-        case int() if abs(value) <= _LARGEST_INTEGER:
+        case int():
+            need_config_integer(value, where)
             return
         case float() if math.isfinite(value):
             return
@@ -302,8 +312,18 @@ def _need_plain(value: object, where: str, depth: int) -> None:
             for key, item in value.items():
                 _need_plain(key, where, 0)
                 _need_plain(item, f"{where}.{key}", depth - 1)
+        case list() | dict():
+            raise ValueError(f"{where} nests too deeply; legal are {_CONFIG_DEPTH} levels")
         case _:
             raise ValueError(f"{where} holds {ascii(value)[:40]}; legal are finite numbers, text, booleans, lists and tables")
+
+
+def need_config_integer(value: int, where: str) -> None:
+    """Raise ValueError for an integer of a model's config that no model has; `where` ends in its name."""
+    name = where.rpartition(".")[2]
+    most = limits.LAYERS if _COUNTS_LAYERS.search(name) else _LARGEST_INTEGER if _SCALE.search(name) else limits.CONFIG_INTEGER
+    if abs(value) > most:
+        raise ValueError(f"{where} is {value if abs(value) <= _LARGEST_INTEGER else 'too large'}; at most {most} is legal")
 
 
 def _is_unicode(text: str) -> bool:

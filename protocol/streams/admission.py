@@ -1,8 +1,9 @@
 """Admission control: one table of a peer's inbound connections, over any transport.
 
-A connection is a visit: silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
-one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest visit
-without a call, then the oldest silent or ended one, then a stalled call of the network with the most visits; never an active call.
+A connection is silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
+one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest connection
+without a call, then the oldest silent or ended one, then a slow call of the network with the most connections; never an active call.
+Strangers leave some places to partners that this peer has met, and strangers of one network share an allowance of calls.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossamer.protocol.addresses import network_of, route
+from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 
 log = logging.getLogger(__name__)
@@ -23,8 +26,13 @@ log = logging.getLogger(__name__)
 FIRST_FRAME_S = 10.0  # timeout from the connection to its call, and from the call to its first message
 LINGER_S = 75.0  # idle timeout of a connection whose call is over: the caller may close it or start another call
 LINGER_MOST_S = 300.0  # total timeout of such a connection: the last messages, megabytes on a slow line, may still be in transit
-STALLED_S = 10.0  # a call that carried fewer than STALLED_BYTES in this time is stalled
+STALLED_S = 10.0  # a call that carried fewer than STALLED_BYTES in this time is slow
 STALLED_BYTES = 1024  # keep-alive pings carry less
+LEAST_RATE_S = 30.0  # after this time a call is slow, too, if its mean rate since is below LEAST_RATE: it may wait before its payload
+LEAST_RATE = SLOWEST_BYTES_PER_S / 8  # bytes per second: to hold 48 places costs their holder 1.6 Mbit/s
+CALLS_FROM_ONE = Allowance(240, 60.0)  # of the strangers of a network, or of one partner that was met or is local; 8 ms of processor each
+CALLS_FROM_STRANGERS = Allowance(1200, 60.0)
+CALLS_FROM_MET = Allowance(2400, 60.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,22 +43,25 @@ class StreamCaps:
     per_partner: int = 8  # connections of one partner, including those whose call is over
     silent: int = 2  # connections of a partner that has not sent a message on any of them: identities are free
     per_network: int = 16  # connections from one public network, or through the relays of one: identities are free, networks are not
+    strangers: int = 48  # connections of peers that this peer has not met: the rest of the total is kept for those that it has
     total: int = 64
 
 
 @dataclass(eq=False, slots=True)
-class Visit:
+class InboundConnection:
     """One inbound connection. Its transport reports each change of state to the table."""
 
     partner: PeerId
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # returns the bytes so far, in both directions
     observed: str = ""  # remote multiaddr; empty if unknown
+    is_met: bool = False  # this peer has completed a meeting with the partner
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
-    is_heard: bool = False  # the caller has sent a message in this call
+    has_sent: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not
     deadline: asyncio.TimerHandle | None = None  # drops the connection; None during an active call
     moved: tuple[int, float] = (0, 0.0)  # bytes carried at the last observed progress, and its loop time
+    begun: tuple[int, float] = (0, 0.0)  # the same at the start of the call
 
     @property
     def is_in_call(self) -> bool:
@@ -64,102 +75,139 @@ class Visit:
 
 
 class Admission:
-    """The table of visits. It drops a visit by removing it and calling its `drop`."""
+    """The table of inbound connections. It drops one by removing it and calling its `drop`."""
 
-    def __init__(self, caps: StreamCaps | None = None, is_banned: Callable[[PeerId], bool] = lambda partner: False) -> None:
+    def __init__(
+        self,
+        caps: StreamCaps | None = None,
+        is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
+    ) -> None:
         self._caps = caps or StreamCaps()
         self._is_banned = is_banned
-        self._visits: dict[Visit, None] = {}  # ordered by the time since which a visit has been silent or over, longest first
+        self._has_met = has_met
+        self._of_strangers = Budgets(_loop_s, CALLS_FROM_STRANGERS, CALLS_FROM_ONE)
+        self._of_met = Budgets(_loop_s, CALLS_FROM_MET, CALLS_FROM_ONE)
+        self._connections: dict[
+            InboundConnection, None
+        ] = {}  # ordered by the time since which a connection has been silent or over, longest first
 
-    def admit(self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = "") -> Visit | None:
+    def admit(
+        self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = ""
+    ) -> InboundConnection | None:
         """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
-        own = [visit for visit in self._visits if visit.partner == partner]
-        most = self._caps.per_partner if any(visit.is_heard for visit in own) else self._caps.silent
-        visit = Visit(partner, drop, carried, observed, moved=(0, asyncio.get_running_loop().time()))
-        if self._is_banned(partner) or len(own) >= most or not self._has_room(visit.network):
+        own = [connection for connection in self._connections if connection.partner == partner]
+        most = self._caps.per_partner if any(connection.has_sent for connection in own) else self._caps.silent
+        connection = InboundConnection(partner, drop, carried, observed, self._has_met(partner), moved=(0, _loop_s()))
+        if self._is_banned(partner) or len(own) >= most or not self._may_call(connection) or not self._has_room(connection):
             log.info("rejected a connection from %s", partner.short())
             return None
-        self._visits[visit] = None
-        self._allow(visit, FIRST_FRAME_S)
-        return visit
+        self._connections[connection] = None
+        self._allow(connection, FIRST_FRAME_S)
+        return connection
 
-    def begin(self, visit: Visit, purpose: Purpose) -> bool:
+    def begin_call(self, connection: InboundConnection, purpose: Purpose) -> bool:
         """Start a call, whose first message must arrive within FIRST_FRAME_S. Return False if it is not admitted."""
-        own = [other for other in self._visits if (other.partner, other.purpose) == (visit.partner, purpose) and not other.is_over]
-        if visit not in self._visits or visit.is_in_call or len(own) >= self._caps.per_purpose or self._is_banned(visit.partner):
+        own = [
+            other for other in self._connections if (other.partner, other.purpose) == (connection.partner, purpose) and not other.is_over
+        ]
+        if (
+            connection not in self._connections
+            or connection.is_in_call
+            or len(own) >= self._caps.per_purpose
+            or self._is_banned(connection.partner)
+        ):
             return False
-        visit.purpose, visit.is_heard, visit.is_over = purpose, False, False
-        self._allow(visit, FIRST_FRAME_S)
+        if connection.purpose is not None and not self._may_call(connection):  # the first call was counted with its connection
+            return False
+        connection.purpose, connection.has_sent, connection.is_over = purpose, False, False
+        connection.begun = connection.carried(), _loop_s()
+        self._allow(connection, FIRST_FRAME_S)
         return True
 
-    def heard(self, visit: Visit) -> bool:
+    def note_message(self, connection: InboundConnection) -> bool:
         """Record the first message; from now on the call has no timeout. Return False if it was dropped or its partner is banned."""
-        self._allow(visit, None)
-        visit.is_heard = visit in self._visits and not self._is_banned(visit.partner)
-        return visit.is_heard
+        self._allow(connection, None)
+        connection.has_sent = connection in self._connections and not self._is_banned(connection.partner)
+        return connection.has_sent
 
-    def over(self, visit: Visit) -> None:
+    def end_call(self, connection: InboundConnection) -> None:
         """Record that the call has ended. The connection is dropped when it is idle for LINGER_S, after LINGER_MOST_S at the latest."""
-        if visit in self._visits:
-            visit.is_over = True
-            self._visits[visit] = self._visits.pop(visit)
-            self._linger(visit, asyncio.get_running_loop().time() + LINGER_MOST_S)
+        if connection in self._connections:
+            connection.is_over = True
+            self._connections[connection] = self._connections.pop(connection)
+            self._linger(connection, _loop_s() + LINGER_MOST_S)
 
-    def end(self, visit: Visit) -> None:
-        """Remove a visit whose connection has ended. Idempotent."""
-        self._visits.pop(visit, None)
-        self._allow(visit, None)
+    def remove(self, connection: InboundConnection) -> None:
+        """Remove a connection that has ended. Idempotent."""
+        self._connections.pop(connection, None)
+        self._allow(connection, None)
 
     def is_calling(self, partner: PeerId) -> bool:
         """Return whether a partner has an inbound call open."""
-        return any(visit.partner == partner and visit.is_in_call for visit in self._visits)
+        return any(connection.partner == partner and connection.is_in_call for connection in self._connections)
 
-    def _allow(self, visit: Visit, seconds: float | None) -> None:
-        if visit.deadline is not None:
-            visit.deadline.cancel()
-        visit.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, visit)
+    def _allow(self, connection: InboundConnection, seconds: float | None) -> None:
+        if connection.deadline is not None:
+            connection.deadline.cancel()
+        connection.deadline = None if seconds is None else asyncio.get_running_loop().call_later(seconds, self._drop, connection)
 
-    def _linger(self, visit: Visit, until_s: float) -> None:
-        """Drop a visit when it has carried nothing for LINGER_S, and at loop time `until_s` at the latest."""
-        before, loop = visit.carried(), asyncio.get_running_loop()
+    def _linger(self, connection: InboundConnection, until_s: float) -> None:
+        """Drop a connection when it has carried nothing for LINGER_S, and at loop time `until_s` at the latest."""
+        before, loop = connection.carried(), asyncio.get_running_loop()
 
         def look() -> None:
-            if visit.carried() == before or loop.time() >= until_s:
-                self._drop(visit)
+            if connection.carried() == before or loop.time() >= until_s:
+                self._drop(connection)
             else:
-                self._linger(visit, until_s)
+                self._linger(connection, until_s)
 
-        visit.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
+        connection.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
-    def _has_room(self, network: str) -> bool:
-        """Return whether a newcomer from this network can be accepted, after dropping another visit if necessary."""
-        neighbours = [visit for visit in self._visits if visit.network == network] if network else []
+    def _may_call(self, connection: InboundConnection) -> bool:
+        """Count a call against the allowances; return False if one is used up."""
+        budgets = self._of_met if connection.is_met else self._of_strangers
+        return budgets.take(1, connection.partner if connection.is_met or not connection.network else connection.network)
+
+    def _has_room(self, newcomer: InboundConnection) -> bool:
+        """Return whether a newcomer can be accepted, after dropping another connection if necessary."""
+        alike = [connection for connection in self._connections if connection.is_met is newcomer.is_met]
+        neighbours = [connection for connection in alike if connection.network == newcomer.network] if newcomer.network else []
         if len(neighbours) >= self._caps.per_network:
             return self._displace(neighbours)
-        return len(self._visits) < self._caps.total or self._displace(list(self._visits))
+        if not newcomer.is_met and len(alike) >= self._caps.strangers:
+            return self._displace(alike)
+        strangers = [connection for connection in self._connections if not connection.is_met]
+        return len(self._connections) < self._caps.total or self._displace(strangers) or self._displace(list(self._connections))
 
-    def _displace(self, visits: list[Visit]) -> bool:
-        """Drop one of these visits, if any may be dropped; return whether one was. A connection without a call goes first."""
-        idle = [visit for visit in visits if visit.is_over or not visit.is_heard]
-        stalled = [visit for visit in visits if self._is_stalled(visit)]
+    def _displace(self, connections: list[InboundConnection]) -> bool:
+        """Drop one of these connections, if any may be dropped; return whether one was. A connection without a call goes first."""
+        idle = [connection for connection in connections if connection.is_over or not connection.has_sent]
+        slow = [connection for connection in connections if self._is_slow(connection)]
         if idle:
-            self._drop(min(idle, key=lambda visit: visit.purpose is not None))
-        elif stalled:
-            counts = Counter(visit.network for visit in visits)
-            self._drop(max(stalled, key=lambda visit: counts[visit.network]))
-        return bool(idle or stalled)
+            self._drop(min(idle, key=lambda connection: connection.purpose is not None))
+        elif slow:
+            counts = Counter(connection.network for connection in connections)
+            self._drop(max(slow, key=lambda connection: counts[connection.network]))
+        return bool(idle or slow)
 
-    def _is_stalled(self, visit: Visit) -> bool:
-        now_s, carried = asyncio.get_running_loop().time(), visit.carried()
-        if carried - visit.moved[0] >= STALLED_BYTES:
-            visit.moved = carried, now_s
-        return now_s - visit.moved[1] >= STALLED_S
+    def _is_slow(self, connection: InboundConnection) -> bool:
+        """Return whether a call has stalled, or has been slower than LEAST_RATE over its life."""
+        now_s, carried = _loop_s(), connection.carried()
+        if carried - connection.moved[0] >= STALLED_BYTES:
+            connection.moved = carried, now_s
+        bytes_before, began_s = connection.begun
+        return now_s - connection.moved[1] >= STALLED_S or carried - bytes_before < LEAST_RATE * (now_s - began_s - LEAST_RATE_S)
 
-    def _drop(self, visit: Visit) -> None:
-        state = "over" if visit.is_over else "stalled" if visit.is_heard else "silent"
-        log.info("dropped a connection from %s: it was %s", visit.partner.short(), state)
-        self.end(visit)
-        visit.drop()
+    def _drop(self, connection: InboundConnection) -> None:
+        state = "over" if connection.is_over else "slow" if connection.has_sent else "silent"
+        log.info("dropped a connection from %s: it was %s", connection.partner.short(), state)
+        self.remove(connection)
+        connection.drop()
+
+
+def _loop_s() -> float:
+    return asyncio.get_running_loop().time()
 
 
 async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> None:

@@ -71,11 +71,11 @@ class Throttle:
         self.up = Bucket()
         self.down = Bucket()
 
-    def over(self, transport: Transport) -> Transport:
+    def limited_transport(self, transport: Transport) -> Transport:
         """Return a transport whose streams keep to the limits."""
         return _Throttled(self, transport)
 
-    def handler(self, inner: StreamHandler) -> StreamHandler:
+    def limited_handler(self, inner: StreamHandler) -> StreamHandler:
         """Return a stream handler that applies the limits and then calls `inner`."""
 
         async def handle(purpose: Purpose, stream: Stream) -> None:
@@ -87,7 +87,7 @@ class Throttle:
     def attach(self, purpose: Purpose, stream: Stream) -> None:
         """Apply the limits to a stream."""
         is_low_priority = purpose is Purpose.FETCH
-        stream.pass_gates(*(partial(bucket.take, is_low_priority=is_low_priority) for bucket in (self.up, self.down)))
+        stream.set_gates(*(partial(bucket.take, is_low_priority=is_low_priority) for bucket in (self.up, self.down)))
 
 
 class _Throttled:

@@ -1,13 +1,11 @@
-"""The two network interfaces of a peer: `Transport` opens streams to partners, `Directory` publishes and finds member records.
-
-Each has two implementations: over libp2p (`protocol/libp2p/`), and in memory under virtual time (`protocol/memory/`).
-"""
+"""The network interfaces of a peer, `Transport` and `Directory`, over libp2p (`protocol/libp2p/`) or in memory (`protocol/memory/`)."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
@@ -46,7 +44,7 @@ class Inbox:
         if len(self._frames) >= self._max_frames:
             self._has_room.clear()
 
-    async def arrived(self) -> bool:
+    async def wait_for_message(self) -> bool:
         """Wait until there is a frame or the queue has ended; return whether there is a frame."""
         await self._arrived.wait()
         return bool(self._frames)
@@ -86,33 +84,28 @@ class Purpose(Enum):
 Gate = Callable[[int], Awaitable[None]]  # waits until a frame of this many bytes may pass
 
 
+async def _open_gate(num_bytes: int) -> None:
+    return
+
+
+@dataclass(eq=False)
 class Stream:
     """An ordered, reliable, bidirectional stream of messages to one partner.
 
     `send` and `receive` may run concurrently in two tasks. After the cancellation of either, the stream can only be closed.
-    A transport constructs it: `write` sends one frame or raises PeerGone, `inbox` takes the arriving frames, `on_close` is called once.
     """
 
-    def __init__(
-        self,
-        partner: PeerId,
-        route: Route | Literal["memory"],
-        inbox: Inbox,
-        write: Callable[[bytes], Awaitable[None]],
-        on_close: Callable[[Stream], None],
-        observed: str = "",
-    ) -> None:
-        self.partner = partner  # the remote peer, as authenticated by the transport
-        self.observed = observed  # the remote multiaddr; empty if the transport does not know it
-        self.route = route  # how the partner is reached, for the status page; "memory" in simulated swarms
-        self.bytes_sent = 0  # encoded bytes handed to the transport so far
-        self.bytes_received = 0  # encoded bytes taken from the transport so far
-        self._inbox = inbox
-        self._write = write
-        self._gates: tuple[Gate, Gate] = (_open_gate, _open_gate)
-        self._on_close: Callable[[Stream], None] | None = on_close
+    partner: PeerId  # the remote peer, as authenticated by the transport
+    route: Route | Literal["memory"]  # how the partner is reached, for the status page; "memory" in simulated swarms
+    _inbox: Inbox  # takes the arriving frames
+    _write: Callable[[bytes], Awaitable[None]]  # sends one frame, or raises PeerGone
+    _on_close: Callable[[Stream], None] | None  # called once
+    observed: str = ""  # the remote multiaddr; empty if the transport does not know it
+    bytes_sent: int = field(default=0, init=False)  # encoded bytes handed to the transport so far
+    bytes_received: int = field(default=0, init=False)  # encoded bytes taken from the transport so far
+    _gates: tuple[Gate, Gate] = field(default=(_open_gate, _open_gate), init=False)
 
-    def pass_gates(self, up: Gate, down: Gate) -> None:
+    def set_gates(self, up: Gate, down: Gate) -> None:
         """Make each frame wait for a gate from now on: outbound frames for `up`, inbound frames for `down`."""
         self._gates = (up, down)
 
@@ -132,28 +125,24 @@ class Stream:
         self.bytes_received += len(frame)
         return from_frame(frame)
 
-    async def arrived(self) -> bool:
+    async def wait_for_message(self) -> bool:
         """Wait until a message has arrived or the stream has ended; return whether a message has arrived."""
-        return await self._inbox.arrived()
+        return await self._inbox.wait_for_message()
 
     async def close(self) -> None:
         """Close the stream in both directions. Messages sent before are still delivered if possible. Idempotent."""
-        self.hang_up()
+        self.close_now()
 
-    def hang_up(self) -> None:
+    def close_now(self) -> None:
         """Close the stream from code that cannot await. Idempotent."""
         self._inbox.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
-            self._write = _nowhere  # frees the transport's objects even if this stream is still referenced
+            self._write = _write_to_closed  # frees the transport's objects even if this stream is still referenced
             on_close(self)
 
 
-async def _open_gate(num_bytes: int) -> None:
-    return
-
-
-async def _nowhere(frame: bytes) -> None:
+async def _write_to_closed(frame: bytes) -> None:
     raise PeerGone("this side closed the stream")
 
 

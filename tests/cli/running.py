@@ -14,7 +14,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.partners import Partner
 from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.machine.status import Status
-from tests.cli.shell import Said, Shell
+from tests.cli.shell import CommandResult, Shell
 
 ADDRESS = "/ip4/127.0.0.1/tcp/4001"
 
@@ -43,15 +43,15 @@ class Running:
     def stop(self, *, is_killed: bool) -> None:
         """Look as if it had ended: in good order, or by a signal that left its traces in the home."""
         if is_killed:
-            told = json.loads(self._home.running.read_text())
-            Path(told["control"]).unlink()
+            record = json.loads(self._home.running.read_text())
+            Path(record["control"]).unlink()
         else:
             self._home.running.unlink()
 
-    def during(self, command: Callable[[], Said]) -> Said:
+    def during(self, command: Callable[[], CommandResult]) -> CommandResult:
         """Run the command while this peer runs."""
 
-        async def both() -> Said:
+        async def both() -> CommandResult:
             with runtime_folder(0) as runtime:
                 async with serving(self._home, runtime, self.answer):
                     return await asyncio.to_thread(command)

@@ -11,7 +11,7 @@ from gossamer.cli.main import run
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class CommandResult:
     """What a command left behind on the shell."""
 
     code: int
@@ -34,8 +34,8 @@ class Shell:
         self.home = home
         self._capsys = capsys
 
-    def __call__(self, *arguments: str | Path) -> Said:
+    def __call__(self, *arguments: str | Path) -> CommandResult:
         self._capsys.readouterr()
         code = run([*map(str, arguments), "--home", str(self.home)])
         captured = self._capsys.readouterr()
-        return Said(code, captured.out, captured.err)
+        return CommandResult(code, captured.out, captured.err)

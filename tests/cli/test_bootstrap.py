@@ -6,13 +6,13 @@ from tests.cli.shell import Shell
 
 
 def test_a_bootstrap_node_needs_a_run(shell: Shell) -> None:
-    said = shell("bootstrap")
-    assert said.code == 2
-    assert "holds no run" in said.complaint[0]
-    assert "peer bootstrap gossamer1" in said.complaint[1]
+    result = shell("bootstrap")
+    assert result.code == 2
+    assert "holds no run" in result.complaint[0]
+    assert "peer bootstrap gossamer1" in result.complaint[1]
 
 
 def test_a_bad_invite_is_refused(shell: Shell) -> None:
-    said = shell("bootstrap", "hello")
-    assert said.code == 2
-    assert "starts with gossamer1" in said.complaint[0]
+    result = shell("bootstrap", "hello")
+    assert result.code == 2
+    assert "starts with gossamer1" in result.complaint[0]

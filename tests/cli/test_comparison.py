@@ -48,7 +48,7 @@ def test_json_has_the_documented_keys() -> None:
     }
 
 
-def test_statement_names_every_loss_and_who_is_ahead() -> None:
+def test_the_statement_names_every_loss_and_the_best() -> None:
     text = COMPARISON.sentences("utf-8")
     for wanted in ("5.500", "peer-1", "2.100", "peer-2", "2.200", "2.050", "2.300", "0.250 nats ahead", "30 (1 solo)", "12.0 MB", "1.0 %"):
         assert wanted in text

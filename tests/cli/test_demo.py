@@ -43,14 +43,14 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 def test_the_forecast_is_given_once_after_the_first_steps_of_the_slowest_peer() -> None:
     forecast = Forecast(total_steps=600, num_peers=4, started_s=100.0)
 
-    def said(*steps: int, at: float) -> str:
+    def announced(*steps: int, at: float) -> str:
         return forecast.sentence([{"step": step} if step else {} for step in steps], at)
 
-    assert not said(0, 5, at=110.0)
-    assert not said(1, 9, at=120.0)  # all train now
-    assert not said(30, 40, at=149.0)
-    assert said(31, 41, at=150.0) == "about 12 minutes in all on this machine"  # 50 s so far, 569 of training, 90 of measuring
-    assert not said(32, 42, at=151.0)
+    assert not announced(0, 5, at=110.0)
+    assert not announced(1, 9, at=120.0)  # all train now
+    assert not announced(30, 40, at=149.0)
+    assert announced(31, 41, at=150.0) == "about 12 minutes in all on this machine"  # 50 s so far, 569 of training, 90 of measuring
+    assert not announced(32, 42, at=151.0)
 
 
 def test_a_short_demo_takes_about_a_minute() -> None:

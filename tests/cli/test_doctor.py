@@ -26,14 +26,14 @@ def busy_port() -> Iterator[int]:
 
 def test_several_faults_are_found_at_once(shell: Shell, busy_port: int) -> None:
     text = invite_text(lifetime_s=-HOUR_S, at="/ip4/127.0.0.1/tcp/1")
-    said = shell("doctor", text, "--json", "--devices", "cuda:63", "--listen", "127.0.0.1", "--port", str(busy_port))
+    result = shell("doctor", text, "--json", "--devices", "cuda:63", "--listen", "127.0.0.1", "--port", str(busy_port))
     gc.collect()  # gRPC's thread ends with its last object
-    answer = json.loads(said.out)
+    answer = json.loads(result.out)
     levels = {check["check"]: check["level"] for check in answer["checks"]}
     assert len(levels) == len(CHECKS)
     assert {name for name, level in levels.items() if level == "fail"} >= {"device", "port", "invite", "bootstraps"}
     assert all(check["way_out"] for check in answer["checks"] if check["level"] != "ok")
-    assert said.code == answer["exit_code"] == 2
+    assert result.code == answer["exit_code"] == 2
     assert not shell.home.exists()
 
 

@@ -117,9 +117,9 @@ def test_the_table_of_bad_commands_covers_every_verb() -> None:
 def test_a_bad_command_fails_with_error_and_hint(
     verb: str, arguments: tuple[str, ...], error: str, hint: str, shell: Shell, tmp_path: Path
 ) -> None:
-    said = shell(
+    result = shell(
         verb, *(str(tmp_path) if text == "FOLDER" else str(tmp_path / text) if text.startswith("FILE") else text for text in arguments)
     )
-    assert (said.code, said.out) == (ExitCode.BAD_INPUT, "")
-    assert error in said.complaint[0] and hint in said.complaint[1], said.err
-    assert "internal error" not in said.err
+    assert (result.code, result.out) == (ExitCode.BAD_INPUT, "")
+    assert error in result.complaint[0] and hint in result.complaint[1], result.err
+    assert "internal error" not in result.err

@@ -7,7 +7,7 @@ from tests.cli.shell import Shell
 
 def test_evaluation_without_a_checkpoint_is_refused(shell: Shell) -> None:
     shell("id")
-    said = shell("eval")
-    assert said.code == 2
-    assert str(shell.home) in said.complaint[0]
-    assert said.out == ""
+    result = shell("eval")
+    assert result.code == 2
+    assert str(shell.home) in result.complaint[0]
+    assert result.out == ""

@@ -9,9 +9,9 @@ from tests.cli.shell import Shell
 
 def test_export_without_a_checkpoint_is_refused(shell: Shell, tmp_path: Path) -> None:
     shell("id")
-    said = shell("export", tmp_path / "model")
-    assert said.code == 2
-    assert str(shell.home) in said.complaint[0]
+    result = shell("export", tmp_path / "model")
+    assert result.code == 2
+    assert str(shell.home) in result.complaint[0]
     assert not (tmp_path / "model").exists()
 
 

@@ -67,7 +67,7 @@ def test_a_run_that_was_joined_is_not_hosted(home: Home, identity: Identity) -> 
 def test_the_invite_is_printed_once_on_its_own_line(identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     signed = SignedManifest.sign(own(identity), identity)
     written = tmp_path / "invite"
-    line = invite_line(Home(tmp_path), identity, signed, written)
+    line = invite_line(Home(tmp_path), identity, signed, written, 5)
     status = Status()
     drawn = PlainLines(io.StringIO())
     line(status, drawn)
@@ -83,13 +83,13 @@ def test_the_invite_is_printed_once_on_its_own_line(identity: Identity, tmp_path
 
 
 def test_a_place_where_the_invite_cannot_be_written_is_refused_at_once(shell: Shell, tmp_path: Path) -> None:
-    said = shell("host", "--write-invite", tmp_path / "none" / "invite")
-    assert said.code == 2
-    assert "none/invite" in said.complaint[0]
+    result = shell("host", "--write-invite", tmp_path / "none" / "invite")
+    assert result.code == 2
+    assert "none/invite" in result.complaint[0]
 
 
 def test_a_missing_manifest_file_is_named(shell: Shell, tmp_path: Path) -> None:
-    said = shell("host", tmp_path / "none.toml")
-    assert said.code == 2
-    assert "none.toml" in said.complaint[0]
-    assert said.out == ""
+    result = shell("host", tmp_path / "none.toml")
+    assert result.code == 2
+    assert "none.toml" in result.complaint[0]
+    assert result.out == ""

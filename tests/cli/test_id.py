@@ -25,18 +25,18 @@ def test_json_is_one_object(shell: Shell) -> None:
 
 def test_a_home_that_is_a_file_is_refused(shell: Shell) -> None:
     shell.home.write_text("no folder")
-    said = shell("id")
-    assert said.code == 2
-    assert str(shell.home) in said.complaint[0]
-    assert "--home" in said.complaint[1]
+    result = shell("id")
+    assert result.code == 2
+    assert str(shell.home) in result.complaint[0]
+    assert "--home" in result.complaint[1]
 
 
 def test_a_key_that_others_can_read_is_refused(shell: Shell) -> None:
     shell("id")
     (shell.home / "identity.key").chmod(0o644)
-    said = shell("id")
-    assert said.code == 2
-    assert "chmod 600" in said.complaint[1]
+    result = shell("id")
+    assert result.code == 2
+    assert "chmod 600" in result.complaint[1]
 
 
 def test_a_damaged_key_is_not_replaced(shell: Shell) -> None:

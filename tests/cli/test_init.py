@@ -10,8 +10,8 @@ from tests.cli.shell import Shell
 
 def test_writes_the_default_run_with_this_peer_as_issuer(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    said = shell("init", file)
-    assert said.code == 0
+    result = shell("init", file)
+    assert result.code == 0
     written = Manifest.from_toml(file.read_text())
     assert written.run.issuers == (shell("id").out.strip(),)
     assert written == Manifest.checked({"run": {"issuers": list(written.run.issuers)}})
@@ -27,28 +27,28 @@ def test_options_change_the_manifest(shell: Shell, tmp_path: Path) -> None:
 def test_a_manifest_is_never_overwritten(shell: Shell, tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
     file.write_text("mine")
-    said = shell("init", file)
-    assert said.code == 2
-    assert str(file) in said.complaint[0]
+    result = shell("init", file)
+    assert result.code == 2
+    assert str(file) in result.complaint[0]
     assert file.read_text() == "mine"
 
 
 def test_an_unwritable_file_is_named(shell: Shell, tmp_path: Path) -> None:
-    said = shell("init", tmp_path / "missing" / "run.toml")
-    assert said.code == 2
-    assert "missing" in said.complaint[0]
+    result = shell("init", tmp_path / "missing" / "run.toml")
+    assert result.code == 2
+    assert "missing" in result.complaint[0]
 
 
 def test_an_invalid_value_is_named(shell: Shell, tmp_path: Path) -> None:
-    said = shell("init", tmp_path / "run.toml", "--codec", "No Such Codec")
-    assert said.code == 2
-    assert "codec" in said.complaint[0]
+    result = shell("init", tmp_path / "run.toml", "--codec", "No Such Codec")
+    assert result.code == 2
+    assert "codec" in result.complaint[0]
     assert not (tmp_path / "run.toml").exists()
 
 
 def test_an_unknown_name_is_refused_with_the_nearest_one(shell: Shell, tmp_path: Path) -> None:
-    said = shell("init", tmp_path / "run.toml", "--codec", "modul4")
-    assert said.code == 2
-    assert 'codec.name = "modul4"' in said.complaint[0]
-    assert "modulo4" in said.complaint[1]
+    result = shell("init", tmp_path / "run.toml", "--codec", "modul4")
+    assert result.code == 2
+    assert 'codec.name = "modul4"' in result.complaint[0]
+    assert "modulo4" in result.complaint[1]
     assert not (tmp_path / "run.toml").exists()

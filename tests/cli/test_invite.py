@@ -12,6 +12,7 @@ import pytest
 from gossamer.cli.invite import lifetime_s
 from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.records import MemberRecord
@@ -55,7 +56,7 @@ def test_an_invite_holds_addresses_of_as_many_peers_as_fit(shell: Shell, me: Pee
     book = AddressBook(me)
     for peer in met:
         for address in ("/near/4Vq9", "/ip4/192.168.0.7/tcp/4001", "/ip4/203.0.113.7/tcp/4001", "/ip4/5.5.0.1/tcp/4001"):
-            book.hint(peer, address, 0.0)
+            book.add_address(peer, address, 0.0)
     Home(shell.home).peers.write_bytes(book.to_bytes(0.0))
     own = [f"/ip4/5.5.0.{number}/tcp/4001/p2p/{me}" for number in range(5)]
     peer = Running(shell)
@@ -85,9 +86,9 @@ def test_only_issuers_may_write_invites(shell: Shell) -> None:
     shell("id")
     host = Identity(b"h" * 32)
     Home(shell.home).manifest.write_bytes(SignedManifest.sign(Manifest().with_host(host.peer_id), host).to_bytes())
-    said = shell("invite")
-    assert said.code == 2
-    assert "run.issuers" in said.complaint[1]
+    result = shell("invite")
+    assert result.code == 2
+    assert "run.issuers" in result.complaint[1]
 
 
 def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
@@ -95,9 +96,9 @@ def test_an_invite_without_a_run_is_refused(shell: Shell) -> None:
 
 
 def test_an_invite_without_a_bootstrap_address_is_refused(shell: Shell, me: PeerId) -> None:
-    said = shell("invite")
-    assert said.code == 2
-    assert "no bootstrap address" in said.complaint[0]
+    result = shell("invite")
+    assert result.code == 2
+    assert "no bootstrap address" in result.complaint[0]
 
 
 def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:
@@ -114,3 +115,19 @@ def test_valid_durations(text: str, seconds: int) -> None:
 def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(BadSettings):
         lifetime_s(text)
+
+
+def test_an_invite_for_anybody_is_limited_and_says_so(shell: Shell, me: PeerId) -> None:
+    remember(shell.home, OTHER)
+    for arguments, uses in ((("invite", "--expires", "1d"), USES), (("invite", "--uses", "3"), 3)):
+        result = shell(*arguments)
+        bearer = Invite.from_text(result.out).credential.bearer
+        assert bearer is not None and IssuedInvites(Home(shell.home)).uses()[bearer] == uses
+        assert f"up to {uses} peers" in result.err
+
+
+def test_an_invite_for_one_peer_has_no_number_of_uses(shell: Shell, me: PeerId) -> None:
+    remember(shell.home, OTHER)
+    assert "alone" in shell("invite", "--for", str(OTHER)).err
+    assert not IssuedInvites(Home(shell.home)).uses()
+    assert "--uses" in shell("invite", "--for", str(OTHER), "--uses", "3").complaint[0]

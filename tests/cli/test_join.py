@@ -36,9 +36,9 @@ def test_an_invite_file_may_appear_later(shell: Shell, tmp_path: Path, monkeypat
     file = tmp_path / "invite"
     monkeypatch.setattr("gossamer.cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
     monkeypatch.setenv("GOSSAMER_INVITE_FILE", str(file))
-    said = shell("join")
-    assert said.err.startswith(f"waiting for an invite in {file}\n")
-    assert "expired" in said.complaint[0]
+    result = shell("join")
+    assert result.err.startswith(f"waiting for an invite in {file}\n")
+    assert "expired" in result.complaint[0]
 
 
 def test_an_invite_and_an_invite_file_together_are_refused(shell: Shell, tmp_path: Path) -> None:
@@ -57,10 +57,10 @@ def test_an_invite_and_an_invite_file_together_are_refused(shell: Shell, tmp_pat
     ids=["no invite", "truncated", "mistyped", "expired", "somebody else's"],
 )
 def test_a_bad_invite_is_refused_with_a_hint(text: str, complaint: str, shell: Shell) -> None:
-    said = shell("join", text)
-    assert said.code == 2
-    assert complaint in said.complaint[0]
-    assert said.complaint[1]
+    result = shell("join", text)
+    assert result.code == 2
+    assert complaint in result.complaint[0]
+    assert result.complaint[1]
 
 
 def test_an_invite_of_another_release_is_a_version_mismatch(shell: Shell) -> None:
@@ -71,19 +71,19 @@ def test_a_home_that_holds_another_run_is_left_alone(shell: Shell) -> None:
     shell("id")
     held = SignedManifest.sign(Manifest().with_host(HOST.peer_id), HOST).to_bytes()
     Home(shell.home).manifest.write_bytes(held)
-    said = shell("join", invite())
-    assert said.code == 2
-    assert "already holds another run" in said.complaint[0]
+    result = shell("join", invite())
+    assert result.code == 2
+    assert "already holds another run" in result.complaint[0]
     assert Home(shell.home).manifest.read_bytes() == held
 
 
 def test_joining_without_an_invite_needs_a_run_in_the_home(shell: Shell) -> None:
-    said = shell("join")
-    assert said.code == 2
-    assert "holds no run" in said.complaint[0]
+    result = shell("join")
+    assert result.code == 2
+    assert "holds no run" in result.complaint[0]
 
 
 def test_a_missing_data_path_is_refused(shell: Shell) -> None:
-    said = shell("join", invite(), "--data", "/nonexistent/text")
-    assert said.code == 2
-    assert "/nonexistent/text" in said.complaint[0]
+    result = shell("join", invite(), "--data", "/nonexistent/text")
+    assert result.code == 2
+    assert "/nonexistent/text" in result.complaint[0]

@@ -13,6 +13,6 @@ def test_the_running_peer_is_asked_to_leave(shell: Shell) -> None:
 
 
 def test_a_missing_peer_is_reported(shell: Shell) -> None:
-    said = shell("leave")
-    assert said.code == 2
-    assert "no peer is running" in said.complaint[0]
+    result = shell("leave")
+    assert result.code == 2
+    assert "no peer is running" in result.complaint[0]

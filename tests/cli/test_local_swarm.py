@@ -42,7 +42,7 @@ def test_a_childs_home_is_its_owners_alone(tmp_path: Path) -> None:
     assert not peer.refresh() and (tmp_path / "home").stat().st_mode & 0o077 == 0
 
 
-def test_an_operator_error_of_a_child_is_reported_in_its_own_words(tmp_path: Path) -> None:
+def test_an_operator_error_of_a_child_is_reported_unchanged(tmp_path: Path) -> None:
     peer = LocalPeer("peer-2", tmp_path, ["join", "nonsense"])
     wait_ended(peer)
     with pytest.raises(ChildFailed, match="^peer-2: .*an invite starts with gossamer1") as caught:

@@ -41,19 +41,19 @@ def home(shell: Shell) -> Home:
     (("--grep", "no (room|partner)"), ["SoloStep", "CheckpointFailed"]),
 ])  # fmt: skip
 def test_lines_are_in_order_and_filtered(shell: Shell, home: Home, options: tuple[str, ...], names: list[str]) -> None:
-    said = shell("logs", *options)
-    assert said.code == 0
-    assert [line.split()[3] for line in said.out.splitlines()] == names
+    result = shell("logs", *options)
+    assert result.code == 0
+    assert [line.split()[3] for line in result.out.splitlines()] == names
 
 
 def test_a_report_holds_no_identifying_data(shell: Shell, home: Home) -> None:
     status = apply(Status(peer_id="12D3KooWMUkXeJ7opGyyab", addresses=["/ip4/203.0.113.7/tcp/1"]), changed("failed", f"no {home.path}"))
     home.status.write_text(json.dumps(status.to_json()))
-    said = shell("logs", "--report")
-    assert "failed for" in said.out
-    assert f"{LOGGER} a stream to /ip4/ADDRESS/tcp/4001/p2p/12D3Koo...pGyyab broke" in said.out
+    result = shell("logs", "--report")
+    assert "failed for" in result.out
+    assert f"{LOGGER} a stream to /ip4/ADDRESS/tcp/4001/p2p/12D3Koo...pGyyab broke" in result.out
     for secret in ("gossamer1", "203.0.113", "12D3KooWMUk", str(home.path), str(Path.home())):
-        assert secret not in said.out
+        assert secret not in result.out
 
 
 @pytest.mark.parametrize("options", [("--level", "loud"), ("--grep", "(")])

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import typer
 
@@ -13,7 +15,10 @@ from gossamer.cli import main
 from gossamer.cli.main import VERBS, report_failure, run
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadInvite, ExitCode, PeerGone, RunRefusesUs, SwarmUnreachable, WrongVersion
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
 from tests.cli.shell import Shell
+from tests.peer.waiting import wait_until
 
 
 def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
@@ -36,6 +41,33 @@ def test_no_verb_shows_the_help_and_is_bad_input(capsys: pytest.CaptureFixture[s
     assert "Usage: peer" in captured.err
 
 
+def test_an_invite_leaves_the_command_line() -> None:
+    invite = "gossamer1" + "a2" * 100
+    for pasted in (invite, invite.upper(), f"'{invite}'", f" {invite[:50]}\n{invite[50:]}\n"):
+        command = ["-P", "-m", "gossamer.cli.main", "join", pasted, "--home", "gossamer1"]
+        assert main.without_invite(command) == (["-P", "-m", "gossamer.cli.main", "join", "--home", "gossamer1"], pasted)
+    for command in (["join"], ["join", "gossamer1aaaa"], ["join", invite, "--data", invite]):
+        assert main.without_invite(command) == (command, "")
+
+
+def test_a_command_that_waits_shows_no_invite_in_its_command_line(tmp_path: Path) -> None:
+    """The checksum is right and the run is unreachable: `peer join` keeps trying."""
+    host = Identity(b"h" * 32)
+    invite = Invite.issue(host, b"r" * 32, (f"/ip4/127.0.0.1/tcp/9/p2p/{host.peer_id}",), None, int(time.time()) + 3600).to_text()
+    command = [sys.executable, "-P", "-m", "gossamer.cli.main", "join", invite, "--keep-trying", "--listen", "127.0.0.1"]
+    with subprocess.Popen([*command, "--home", str(tmp_path / "home")], stderr=subprocess.DEVNULL) as joining:
+        process = psutil.Process(joining.pid)
+        try:
+            wait_until((tmp_path / "home" / "running.json").exists, "control socket", 60)
+            family = [process, *wait_until(lambda: process.children(recursive=True), "children", 60)]
+            assert not any(invite in word for one in family for word in one.cmdline())
+            assert "join" in process.cmdline()
+            assert not any(invite in one.environ().values() for one in family[1:])
+        finally:
+            joining.terminate()
+            joining.wait(30)
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["--version"]) == ExitCode.DONE
     assert capsys.readouterr().out == f"{VERSION}\n"
@@ -43,10 +75,10 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("arguments", [["fly"], ["id", "--wings"], ["host", "--port", "70000"], ["demo", "--peers", "1"], ["export"]])
 def test_an_unknown_verb_or_option_is_bad_input(arguments: list[str], shell: Shell) -> None:
-    said = shell(*arguments)
-    assert said.code == ExitCode.BAD_INPUT
-    assert said.out == ""
-    assert "--help" in said.complaint[1]
+    result = shell(*arguments)
+    assert result.code == ExitCode.BAD_INPUT
+    assert result.out == ""
+    assert "--help" in result.complaint[1]
 
 
 @pytest.mark.parametrize(
@@ -73,9 +105,9 @@ def test_an_internal_error_prints_a_traceback(monkeypatch: pytest.MonkeyPatch, c
 
     monkeypatch.setattr(main, "command_line", fail)
     run(["id"])
-    said = capsys.readouterr().err
-    assert "Traceback" in said
-    assert "error: internal error: ZeroDivisionError('oops')" in said
+    result = capsys.readouterr().err
+    assert "Traceback" in result
+    assert "error: internal error: ZeroDivisionError('oops')" in result
 
 
 def test_error_then_hint(capsys: pytest.CaptureFixture[str]) -> None:

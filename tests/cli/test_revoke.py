@@ -6,9 +6,10 @@ import json
 import time
 
 from gossamer.peer.machine.home import Home
-from gossamer.protocol.identity import Identity
+from gossamer.peer.swarm.issued_invites import IssuedInvites
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.revocations import read_revocations
-from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.invite import Invite, closing_of
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.cli.shell import Shell
 
@@ -22,21 +23,45 @@ def run_id(shell: Shell) -> bytes:
 
 def test_an_invite_and_a_member_are_revoked_once_each(shell: Shell, host: Identity) -> None:
     invite = Invite.issue(host, run_id(shell), (ADDRESS,), None, int(time.time()) + 3600)
-    said = shell("revoke", invite.to_text())
-    assert said.code == 0 and "the invite is revoked" in said.out
+    result = shell("revoke", invite.to_text())
+    assert result.code == 0 and "the invite is revoked" in result.out
     assert "already revoked" in shell("revoke", invite.to_text()).out
     answer = json.loads(shell("revoke", str(GUEST.peer_id), "--json").out)
-    assert answer == {"revoked": str(GUEST.peer_id), "is_new": True, "run_id": run_id(shell).hex()}
+    assert answer == {"revoked": [str(GUEST.peer_id)], "is_new": True, "run_id": run_id(shell).hex()}
     kept = read_revocations(Home(shell.home).revocations.read_bytes())
     assert {revocation.revoked for revocation in kept} == {GUEST.peer_id, invite.credential.bearer}
     for revocation in kept:
         revocation.verify(host.peer_id)
 
 
+def revoked(shell: Shell) -> set[PeerId]:
+    return {revocation.revoked for revocation in read_revocations(Home(shell.home).revocations.read_bytes())}
+
+
+def test_revoking_a_member_closes_the_invite_for_anybody_by_which_it_came(shell: Shell, host: Identity) -> None:
+    bearer = Invite.issue(host, run_id(shell), (ADDRESS,), None, int(time.time()) + 3600).credential.bearer
+    assert bearer is not None
+    for peer in (GUEST, STRANGER):
+        IssuedInvites(Home(shell.home)).admit(peer.peer_id, bearer)
+    assert "that came by it and stay: 1" in shell("revoke", str(GUEST.peer_id)).out
+    assert revoked(shell) == {GUEST.peer_id, closing_of(bearer)}
+
+
+def test_a_member_that_may_return_is_reported(shell: Shell, host: Identity) -> None:
+    assert "or it returns under another key" in shell("revoke", str(GUEST.peer_id)).out
+
+
+def test_an_invite_is_closed_and_its_members_stay(shell: Shell, host: Identity) -> None:
+    invite = Invite.issue(host, run_id(shell), (ADDRESS,), None, int(time.time()) + 3600)
+    assert "its members stay" in shell("revoke", invite.to_text(), "--keep-members").out
+    assert invite.credential.bearer is not None
+    assert revoked(shell) == {closing_of(invite.credential.bearer)}
+
+
 def test_only_the_issuer_may_revoke_an_invite(shell: Shell, host: Identity) -> None:
     for issuer, run in ((STRANGER, run_id(shell)), (host, b"r" * 32)):
-        said = shell("revoke", Invite.issue(issuer, run, (ADDRESS,), None, int(time.time()) + 3600).to_text())
-        assert said.code == 2 and said.complaint
+        result = shell("revoke", Invite.issue(issuer, run, (ADDRESS,), None, int(time.time()) + 3600).to_text())
+        assert result.code == 2 and result.complaint
     assert not Home(shell.home).revocations.exists()
 
 

@@ -78,7 +78,7 @@ def test_terminal_shows_every_peer_with_its_reason(monkeypatch: pytest.MonkeyPat
         assert isinstance(drawn, LiveTable)
         drawn.show("peer-1", STATUS)
         drawn.show("peer-2", STATUS | {"state": "joining", "reason": "fetching the state from 3 peers"})
-        drawn.say("peer-3 was stopped")
+        drawn.print_line("peer-3 was stopped")
     text = out.getvalue()
     for wanted in ("peer-1", "120/400", "8/1/0/2", "peer-2", "fetching the state from 3 peers", "peer-3 was stopped"):
         assert wanted in text

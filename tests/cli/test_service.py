@@ -52,13 +52,13 @@ def unit_of(shell: Shell) -> dict[str, str]:
 
 
 def test_install_writes_the_unit_and_starts_it(shell: Shell, systemctl: Path) -> None:
-    said = shell("service", "install", invite())
-    assert said.code == 0, said.err
-    assert said.out == unit_file(shell.home).read_text()
+    result = shell("service", "install", invite())
+    assert result.code == 0, result.err
+    assert result.out == unit_file(shell.home).read_text()
     assert systemctl.read_text().splitlines() == ["--user daemon-reload", f"--user enable --now {unit_file(shell.home).name}"]
-    assert "loginctl enable-linger" in said.err
+    assert "loginctl enable-linger" in result.err
     assert Home(shell.home).invite.read_text().strip().startswith("gossamer1")  # so the unit holds no secret
-    assert "gossamer1" not in said.out
+    assert "gossamer1" not in result.out
 
 
 def test_the_unit_starts_peer_join_in_this_home(shell: Shell, systemctl: Path) -> None:
@@ -78,16 +78,16 @@ def test_the_unit_limits_restarts(shell: Shell, systemctl: Path) -> None:
 
 
 def test_printing_changes_nothing(shell: Shell, systemctl: Path) -> None:
-    said = shell("service", "install", "--print")
-    assert "ExecStart=" in said.out
+    result = shell("service", "install", "--print")
+    assert "ExecStart=" in result.out
     assert not systemctl.exists()
     assert not unit_file(shell.home).exists()
     assert not shell.home.exists()
 
 
-def test_a_home_with_spaces_and_signs_stays_one_word(tmp_path: Path, systemctl: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    said = Shell(tmp_path / "my home%i", capsys)("service", "install", "--print")
-    [start] = [line for line in said.out.splitlines() if line.startswith("ExecStart=")]
+def test_a_home_with_spaces_and_signs_stays_one_argument(tmp_path: Path, systemctl: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = Shell(tmp_path / "my home%i", capsys)("service", "install", "--print")
+    [start] = [line for line in result.out.splitlines() if line.startswith("ExecStart=")]
     assert start.endswith(f'--home "{tmp_path}/my home%%i"')
 
 
@@ -107,9 +107,9 @@ def test_remove_stops_it_and_leaves_the_home(shell: Shell, systemctl: Path) -> N
 
 @pytest.mark.parametrize("action", ["remove", "status"])
 def test_a_missing_service_is_reported(shell: Shell, systemctl: Path, action: str) -> None:
-    said = shell("service", action)
-    assert said.code == 2
-    assert "no service is installed" in said.complaint[0]
+    result = shell("service", action)
+    assert result.code == 2
+    assert "no service is installed" in result.complaint[0]
 
 
 def test_install_needs_a_run(shell: Shell, systemctl: Path) -> None:
@@ -119,17 +119,17 @@ def test_install_needs_a_run(shell: Shell, systemctl: Path) -> None:
 
 def test_a_machine_whose_systemd_refuses(shell: Shell, systemctl: Path) -> None:
     (systemctl.parent / "refuses").touch()
-    said = shell("service", "install", invite())
-    assert said.code == 2
-    assert "No medium found" in said.complaint[0]
-    assert "systemctl --user daemon-reload" in said.complaint[1]
+    result = shell("service", "install", invite())
+    assert result.code == 2
+    assert "No medium found" in result.complaint[0]
+    assert "systemctl --user daemon-reload" in result.complaint[1]
 
 
 def test_a_machine_without_systemd(shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(systemctl.parent / "nothing"))
-    said = shell("service", "install", invite())
-    assert "no systemd" in said.complaint[0]
-    assert "containers.md" in said.complaint[1]
+    result = shell("service", "install", invite())
+    assert "no systemd" in result.complaint[0]
+    assert "containers.md" in result.complaint[1]
 
 
 def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, systemctl: Path) -> None:
@@ -137,9 +137,9 @@ def test_service_status_shows_the_last_state_of_a_failed_peer(shell: Shell, syst
     log = EventLog(Home(shell.home).events)
     log.append(PeerStarted("12D3KooX"))
     log.append(changed("failed", "the trainer failed 3 times in a row: killed by SIGKILL"))
-    said = shell("service", "status")
-    assert "failed (failed), started again 3 times" in said.out
-    assert "the trainer failed 3 times in a row: killed by SIGKILL" in said.out
+    result = shell("service", "status")
+    assert "failed (failed), started again 3 times" in result.out
+    assert "the trainer failed 3 times in a row: killed by SIGKILL" in result.out
     answer = json.loads(shell("service", "status", "--json").out)
     assert (answer["state"], answer["systemd"]["ActiveState"]) == ("failed", "failed")
 

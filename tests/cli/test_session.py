@@ -49,12 +49,12 @@ def test_a_device_that_does_not_exist_is_refused(tmp_path: Path) -> None:
 
 
 def test_the_farewell_after_the_run_names_export() -> None:
-    said = farewell(Status(state="done", step=800, total_steps=800, loss=2.04), CONFIG)
-    assert said.startswith("the run is over: step 800 of 800, loss 2.040\nhint: ")
-    assert "peer export FOLDER --home /home/somebody/peer" in said
+    result = farewell(Status(state="done", step=800, total_steps=800, loss=2.04), CONFIG)
+    assert result.startswith("the run is over: step 800 of 800, loss 2.040\nhint: ")
+    assert "peer export FOLDER --home /home/somebody/peer" in result
 
 
 def test_the_farewell_after_leaving_names_join() -> None:
-    said = farewell(Status(state="left", step=12, total_steps=800), CONFIG)
-    assert said.startswith("left the run: step 12 of 800, loss -\nhint: ")
-    assert "peer join --home /home/somebody/peer" in said
+    result = farewell(Status(state="left", step=12, total_steps=800), CONFIG)
+    assert result.startswith("left the run: step 12 of 800, loss -\nhint: ")
+    assert "peer join --home /home/somebody/peer" in result

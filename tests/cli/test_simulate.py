@@ -13,7 +13,7 @@ from gossamer.cli.simulate import APPLIES_TO
 from gossamer.peer.simulator import training
 from gossamer.peer.simulator.population import Diverged
 from gossamer.peer.simulator.results import JSON_KEYS, Result
-from tests.cli.shell import Said, Shell
+from tests.cli.shell import CommandResult, Shell
 from tests.peer.small import small_manifest
 
 QUICK = ("--peers", "2", "--steps", "6", "--inner-steps", "3", "--eval-batches", "1", "--device", "cpu")
@@ -28,19 +28,19 @@ def manifest(tmp_path: Path) -> Path:
     return tmp_path / "small.toml"
 
 
-def simulated(shell: Shell, manifest: Path, *arguments: str | Path) -> Said:
+def simulated(shell: Shell, manifest: Path, *arguments: str | Path) -> CommandResult:
     return shell("simulate", manifest, "--data", manifest.parent / "text.txt", *QUICK, *arguments)
 
 
 def test_json_has_exactly_the_keys_of_the_contract(shell: Shell, manifest: Path) -> None:
-    said = simulated(shell, manifest, "--json", "--codec", "modulo4", "--speeds", "4,1", "--delay", "1.5", "--seed", "3")
-    assert said.code == 0
-    found = json.loads(said.out)
+    result = simulated(shell, manifest, "--json", "--codec", "modulo4", "--speeds", "4,1", "--delay", "1.5", "--seed", "3")
+    assert result.code == 0
+    found = json.loads(result.out)
     assert list(found) == list(JSON_KEYS)
     assert (found["method"], found["codec"], found["peers"], found["steps"]) == ("noloco", "modulo4", 2, 6)
     assert found["tokens"] == (9 + 2) * 32  # whole steps at 1.6 and 0.4 per unit of time
     assert len(found["eval_loss"]) == 2
-    assert "100 % of" in said.err
+    assert "100 % of" in result.err
 
 
 def test_equal_seeds_print_equal_figures(shell: Shell, manifest: Path) -> None:
@@ -52,9 +52,9 @@ def test_equal_seeds_print_equal_figures(shell: Shell, manifest: Path) -> None:
 
 def test_a_sweep_ends_with_a_table_and_a_picture(shell: Shell, manifest: Path) -> None:
     picture = manifest.parent / "curves.png"
-    said = simulated(shell, manifest, "--sweep", "learning_rate=1e-3,2e-3", "--sweep", "method=local,ddp", "--plot", picture)
-    assert said.code == 0
-    assert len(said.out.splitlines()) == 5
+    result = simulated(shell, manifest, "--sweep", "learning_rate=1e-3,2e-3", "--sweep", "method=local,ddp", "--plot", picture)
+    assert result.code == 0
+    assert len(result.out.splitlines()) == 5
     assert picture.stat().st_size > 10_000
 
 
@@ -62,10 +62,10 @@ def test_a_sweep_ends_with_a_table_and_a_picture(shell: Shell, manifest: Path) -
 def test_results_are_printed_before_the_picture_fails(shell: Shell, manifest: Path, swept: tuple[str, ...]) -> None:
     picture = manifest.parent / "curves.png"
     picture.mkdir()
-    said = simulated(shell, manifest, *swept, "--plot", picture, "--json")
-    assert said.code == 2
-    assert f"{picture} cannot be written" in said.complaint[0]
-    assert set(json.loads(said.out)) == ({"sweep"} if swept else set(JSON_KEYS))
+    result = simulated(shell, manifest, *swept, "--plot", picture, "--json")
+    assert result.code == 2
+    assert f"{picture} cannot be written" in result.complaint[0]
+    assert set(json.loads(result.out)) == ({"sweep"} if swept else set(JSON_KEYS))
 
 
 def test_a_sweep_that_diverged_has_a_table_and_no_picture(shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,17 +74,17 @@ def test_a_sweep_that_diverged_has_a_table_and_no_picture(shell: Shell, manifest
 
     monkeypatch.setattr(training, "simulate", diverge)
     picture = manifest.parent / "curves.png"
-    said = simulated(shell, manifest, "--sweep", "learning_rate=90.0,99.0", "--plot", picture)
-    assert said.code == 2
-    assert [line.split() for line in said.out.splitlines()[1:]] == [["90.0", "diverged"], ["99.0", "diverged"]]
-    assert "nothing to draw" in said.complaint[0]
+    result = simulated(shell, manifest, "--sweep", "learning_rate=90.0,99.0", "--plot", picture)
+    assert result.code == 2
+    assert [line.split() for line in result.out.splitlines()[1:]] == [["90.0", "diverged"], ["99.0", "diverged"]]
+    assert "nothing to draw" in result.complaint[0]
     assert not picture.exists()
 
 
 def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> None:
-    said = simulated(shell, manifest, "--method", "streaming", "--set", "beta=0.5", "--no-token-weights")
-    assert said.code == 0
-    assert "streaming with e3m0" in said.out
+    result = simulated(shell, manifest, "--method", "streaming", "--set", "beta=0.5", "--no-token-weights")
+    assert result.code == 0
+    assert "streaming with e3m0" in result.out
 
 
 @pytest.mark.parametrize(
@@ -104,27 +104,27 @@ def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> Non
     ],
 )
 def test_bad_input_is_refused_with_a_hint(shell: Shell, manifest: Path, arguments: tuple[str, ...], error: str, hint: str) -> None:
-    said = simulated(shell, manifest, *arguments)
-    assert said.code == 2
-    assert error in said.complaint[0]
-    assert hint in said.complaint[1]
-    assert not said.out
+    result = simulated(shell, manifest, *arguments)
+    assert result.code == 2
+    assert error in result.complaint[0]
+    assert hint in result.complaint[1]
+    assert not result.out
 
 
-def test_a_text_too_small_says_how_much_is_needed(shell: Shell, manifest: Path) -> None:
+def test_a_text_too_small_is_reported_with_the_need(shell: Shell, manifest: Path) -> None:
     (manifest.parent / "short.txt").write_text("short")
-    said = shell("simulate", manifest, "--data", manifest.parent / "short.txt", *QUICK)
-    assert said.code == 2
-    assert "one batch and its held-out part need 51" in said.complaint[0]
+    result = shell("simulate", manifest, "--data", manifest.parent / "short.txt", *QUICK)
+    assert result.code == 2
+    assert "one batch and its held-out part need 51" in result.complaint[0]
 
 
 def test_the_network_alone_needs_no_training(shell: Shell) -> None:
-    said = shell("simulate", "--network", "--peers", "32", "--codec", "modulo4", "--latency", "0.1", "--json")
-    assert said.code == 0
-    found = json.loads(said.out)
+    result = shell("simulate", "--network", "--peers", "32", "--codec", "modulo4", "--latency", "0.1", "--json")
+    assert result.code == 0
+    found = json.loads(result.out)
     assert list(found)[:3] == ["peers", "sync_seconds", "compute_utilization"]
     assert set(found["sync_seconds"]) == {"gossip", "ring", "tree"}
-    assert said.err == ""
+    assert result.err == ""
     assert "meeting" in shell("simulate", "--network").out
 
 
@@ -151,6 +151,8 @@ TRAINING = {
     "matching": ("--matching", "scheduled"),
     "token_weights": ("--no-token-weights",),
     "drop_out": ("--drop-out", "0.1"),
+    "attack": ("--attack", "stale"),
+    "attackers": ("--attackers", "1"),
     "skew": ("--skew", "0.5"),
     "sweep": ("--sweep", "codec=fp32,nf4"),
     "data": ("--data", "."),
@@ -187,11 +189,11 @@ def test_every_option_belongs_to_a_simulation() -> None:
 
 @pytest.mark.parametrize("given", TRAINING.values(), ids=TRAINING)
 def test_options_of_training_are_refused_with_the_network_alone(shell: Shell, given: tuple[str, ...]) -> None:
-    said = shell("simulate", "--network", *given)
-    assert said.code == 2
-    assert said.complaint[0] == f"{given[0]} has no effect with --network"
-    assert "leave it out" in said.complaint[1]
-    assert not said.out
+    result = shell("simulate", "--network", *given)
+    assert result.code == 2
+    assert result.complaint[0] == f"{given[0]} has no effect with --network"
+    assert "leave it out" in result.complaint[1]
+    assert not result.out
 
 
 @pytest.mark.parametrize(
@@ -203,14 +205,14 @@ def test_options_of_training_are_refused_with_the_network_alone(shell: Shell, gi
     ],
 )
 def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tuple[str, ...], without: str) -> None:
-    said = shell("simulate", *given)
-    assert said.code == 2
-    assert said.complaint == (f"{given[0]} has no effect without {without}", f"leave it out, or add {without}")
-    assert not said.out
+    result = shell("simulate", *given)
+    assert result.code == 2
+    assert result.complaint == (f"{given[0]} has no effect without {without}", f"leave it out, or add {without}")
+    assert not result.out
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "reason"),
     [
         (("--codec", "nf4"), "--codec has no effect with --swarm"),
         (NETWORK["variation"], "--variation has no effect with --swarm"),
@@ -218,22 +220,22 @@ def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tupl
         (("--peers", "501"), "--peers must lie between 2 and 500 with --swarm"),
     ],
 )
-def test_options_without_effect_on_a_swarm_are_refused(shell: Shell, given: tuple[str, ...], says: str) -> None:
-    said = shell("simulate", "--swarm", *given)
-    assert (said.code, said.complaint[0], said.out) == (2, says, "")
+def test_options_without_effect_on_a_swarm_are_refused(shell: Shell, given: tuple[str, ...], reason: str) -> None:
+    result = shell("simulate", "--swarm", *given)
+    assert (result.code, result.complaint[0], result.out) == (2, reason, "")
 
 
 def test_a_swarm_of_real_nodes(shell: Shell) -> None:
-    said = shell("simulate", "--swarm", "--peers", "4", "--cut", "30", "--json")
-    found = json.loads(said.out)
-    assert (said.code, found["peers"], found["violations"]) == (0, 4, [])
+    result = shell("simulate", "--swarm", "--peers", "4", "--cut", "30", "--json")
+    found = json.loads(result.out)
+    assert (result.code, found["peers"], found["violations"]) == (0, 4, [])
     assert found["meetings"]["completed"] and found["healed_s"]["worst"] < 60.0
-    assert "s simulated" in said.err
+    assert "s simulated" in result.err
 
 
 def test_the_network_of_a_run_prints_estimates_for_a_peer(shell: Shell, manifest: Path) -> None:
-    said = shell("simulate", "--network", manifest, "--bandwidth", "20", "--json")
-    found = json.loads(said.out)
+    result = shell("simulate", "--network", manifest, "--bandwidth", "20", "--json")
+    found = json.loads(result.out)
     assert found["estimate"]["join_s"] > 0 and found["bytes_needed"]["cpu"]["disk"] > 0
     text = shell("simulate", "--network", manifest).out
     assert "to join" in text and "on a CPU" in text
@@ -242,32 +244,32 @@ def test_the_network_of_a_run_prints_estimates_for_a_peer(shell: Shell, manifest
 
 
 @pytest.mark.parametrize(
-    ("setting", "says"),
+    ("setting", "reason"),
     [
         ("beta=0.5", "--set beta has no effect with --network"),
         ("skew=0.5", "--set skew has no effect"),
         ("bata=1", "no setting named 'bata'"),
     ],
 )
-def test_settings_of_training_are_refused_with_the_network_alone(shell: Shell, setting: str, says: str) -> None:
-    said = shell("simulate", "--network", "--set", setting)
-    assert said.code == 2
-    assert says in said.complaint[0]
+def test_settings_of_training_are_refused_with_the_network_alone(shell: Shell, setting: str, reason: str) -> None:
+    result = shell("simulate", "--network", "--set", setting)
+    assert result.code == 2
+    assert reason in result.complaint[0]
 
 
 def test_options_of_the_network_reach_it(shell: Shell) -> None:
-    said = shell(
+    result = shell(
         "simulate", "--network", "--peers", "5", "--inner-steps", "7", "--set", "codec=nf4", "--seed", "3", "--json", *NETWORK["params"]
     )
-    assert said.code == 0
-    found = json.loads(said.out)
+    assert result.code == 0
+    found = json.loads(result.out)
     assert (found["peers"], found["inner_steps"], found["codec"], found["params"]) == (5, 7, "nf4", 1e8)
     other = shell("simulate", "--network", "--peers", "5", "--inner-steps", "7", "--codec", "nf4", "--set", "seed=4", "--json")
     assert json.loads(other.out)["sync_seconds"] != found["sync_seconds"]
 
 
 @pytest.mark.parametrize(
-    ("given", "says"),
+    ("given", "reason"),
     [
         (("--bandwidth", "nan"), "--bandwidth must be above 0"),
         (("--params", "inf"), "--params must be a number between"),
@@ -276,11 +278,11 @@ def test_options_of_the_network_reach_it(shell: Shell) -> None:
         (("--peers", "1000000000000"), "--peers must lie between 2 and 10000000"),
     ],
 )
-def test_an_impossible_network_is_refused(shell: Shell, given: tuple[str, str], says: str) -> None:
-    said = shell("simulate", "--network", "--json", *given)
-    assert said.code == 2
-    assert says in said.complaint[0]
-    assert not said.out
+def test_an_impossible_network_is_refused(shell: Shell, given: tuple[str, str], reason: str) -> None:
+    result = shell("simulate", "--network", "--json", *given)
+    assert result.code == 2
+    assert reason in result.complaint[0]
+    assert not result.out
 
 
 def test_the_home_folder_may_come_from_the_environment(shell: Shell, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -24,9 +24,9 @@ NOW_S = 10_000.0
 
 
 def test_json_is_one_object_with_the_documented_keys(shell: Shell) -> None:
-    said = Running(shell).during(lambda: shell("status", "--json"))
-    answer = json.loads(said.out)
-    assert said.code == 0
+    result = Running(shell).during(lambda: shell("status", "--json"))
+    answer = json.loads(result.out)
+    assert result.code == 0
     assert set(answer) >= KEYS
     assert set(answer["meetings"]) == {"completed", "solo", "refused", "failed"}
     assert set(answer["bytes"]) == {"sent", "received"}
@@ -36,11 +36,11 @@ def test_the_first_line_is_one_sentence(shell: Shell) -> None:
     peer = Running(shell)
     since_s, way_out = time.time() - 125, "ends when enough others have joined"
     peer.status = replace(peer.status, state="waiting", reason="waiting for peers: 0 seen, 2 wanted", since=since_s, way_out=way_out)
-    said = peer.during(lambda: shell("status"))
-    first, blank = said.out.splitlines()[:2]
+    result = peer.during(lambda: shell("status"))
+    first, blank = result.out.splitlines()[:2]
     assert first == "waiting for 2 min: waiting for peers: 0 seen, 2 wanted; ends when enough others have joined"
     assert not blank
-    assert peer.status.peer_id in said.out
+    assert peer.status.peer_id in result.out
 
 
 @pytest.mark.parametrize("state", STATES)
@@ -67,7 +67,7 @@ def test_costs_show_whether_energy_is_measured_or_estimated() -> None:
         "watt_hours": 2.0,
     }
     energy = {"watt_hours": 1.5, "how": "estimated"}
-    shown = rows(earlier=earlier, energy=energy, tokens=900, own_steps=9, started=NOW_S - 1800, heard=NOW_S)
+    shown = rows(earlier=earlier, energy=energy, tokens=900, own_steps=9, started=NOW_S - 1800, updated=NOW_S)
     assert shown["costs"] == "1.5 hours, 1.0 GB in meetings, 3.5 Wh (estimated)"
     assert shown["traffic"] == "0 B up, 0 B down in meetings, in this start; 0 B in all this month"
     assert shown["my part"] == "900 tokens in 9 steps, 3 meetings since it joined 2 h 0 min ago; 0 tokens/s now"
@@ -87,9 +87,9 @@ def test_all_warnings_are_shown() -> None:
 
 
 def test_a_missing_peer_is_reported(shell: Shell) -> None:
-    said = shell("status")
-    assert said.code == 2
-    assert "no peer is running" in said.complaint[0]
+    result = shell("status")
+    assert result.code == 2
+    assert "no peer is running" in result.complaint[0]
 
 
 def test_health_is_an_exit_code(shell: Shell) -> None:
@@ -97,12 +97,12 @@ def test_health_is_an_exit_code(shell: Shell) -> None:
     peer = Running(shell)
     assert peer.during(lambda: shell("status", "--healthy")).code == 0
     peer.trouble = "starting: the trainer ended (killed by SIGKILL)"
-    said = peer.during(lambda: shell("status", "--healthy"))
-    assert said.code == 1
-    assert said.complaint[0] == peer.trouble
-    said = shell("status", "--healthy")
-    assert said.code == 1
-    assert "no peer is running" in said.complaint[0]
+    result = peer.during(lambda: shell("status", "--healthy"))
+    assert result.code == 1
+    assert result.complaint[0] == peer.trouble
+    result = shell("status", "--healthy")
+    assert result.code == 1
+    assert "no peer is running" in result.complaint[0]
 
 
 def test_the_last_state_of_a_stopped_peer_is_shown(shell: Shell) -> None:
@@ -110,6 +110,6 @@ def test_the_last_state_of_a_stopped_peer_is_shown(shell: Shell) -> None:
     home.create()
     ended = apply(Status(), changed("failed", "the port is busy", "choose another"))
     home.status.write_text(json.dumps(ended.to_json()))
-    said = shell("status")
-    assert said.code == 2
-    assert said.complaint[0].endswith("its last state: failed for 0 s: the port is busy; choose another")
+    result = shell("status")
+    assert result.code == 2
+    assert result.complaint[0].endswith("its last state: failed for 0 s: the port is busy; choose another")

@@ -20,19 +20,19 @@ def test_unusable_training_text_is_rejected(tmp_path: Path) -> None:
     """The trainer detects it, two processes below the command. tests/peer/text tests the other kinds of unusable text."""
     text = tmp_path / "short.txt"
     text.write_text("hello\n")
-    code, said = host(tmp_path / "home", "--data", str(text))
+    code, output = host(tmp_path / "home", "--data", str(text))
     assert code == 2
-    assert said[-2].startswith("error: ")
-    assert "one batch" in said[-2]
-    assert said[-1].startswith("hint: ")
+    assert output[-2].startswith("error: ")
+    assert "one batch" in output[-2]
+    assert output[-1].startswith("hint: ")
     assert not Home(tmp_path / "home").running.exists()
 
 
 def test_a_misspelt_codec_leaves_the_home_unused(tmp_path: Path) -> None:
-    code, said = host(tmp_path, "--codec", "modul4")
+    code, output = host(tmp_path, "--codec", "modul4")
     assert code == 2
-    assert 'codec.name = "modul4"' in said[-2]
-    assert "modulo4" in said[-1]
+    assert 'codec.name = "modul4"' in output[-2]
+    assert "modulo4" in output[-1]
     assert not Home(tmp_path).manifest.exists()
 
 
@@ -41,10 +41,10 @@ def test_a_model_that_does_not_fit_is_rejected_before_allocation(tmp_path: Path)
     manifest = tmp_path / "manifest.toml"
     model = {"hidden_size": 65536, "intermediate_size": 65536, "num_hidden_layers": 1, "num_attention_heads": 64, "vocab_size": 1_000_000}
     manifest.write_text("[model.config]\n" + "\n".join(f"{key} = {value}" for key, value in model.items()))
-    code, said = host(tmp_path / "home", str(manifest))
+    code, output = host(tmp_path / "home", str(manifest))
     assert code == 2
-    assert "this run needs" in said[-2] and "for weights and their gradients" in said[-2]
-    assert "here would fit" in said[-1]
+    assert "this run needs" in output[-2] and "for weights and their gradients" in output[-2]
+    assert "here would fit" in output[-1]
     assert not Home(tmp_path / "home").manifest.exists(), "the home is free for a run that fits"
 
 
@@ -52,7 +52,7 @@ def test_the_same_identity_does_not_run_twice(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()
     with home.locked():
-        code, said = host(tmp_path)
+        code, output = host(tmp_path)
     assert code == 2
-    assert "already runs" in said[-2]
-    assert "peer leave" in said[-1]
+    assert "already runs" in output[-2]
+    assert "peer leave" in output[-1]

@@ -25,7 +25,7 @@ deadline_s = 5.0
 
 
 @pytest.fixture
-def swarm(tmp_path: Path) -> Iterator[LocalSwarm]:
+def swarm(tmp_path: Path, no_umask: None) -> Iterator[LocalSwarm]:
     with local_swarm(tmp_path) as started:
         yield started
 
@@ -54,6 +54,13 @@ def give_way(*peers: LocalPeer) -> None:
     """Lower the priority of these peers' trainers, which would otherwise starve starting processes."""
     for peer in peers:
         family(peer.home)["trainer"].nice(10)
+
+
+def readable_by_others(home: Path) -> Iterator[str]:
+    """Yield what other users could read in a home if they could enter it."""
+    for path in home.iterdir():
+        if path.lstat().st_mode & 0o077:
+            yield path.name
 
 
 def trained_checkpoint(peer: LocalPeer) -> int:
@@ -103,6 +110,7 @@ def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: 
     assert shell("config", "--unset", "schedule").code == 0
     wait_until(lambda: state(third) == "training" and steps(third) > paused_at, "third going on from where it saved", 60)
 
+    assert not list(readable_by_others(second.home)) and not list(readable_by_others(third.home))
     runtime = Path(json.loads((second.home / "running.json").read_text())["control"]).parent
     assert Shell(second.home, capsys)("leave").code == 0
     wait_until(lambda: not second.refresh(), "clean leave", 15)  # refresh raises unless the exit code is 0

@@ -192,12 +192,12 @@ def _name(number: int) -> bytes:
 
 
 def _journal(draws: random.Random, folder: Path) -> None:
-    path, num_before, is_told = folder / "journal", draws.randint(1, 5), False
+    path, num_before, is_reported = folder / "journal", draws.randint(1, 5), False
     journal = _journal_of(path, num_before)
     try:
         with _refuses(draws, path.stat().st_size + draws.randrange(60)):
             asyncio.run(journal.commit(_name(99), b"\x01"))
-        is_told = True
+        is_reported = True
     except OSError:
         assert journal.failed_blocks(_name(99)) is None
         asyncio.run(journal.commit(_name(100), b""))
@@ -205,7 +205,7 @@ def _journal(draws: random.Random, folder: Path) -> None:
     if draws.random() < 0.3:  # power fails in the middle of a line
         with path.open("ab") as file:
             file.write(b'{"meeting": "' + b"0" * draws.randrange(30))
-    _look_at_journal(path, num_before, is_told)
+    _look_at_journal(path, num_before, is_reported)
 
 
 def _journal_at_start(draws: random.Random, folder: Path) -> None:
@@ -235,9 +235,9 @@ def _journal_killed(draws: random.Random, folder: Path) -> None:
             asyncio.run(journal.commit(_name(99), b"\x01"))
             Journal(path)
 
-    is_told = _in_a_child(work) == 0
+    is_reported = _in_a_child(work) == 0
     journal.close()
-    _look_at_journal(path, num_before, is_told)
+    _look_at_journal(path, num_before, is_reported)
 
 
 def _journal_of(path: Path, num_meetings: int) -> Journal:
@@ -247,11 +247,11 @@ def _journal_of(path: Path, num_meetings: int) -> Journal:
     return journal
 
 
-def _look_at_journal(path: Path, num_before: int, is_told: bool) -> None:
+def _look_at_journal(path: Path, num_before: int, is_reported: bool) -> None:
     again = Journal(path)
     for number in range(num_before):
         assert again.failed_blocks(_name(number)) == b"", "an earlier decision is lost"
-    assert again.failed_blocks(_name(99)) == b"\x01" or not is_told, "a decision that was told is lost"
+    assert again.failed_blocks(_name(99)) == b"\x01" or not is_reported, "a decision that was told is lost"
     asyncio.run(again.commit(_name(101), b"\x02"))
     again.close()
     last = Journal(path)

@@ -12,7 +12,7 @@ FAULTS = (
     Fault("R3", "a frame is changed, doubled, swapped or lost", 5000, meetings.tampered),
     Fault("R4", "a peer's p2pd is killed, or hangs; real processes", 50, daemons.p2pd, "seconds until it answers again"),
     Fault("R5", "the swarm is cut in two or three, once or ten times", 500, swarms.cut, "seconds until all see all"),
-    Fault("R6", "doors are dead at the start, die, or come back", 100, swarms.doors_lost, "seconds until all see all"),
+    Fault("R6", "bootstrap nodes are dead at the start, die, or come back", 100, swarms.bootstraps_lost, "seconds until all see all"),
     Fault("R7", "30 % or 50 % of 20 peers are away in each round", 50, swarms.churn, "per cent of loss"),
     Fault("R8", "clocks wrong by up to an hour, and set meanwhile", 200, swarms.clocks, "seconds until all see all"),
     Fault("R9", "the disk is full, fails, tears, or flips a bit", 350, disks.refused),

@@ -20,7 +20,7 @@ from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.streams.transport import Inbox
 from tests.protocol.scripted import Doom
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.trials import CHUNK_BYTES, FRAGMENT, LATE_S, QUICK_S, SETTLED_S, Death, check, deaths, go_on, trial, two_that_stand_still
+from tests.swarm.trials import CHUNK_BYTES, ENDED_S, FRAGMENT, LATE_S, QUICK_S, Death, check, deaths, go_on, trial, two_that_stand_still
 from tests.swarm.trials import undisturbed as undisturbed_trial
 from tests.swarm.world import Peer, Swarm
 
@@ -58,7 +58,7 @@ class Pair:
         loop, began_s = asyncio.get_running_loop(), asyncio.get_running_loop().time()
         meeting = asyncio.create_task(peers[0].node.meetings.try_next(FRAGMENT, set()))
         over_s = [0.0, 0.0]
-        while loop.time() < began_s + SETTLED_S + 10.0:
+        while loop.time() < began_s + ENDED_S + 10.0:
             await asyncio.sleep(0.25)
             for side, peer in enumerate(peers):
                 if peer.node.meetings.active:

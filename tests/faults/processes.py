@@ -43,17 +43,17 @@ class Victim:
         self._home = Home(self.peer.home)
         self._killed: Counter[str] = Counter()  # since the last start
         self._decided: set[str] = set()
-        self._heard_bytes = 0  # of its event log
+        self._read_bytes = 0  # of its event log
         self.steps: list[StepDone] = []
         self._num_completed = 0
 
-    def hear(self) -> int:
+    def read_events(self) -> int:
         """Read the new events; return the number of progress events so far."""
         with suppress(FileNotFoundError), self._home.events.open("rb") as lines:
-            lines.seek(self._heard_bytes)
+            lines.seek(self._read_bytes)
             for line in lines:
                 if line.endswith(b"\n"):
-                    self._heard_bytes += len(line)
+                    self._read_bytes += len(line)
                     event = from_line(line)
                     self.steps += [event] if isinstance(event, StepDone) and event.tokens_per_second else []
                     self._num_completed += isinstance(event, MeetingDone) and event.outcome == "completed"
@@ -76,7 +76,7 @@ class Victim:
 
     def is_at_work(self) -> bool:
         """Return whether it has trained, met and saved a checkpoint."""
-        return bool(self.hear() and self.decided() and [*self._home.checkpoints.glob("step-*")])
+        return bool(self.read_events() and self.decided() and [*self._home.checkpoints.glob("step-*")])
 
     def kill(self, draws: random.Random) -> str:
         """Kill one of its processes; return which one after it has been replaced. A killed peer is started again."""
@@ -103,7 +103,7 @@ class Victim:
         assert decided >= self._decided, "a decision is lost"
         assert len(set(applied)) == len(applied), "applied twice"
         assert decided | self.decided() >= set(applied), "applied, and not decided"
-        self.hear()
+        self.read_events()
         assert self._num_completed <= len(self.decided()), "a meeting counted twice"
         self._decided = decided
 
@@ -142,19 +142,24 @@ def _one_kill(victims: list[Victim], draws: random.Random) -> float:
     """Kill one process and wait until the peer trains again; return the seconds."""
     victim = draws.choice(victims)
     time.sleep(draws.uniform(0.0, 2.0))
-    began_s, saved, at_death, others = time.monotonic(), victim.saved(), victim.hear(), [other for other in victims if other is not victim]
+    began_s, saved, at_death, others = (
+        time.monotonic(),
+        victim.saved(),
+        victim.read_events(),
+        [other for other in victims if other is not victim],
+    )
     for one in victims:
         one.give_way()
     what = victim.kill(draws)
-    back, decided = victim.hear(), victim.decided()
-    going_on = {other: other.hear() for other in others}
-    wait_until(lambda: victim.hear() > back, f"step after the death of a {what}", BACK_S)
+    back, decided = victim.read_events(), victim.decided()
+    continue_from_folder = {other: other.read_events() for other in others}
+    wait_until(lambda: victim.read_events() > back, f"step after the death of a {what}", BACK_S)
     wait_until(lambda: victim.decided() - decided, f"meeting after the death of a {what}", BACK_S)
     took_s = time.monotonic() - began_s
     for step in victim.steps[at_death:]:
         assert step.step >= saved["own_steps"] and step.global_step >= saved["clock_steps"], f"behind its checkpoint: {what}"
     for other in others:
-        wait_until(lambda other=other: other.hear() > going_on[other], "step of another", BACK_S)  # type: ignore[misc]
+        wait_until(lambda other=other: other.read_events() > continue_from_folder[other], "step of another", BACK_S)  # type: ignore[misc]
     for one in victims:
         one.look()
     return took_s

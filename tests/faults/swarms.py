@@ -60,7 +60,7 @@ def cut(number: int) -> float:
     async def story(network: MemoryNetwork) -> list[Resident]:
         nonlocal healed_s
         first = Resident(network, 1000 * number + 1).start()
-        others = [Resident(network, 1000 * number + 2 + n, [first.door]).start() for n in range(draws.randint(5, 11))]
+        others = [Resident(network, 1000 * number + 2 + n, [first.bootstrap]).start() for n in range(draws.randint(5, 11))]
         residents = [first, *others]
         await until_all_see_all(residents, 600.0)
         peers = [resident.peer_id for resident in draws.sample(residents, len(residents))]
@@ -77,33 +77,33 @@ def cut(number: int) -> float:
     return healed_s
 
 
-def doors_lost(number: int) -> float:
+def bootstraps_lost(number: int) -> float:
     """Kill every bootstrap node, before, during or after a restart; return the seconds until a peer is back by its address book."""
     draws, back_s = random.Random(number), 0.0
     when = draws.choice(("all dead at the start", "die in between", "come back"))
 
     async def story(network: MemoryNetwork) -> list[Resident]:
         nonlocal back_s
-        doors = [Resident(network, 1000 * number + n).start() for n in range(1, 3)]
-        invited = [door.door for door in doors]
+        bootstraps = [Resident(network, 1000 * number + n).start() for n in range(1, 3)]
+        invited = [bootstrap.bootstrap for bootstrap in bootstraps]
         members = [Resident(network, 1000 * number + n, invited).start() for n in range(3, 9)]
-        await until_all_see_all([*doors, *members], 120.0)
-        with tempfile.TemporaryDirectory(prefix="doors-") as folder:
+        await until_all_see_all([*bootstraps, *members], 120.0)
+        with tempfile.TemporaryDirectory(prefix="bootstraps-") as folder:
             saved = Path(folder) / "peers.json"
             saved.write_bytes(members[0].book.to_bytes(asyncio.get_running_loop().time()))
             members[0].stop()
-            for door in doors[: 1 if when == "die in between" else 2]:
-                door.stop()
+            for bootstrap in bootstraps[: 1 if when == "die in between" else 2]:
+                bootstrap.stop()
             await asyncio.sleep(draws.choice((1.0, 600.0, 3600.0)))
             again = Resident(network, 1000 * number + 3, invited, saved=saved).start()
             there = [again, *members[1:]]
             if when == "die in between":
                 await asyncio.sleep(draws.uniform(0.0, 10.0))
-                doors[1].stop()
+                bootstraps[1].stop()
             elif when == "come back":
                 await asyncio.sleep(draws.uniform(0.0, 60.0))
-                doors = [door.start() for door in doors]
-                there += doors
+                bootstraps = [bootstrap.start() for bootstrap in bootstraps]
+                there += bootstraps
             back_s = await until_all_see_all(there, HEALED_S)
         return there
 
@@ -130,7 +130,7 @@ def clocks(number: int) -> float:
         places = [f"/ip4/{100 + peer}.0.0.1/tcp/4001" for peer in range(8)]
         first = Resident(network, 1000 * number + 1, address=places[0], now_s=clock(0)).start()
         others = [
-            Resident(network, 1000 * number + 1 + peer, [first.door], address=places[peer], now_s=clock(peer)).start()
+            Resident(network, 1000 * number + 1 + peer, [first.bootstrap], address=places[peer], now_s=clock(peer)).start()
             for peer in range(1, 8)
         ]
         residents = [first, *others]
@@ -228,7 +228,7 @@ def soak(number: int) -> float:
             for peer in (a, b):
                 peer.meetings.clear()
                 peer.trainer.handled.clear()
-                peer.link.said.clear()
+                peer.link.reported.clear()
                 assert set(peer.trainer.applied.values()) <= {1}, "applied twice"
                 peer.trainer.applied.clear()
             if count == SOAK // 20:
@@ -258,9 +258,9 @@ def other_builds(number: int) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(2)
         await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in peers))
-        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         for called in peers:
-            good = replace(hello_to(swarm, called.peer_id), global_step=called.clock, signature=b"")
+            good = replace(hello_to(swarm, called.peer_id), global_step=called.global_step, signature=b"")
             strange = draws.choice(
                 (
                     replace(good, protocol_version=draws.randint(2, 9)).signed(MALLORY),

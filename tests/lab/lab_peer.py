@@ -33,7 +33,7 @@ CHUNK_BYTES = 256 * 1024
 BULK_CHUNKS = 256  # 64 MiB in each direction
 
 
-def say(**what: Any) -> None:
+def print_line(**what: Any) -> None:
     print(json.dumps({"at": time.time(), **what}), flush=True)
 
 
@@ -45,16 +45,16 @@ class LabPeer:
         self._identity = identity
         self._bulk = bulk
         self._sequence = int(time.time())
-        self._told: object = None
+        self._printed: object = None
         self._routes: dict[PeerId, str] = {}  # route by called peer
         self._again_s: dict[PeerId, float] = {}
 
     async def run(self) -> None:
-        say(up=str(self._identity.peer_id))
+        print_line(up=str(self._identity.peer_id))
         while True:
-            if self._told != (told := (self._node.addresses, self._node.relays_at)):
-                self._told = told
-                say(addresses=self._node.addresses, relays=bool(self._node.relays_at), through=len(self._node.through))
+            if self._printed != (printed := (self._node.addresses, self._node.relays_at)):
+                self._printed = printed
+                print_line(addresses=self._node.addresses, relays=bool(self._node.relays_at), through=len(self._node.through))
             with suppress(GossamerError, ExceptionGroup):
                 await self._node.announce(self._record())
                 for record in await self._node.members():
@@ -79,10 +79,10 @@ class LabPeer:
                 await stream.send(chunk(1))
                 assert await number_of(stream) == 1
         except (GossamerError, TimeoutError) as error:
-            say(failed=str(record.peer_id), why=str(error) or "too slow")
+            print_line(failed=str(record.peer_id), why=str(error) or "too slow")
             return
         if self._routes.get(record.peer_id) != stream.route:
-            say(met=str(record.peer_id), route=stream.route)
+            print_line(met=str(record.peer_id), route=stream.route)
         try:
             if self._bulk and record.peer_id not in self._routes:
                 await self._measure(stream)
@@ -102,7 +102,7 @@ class LabPeer:
             tasks.create_task(send())
             for _ in range(BULK_CHUNKS):
                 await number_of(stream)
-        say(bulk=str(stream.partner), megabytes_per_s=BULK_CHUNKS * CHUNK_BYTES / 1e6 / (time.monotonic() - began_s))
+        print_line(bulk=str(stream.partner), megabytes_per_s=BULK_CHUNKS * CHUNK_BYTES / 1e6 / (time.monotonic() - began_s))
 
 
 async def main() -> None:

@@ -36,7 +36,7 @@ class Running:
         self.place = place
         self.peer_id = str(Identity.load_or_create(home / "key").peer_id)
         self.address = f"/ip4/{place.public}/tcp/{PORT}/p2p/{self.peer_id}"
-        self.said: list[dict[str, Any]] = []
+        self.lines: list[dict[str, Any]] = []
         command = place.inside(sys.executable, "-m", "tests.lab.lab_peer", str(home), str(PORT), *options)
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -44,11 +44,11 @@ class Running:
 
     def when(self, key: str, value: object = None) -> dict[str, Any] | None:
         """Return its first event of this kind."""
-        return next((line for line in self.said if key in line and value in (None, line[key])), None)
+        return next((line for line in self.lines if key in line and value in (None, line[key])), None)
 
     def is_off_relay(self, partner: str) -> bool:
         """Return whether it has connected to a partner without a relay."""
-        return any(line.get("met") == partner and line["route"] != "relayed" for line in self.said)
+        return any(line.get("met") == partner and line["route"] != "relayed" for line in self.lines)
 
     def stop(self) -> None:
         """End the process."""
@@ -59,7 +59,7 @@ class Running:
     def _read(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            self.said.append(json.loads(line))
+            self.lines.append(json.loads(line))
 
 
 @contextmanager
@@ -74,18 +74,18 @@ def pair(kinds: tuple[str, str], relays: int, bulk: bool, num_open: int = 0) -> 
             stack.callback(running.stop)
             return running
 
-        doors: list[Running] = []
+        relay_hosts: list[Running] = []
         for place in places[:relays]:
-            doors.append(start(place, "--relay", *_bootstraps(doors)))
-            wait_for(lambda: doors[-1].when("relays", True), "no relay came up")
+            relay_hosts.append(start(place, "--relay", *_bootstraps(relay_hosts)))
+            wait_for(lambda: relay_hosts[-1].when("relays", True), "no relay came up")
         for place in places[relays:-2]:
-            start(place, *_bootstraps(doors))
-        ways = _bootstraps(doors)
-        yield doors, start(places[-2], *ways, *(["--bulk"] if bulk else [])), start(places[-1], *ways)
+            start(place, *_bootstraps(relay_hosts))
+        bootstraps = _bootstraps(relay_hosts)
+        yield relay_hosts, start(places[-2], *bootstraps, *(["--bulk"] if bulk else [])), start(places[-1], *bootstraps)
 
 
-def _bootstraps(doors: list[Running]) -> list[str]:
-    return [word for door in doors for word in ("--bootstrap", door.address)]
+def _bootstraps(relay_hosts: list[Running]) -> list[str]:
+    return [word for relay_host in relay_hosts for word in ("--bootstrap", relay_host.address)]
 
 
 def wait_for(condition: Any, otherwise: str) -> None:
@@ -113,38 +113,38 @@ def meet(kinds: tuple[str, str], bulk: bool, num_open: int) -> str:
         cells = [_met(first, second, both_up_s), _met(second, first, both_up_s)]
         rate = first.when("bulk", second.peer_id)
         failures = sum(
-            "failed" in line and line["failed"] in (first.peer_id, second.peer_id) for peer in (first, second) for line in peer.said
+            "failed" in line and line["failed"] in (first.peer_id, second.peer_id) for peer in (first, second) for line in peer.lines
         )
         return f"| {kinds[0]} | {kinds[1]} | {' | '.join(cells)} | {failures} |" + (f" {rate['megabytes_per_s']:.0f} |" if rate else "")
 
 
 def lose_a_relay() -> str:
     """Kill one of two relays; return the seconds until a peer behind a router has addresses of the other one alone."""
-    with pair(("port-restricted", "symmetric"), 2, False) as (doors, first, second):
+    with pair(("port-restricted", "symmetric"), 2, False) as (relay_hosts, first, second):
         wait_for(lambda: first.when("met", second.peer_id) and second.when("met", first.peer_id), "the two did not meet")
         wait_for(lambda: _latest(first), "no place at a relay")
-        lost = next(door for door in doors if any(door.peer_id in address for address in _latest(first)))
-        num_said, died_s = len(first.said), time.time()
+        lost = next(relay_host for relay_host in relay_hosts if any(relay_host.peer_id in address for address in _latest(first)))
+        num_lines, died_s = len(first.lines), time.time()
 
-        def is_rid_of_it(told: dict[str, Any]) -> bool:
-            return bool(circuits := _circuits(told)) and not any(lost.peer_id in address for address in circuits)
+        def is_rid_of_it(latest: dict[str, Any]) -> bool:
+            return bool(circuits := _circuits(latest)) and not any(lost.peer_id in address for address in circuits)
 
         lost.stop()
-        wait_for(lambda: any(map(is_rid_of_it, first.said[num_said:])), "the dead relay was not given up")
-        rid = next(told for told in first.said[num_said:] if is_rid_of_it(told))
+        wait_for(lambda: any(map(is_rid_of_it, first.lines[num_lines:])), "the dead relay was not given up")
+        rid = next(latest for latest in first.lines[num_lines:] if is_rid_of_it(latest))
         return f"One relay of two died; after {rid['at'] - died_s:.1f} s the addresses named the other one alone."
 
 
 def _latest(peer: Running) -> list[str]:
-    return next(_circuits(told) for told in reversed(peer.said) if "addresses" in told)
+    return next(_circuits(latest) for latest in reversed(peer.lines) if "addresses" in latest)
 
 
-def _circuits(told: dict[str, Any]) -> list[str]:
-    return [address for address in told.get("addresses", ()) if CIRCUIT in address]
+def _circuits(latest: dict[str, Any]) -> list[str]:
+    return [address for address in latest.get("addresses", ()) if CIRCUIT in address]
 
 
 def _met(caller: Running, called: Running, since_s: float) -> str:
-    met = [line for line in caller.said if line.get("met") == called.peer_id]
+    met = [line for line in caller.lines if line.get("met") == called.peer_id]
     return ", ".join(f"{max(0.0, line['at'] - since_s):.1f} s {line['route']}" for line in met) or "not met"
 
 

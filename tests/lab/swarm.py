@@ -39,8 +39,8 @@ def status(place: Place, home: Path) -> dict[str, Any]:
 def held_out_loss(home: Path) -> float | None:
     """Evaluate the model that a peer has kept of the run."""
     command = [sys.executable, "-m", "gossamer.cli.main", "eval", "--json", "--home", str(home)]
-    said = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    return round(float(json.loads(said)["loss"]), 4) if said else None
+    output = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return round(float(json.loads(output)["loss"]), 4) if output else None
 
 
 def train(folder: Path, places: tuple[Place, ...], steps: int, stack: ExitStack) -> None:

@@ -11,10 +11,10 @@ from gossamer.optim.inner import (
     InnerSettings,
     Muon,
     build_optimizer,
+    divide_parameters,
     learning_rate,
     orthogonalized,
     set_learning_rate,
-    shared_out,
 )
 
 SETTINGS = InnerSettings(total_steps=1000, learning_rate=1e-3, final_fraction=0.1, warmup_steps=100, rewarm_steps=20)
@@ -226,14 +226,14 @@ def test_the_learning_rate_reaches_both_parts() -> None:
 def test_work_is_divided_evenly_among_optimizers(name: str) -> None:
     shapes = {"embed.weight": (512, 64), "norm.weight": (64,)}
     shapes |= {f"layers.{number}.{kind}.weight": (64, 64) for number in range(6) for kind in "qkv"}
-    shares = shared_out(name, shapes, 3)
+    shares = divide_parameters(name, shapes, 3)
     assert sorted(key for share in shares for key in share) == sorted(shapes)
     values = [sum(math.prod(shapes[key]) for key in share) for share in shares]
-    if name == "muon":  # six matrices each, whoever has the embedding
+    if name == "muon":  # six matrices each, whichever rank has the embedding
         assert [sum("layers" in key for key in share) for share in shares] == [6, 6, 6]
     else:
         assert max(values) <= 1.1 * sum(values) / 3
-    assert shared_out(name, shapes, 1) == [list(shapes)]
+    assert divide_parameters(name, shapes, 1) == [list(shapes)]
 
 
 def test_closures_are_refused() -> None:

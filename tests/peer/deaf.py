@@ -10,27 +10,27 @@ from gossamer.protocol.streams.transport import Gate
 
 
 class Deaf:
-    """The stream to it; what it says first, if anything, is `says`."""
+    """The stream to it; what it says first, if anything, is `reply`."""
 
     transport = "memory"
     bytes_sent = 0
     bytes_received = 0
 
-    def __init__(self, partner: PeerId, says: Message | None = None) -> None:
+    def __init__(self, partner: PeerId, reply: Message | None = None) -> None:
         self.partner = partner
-        self.says = says
+        self.reply = reply
         self.is_closed = False
 
     async def send(self, message: Message) -> None:
         await asyncio.Event().wait()
 
     async def receive(self) -> Message:
-        if self.says is None:
+        if self.reply is None:
             await asyncio.Event().wait()
-        assert self.says is not None
-        return self.says
+        assert self.reply is not None
+        return self.reply
 
-    def pass_gates(self, up: Gate, down: Gate) -> None:
+    def set_gates(self, up: Gate, down: Gate) -> None:
         pass
 
     async def close(self) -> None:

@@ -19,11 +19,11 @@ from gossamer.protocol.identity import Identity
 
 
 def main() -> int:
-    said = ("", "")
+    shown = ("", "")
 
     def watch(status: Status) -> None:
-        nonlocal said
-        if said != (said := (status.state, status.reason)):
+        nonlocal shown
+        if shown != (shown := (status.state, status.reason)):
             sys.stdout.write(f"{status.state}: {status.reason}\n")
             sys.stdout.flush()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -58,7 +59,7 @@ def small_corpus(manifest: Manifest, peer: bytes = b"me") -> ResidentCorpus:
     return ResidentCorpus(Tokens(text[:8000], text[8000:], 1.0), Draw(0, peer, inner.batch_size, inner.sequence_length))
 
 
-def unheard(event: Event) -> None:
+def ignored(event: Event) -> None:
     """Where nobody asks what happens."""
 
 
@@ -88,14 +89,14 @@ class AskedReplica(Replica):
 
     @cached_property
     def exchange(self) -> TrainerExchange:
-        return TrainerExchange(NoLink(), self.payloads, self, self.emit)
+        return TrainerExchange(NoLink(), self.payloads, self, self.emit, random.Random(0))
 
     def handle(self, request: messages.Request) -> messages.Reply | None:
         return self.exchange.carry_out(request)
 
 
 def small_replica(
-    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = unheard, device: str = "cpu"
+    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = ignored, device: str = "cpu"
 ) -> AskedReplica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
     model = build_model(manifest.model, manifest.run.seed).to(device)

@@ -40,12 +40,12 @@ def _act(name: str, child: Child) -> None:
         child.emit(event)
     if does == "die":
         os.kill(os.getpid(), signal.SIGKILL)
-    heard = None
+    last_settings = None
     while not child.stop_requested() or does == "deaf":
-        if name == "node" and child.settings is not heard:
-            heard = child.settings
-            (home / "node.rests").write_text(str(heard.paused))
-            if heard.paused and does != "meets":
+        if name == "node" and child.settings is not last_settings:
+            last_settings = child.settings
+            (home / "node.rests").write_text(str(last_settings.paused))
+            if last_settings.paused and does != "meets":
                 child.emit(ProcessReported(QUIET, ""))
         if (home / f"{name}.ends").exists():
             return
@@ -63,7 +63,7 @@ def _first_words(name: str, does: str, child: Child, home: Path) -> list[Event]:
             return [RunKnown("ab", 100), PeersSeen(2), ProcessReported("serving", "2 connected")]
         return [RunKnown("ab", 100), *3 * [MeetingDone("12D3KooY", 0, "completed", "", "tunnel", 10, 20, 0.1)], PeersSeen(2)]
     assert (home / "manifest.bin").exists()
-    state = "ready" if does == "wait" or child.settings.told_to_start else "training"
+    state = "ready" if does == "wait" or child.settings.waits_for_start else "training"
     return [*2 * [SoloStep(0, "")], StepDone(5, 7, 80, 2.5, 0.1, 10.0, 1.5, 0.5, 1.25, 0.25), ProcessReported(state, "")]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import tempfile
 import threading
 import time
@@ -74,15 +75,17 @@ class Node:
 class RunningTrainer:
     """A trainer thread; `replica` may be looked at from outside once the thread has ended."""
 
-    def __init__(self, folder: Path, runtime: Path, manifest: Manifest, told_to_start: bool, **config: Any) -> None:
+    def __init__(self, folder: Path, runtime: Path, manifest: Manifest, waits_for_start: bool, **config: Any) -> None:
         self.home = Home(folder / "home")
         self.home.create()
         self.runtime = runtime
         self.config = PeerConfig(home=self.home.path, **config)
-        self.supervision = Supervision(ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, told_to_start=told_to_start))
+        self.supervision = Supervision(
+            ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, waits_for_start=waits_for_start)
+        )
         self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
-        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit)
+        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit, random.Random(0))
         self.trainer = Trainer(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
@@ -114,9 +117,9 @@ class RunningTrainer:
 
 
 @contextlib.asynccontextmanager
-async def trainer(folder: Path, manifest: Manifest, *, told_to_start: bool = False, **config: Any) -> AsyncIterator[RunningTrainer]:
+async def trainer(folder: Path, manifest: Manifest, *, waits_for_start: bool = False, **config: Any) -> AsyncIterator[RunningTrainer]:
     with tempfile.TemporaryDirectory(prefix="trainer-") as runtime:
-        running = RunningTrainer(folder, Path(runtime), manifest, told_to_start, **config)
+        running = RunningTrainer(folder, Path(runtime), manifest, waits_for_start, **config)
         running.start()
         try:
             async with asyncio.timeout(50):

@@ -44,13 +44,14 @@ class ScriptedNetwork(KnowingNetwork):
         self._refusing: set[PeerId] = set()
         self._on_death: list[Callable[[PeerId], None]] = []
 
-    def transport(
+    def start_peer(
         self,
         peer_id: PeerId,
         handler: StreamHandler,
         link: Link | None = None,
         caps: StreamCaps | None = None,
         is_banned: Callable[[PeerId], bool] = lambda partner: False,
+        has_met: Callable[[PeerId], bool] = lambda partner: False,
     ) -> Any:
         def turns_away(partner: PeerId) -> bool:
             return peer_id in self._refusing or is_banned(partner)
@@ -59,7 +60,7 @@ class ScriptedNetwork(KnowingNetwork):
             scripted: Any = ScriptedStream(self, peer_id, purpose, stream)
             await handler(purpose, scripted)
 
-        made = super().transport(peer_id, handle, link, caps, turns_away)
+        made = super().start_peer(peer_id, handle, link, caps, turns_away, has_met)
         self.counts[peer_id] = Counts()
         self._refusing.discard(peer_id)
         return ScriptedTransport(self, peer_id, made)
@@ -67,8 +68,8 @@ class ScriptedNetwork(KnowingNetwork):
     def kill(self, peer_id: PeerId, *, is_delivered: bool = False) -> None:
         was_up = self.is_up(peer_id)
         super().kill(peer_id, is_delivered=is_delivered)
-        for tell in self._on_death if was_up else ():
-            tell(peer_id)
+        for notify in self._on_death if was_up else ():
+            notify(peer_id)
 
     def kill_at(self, peer_id: PeerId, *, sent: int | None = None, received: int | None = None, is_delivered: bool = False) -> None:
         """Kill a peer when it sends or receives its k-th message, counted since its start."""
@@ -78,9 +79,9 @@ class ScriptedNetwork(KnowingNetwork):
         """Schedule a fault for a peer."""
         self.counts[peer_id].dooms.append(doom)
 
-    def on_death(self, tell: Callable[[PeerId], None]) -> None:
-        """Call `tell` when a peer is killed, before any of its code runs again, for example to cancel its tasks."""
-        self._on_death.append(tell)
+    def on_death(self, notify: Callable[[PeerId], None]) -> None:
+        """Call `notify` when a peer is killed, before any of its code runs again, for example to cancel its tasks."""
+        self._on_death.append(notify)
 
     def refuse(self, peer_id: PeerId, refuses: bool = True) -> None:
         """Make a peer reject every new stream, or accept streams again."""

@@ -20,8 +20,8 @@ A, B, C = (seeded(number) for number in (1, 2, 3))
 
 
 def pair(network: KnowingNetwork) -> None:
-    network.transport(A.peer_id, nobody)
-    network.transport(B.peer_id, echo)
+    network.start_peer(A.peer_id, nobody)
+    network.start_peer(B.peer_id, echo)
 
 
 def record(author: Identity, network: KnowingNetwork, sequence: int = 1, lifetime_s: int = 60) -> MemberRecord:
@@ -61,7 +61,7 @@ def test_records_do_not_cross_a_partition() -> None:
     async def main() -> None:
         network = KnowingNetwork()
         pair(network)
-        network.transport(C.peer_id, nobody)
+        network.start_peer(C.peer_id, nobody)
         a, b, c = (network.peers[peer.peer_id] for peer in (A, B, C))
         network.partition([A.peer_id, B.peer_id], [C.peer_id])
         await a.announce(record(A, network))

@@ -42,7 +42,7 @@ def test_a_sealed_address_is_a_valid_address() -> None:
 
 
 @pytest.mark.parametrize(
-    ("own", "told"),
+    ("own", "announced"),
     [
         ((PUBLIC, CIRCUIT, LAN[0], LOOPBACK), (PUBLIC, CIRCUIT)),
         ((CIRCUIT, f"{NEAR}4Vq9", LAN[0], LOOPBACK), (CIRCUIT, f"{NEAR}4Vq9")),
@@ -51,5 +51,5 @@ def test_a_sealed_address_is_a_valid_address() -> None:
     ],
     ids=["on the internet", "behind a router", "on a local network alone", "on this machine alone"],
 )
-def test_a_record_contains_local_addresses_only_sealed(own: tuple[str, ...], told: tuple[str, ...]) -> None:
-    assert announceable(own, ALICE.peer_id) == told
+def test_a_record_contains_local_addresses_only_sealed(own: tuple[str, ...], announced: tuple[str, ...]) -> None:
+    assert announceable(own, ALICE.peer_id) == announced

@@ -61,7 +61,7 @@ class MemoryWorld:
     async def peer(self, handler: StreamHandler, caps: StreamCaps | None = None, is_banned: Banned = nobody_is_banned) -> Peer:
         self._num_peers += 1
         peer_id = seeded(self._num_peers).peer_id
-        return Peer(peer_id, self._network.transport(peer_id, handler, caps=caps, is_banned=is_banned))
+        return Peer(peer_id, self._network.start_peer(peer_id, handler, caps=caps, is_banned=is_banned))
 
     async def kill(self, peer: Peer) -> None:
         self._network.kill(peer.peer_id)

@@ -55,7 +55,7 @@ class IdleTrainer(NodeEnd):
         await asyncio.Future()
 
 
-def unheard(event: Event) -> None:
+def ignored(event: Event) -> None:
     """Nobody listens."""
 
 
@@ -91,8 +91,8 @@ class Resident:
         network.places[self.peer_id] = self._address
         run = HeldRun(RUN.run_id, RUN, None, self._bootstraps)
         own = OwnSide(IdleTrainer(), unused, unused)
-        self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, unheard)
-        life = network.transport(self.peer_id, peer.answer, is_banned=peer.is_banned)
+        self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, ignored)
+        life = network.start_peer(self.peer_id, peer.answer, is_banned=peer.is_banned, has_met=peer.has_met)
         p2p: Any = MemoryP2P(network, life)
         listed = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record((self._address,)))) if self._is_listed else None
         seams = PeerNetwork(life, listed or EmptyDirectory(), lambda: (self._address,), self._connected)
@@ -126,13 +126,13 @@ class Resident:
             task.cancel()
 
     @property
-    def door(self) -> str:
+    def bootstrap(self) -> str:
         """An address for others' invites."""
         return f"{self._address}/p2p/{self.peer_id}"
 
-    def sees(self) -> set[PeerId]:
+    def members_in_force(self) -> set[PeerId]:
         """Return of whom it holds a record that is in force."""
-        return self.peer.sees()
+        return self.peer.members_in_force()
 
 
 async def until_all_see_all(residents: Sequence[Resident], within_s: float) -> float:
@@ -141,7 +141,7 @@ async def until_all_see_all(residents: Sequence[Resident], within_s: float) -> f
     began_s, everybody = loop.time(), {resident.peer_id for resident in residents}
     async with asyncio.timeout(within_s):
         while True:
-            if all(resident.sees() >= everybody - {resident.peer_id} for resident in residents):
+            if all(resident.members_in_force() >= everybody - {resident.peer_id} for resident in residents):
                 return loop.time() - began_s
             await asyncio.sleep(0.5)
 
@@ -150,19 +150,19 @@ async def until_all_see_all(residents: Sequence[Resident], within_s: float) -> f
 class Healed:
     """How it went with one seed."""
 
-    together_s: float  # from the first start, all through one door, until each saw every other
+    together_s: float  # from the first start, all through one bootstrap node, until each saw every other
     healed_s: float  # from the end of the cut until each saw every other again
     bytes_per_s: float  # what a peer sent and received over all this time
 
 
 def cut_and_heal(num_peers: int, cut_s: float, seed: int, *, directory: bool = False) -> Healed:
-    """Let a swarm find together through one door, cut it in two halves, and mend the cut."""
+    """Let a swarm connect through one bootstrap node, cut it in two halves, and mend the cut."""
 
     async def story() -> Healed:
         network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, silence_s=10.0))
         first = Resident(network, 1000 * seed + 1, directory=directory).start()
         numbers = range(1000 * seed + 2, 1000 * seed + 1 + num_peers)
-        residents = [first, *(Resident(network, number, [first.door], directory=directory).start() for number in numbers)]
+        residents = [first, *(Resident(network, number, [first.bootstrap], directory=directory).start() for number in numbers)]
         together_s = await until_all_see_all(residents, 600.0)
         await asyncio.sleep(60.0)
         half = [resident.peer_id for resident in residents[: num_peers // 2]]
@@ -193,8 +193,8 @@ def main() -> None:
         ("bytes/s of a peer", [trial.bytes_per_s for trial in trials]),
     ):
         p95 = sorted(figures)[max(0, -(-95 * len(figures) // 100) - 1)]
-        said = f"{name:18} median {statistics.median(figures):8.1f}   p95 {p95:8.1f}   worst {max(figures):8.1f}"
-        sys.stdout.write(f"{said}   ({len(figures)} seeds)\n")
+        summary = f"{name:18} median {statistics.median(figures):8.1f}   p95 {p95:8.1f}   worst {max(figures):8.1f}"
+        sys.stdout.write(f"{summary}   ({len(figures)} seeds)\n")
 
 
 if __name__ == "__main__":

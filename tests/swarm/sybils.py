@@ -48,7 +48,7 @@ class Sybils:
         """Be there until cancelled."""
         network = self._swarm.network
         for key in self._keys:
-            network.transport(key.peer_id, self._answer_as(key))
+            network.start_peer(key.peer_id, self._answer_as(key))
         while True:
             self._sequence += 1
             await asyncio.gather(*(self._announce(key, network.peers[key.peer_id]) for key in self._keys))

@@ -21,7 +21,7 @@ async def meet(swarm: Swarm, victim: int, at_event: int) -> tuple[bool, bool, in
     for peer in (a, b):
         peer.trainer.frozen = True
     await asyncio.sleep(1.0)
-    a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+    a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
     before = a.hash, b.hash
     meeting = asyncio.create_task(a.node.meetings.try_next(FRAGMENT, set()), name="try_next")
     peer = (a, b)[victim]
@@ -57,7 +57,7 @@ def test_both_have_the_meeting_or_neither(tmp_path: Path, victim: int, codec: st
     outcomes: Counter[tuple[bool, bool]] = Counter()
 
     def cancelled_at(at_event: int) -> bool:
-        """Play it; tell whether there were so many events at all."""
+        """Play it; return whether there were so many events at all."""
         num_events = 0
 
         async def story(swarm: Swarm) -> None:

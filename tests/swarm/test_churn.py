@@ -16,7 +16,7 @@ QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
 def healthy(peer: Peer) -> bool:
-    """Tell whether every fragment of a peer is where it should be between meetings: open in a meeting that its node knows, or in none."""
+    """Return whether every fragment of a peer is where it should be between meetings: open in a meeting that its node knows, or in none."""
     known = {active.meeting.number for active in peer.node.meetings.active.values()}
     return all(fragment.meeting is None or fragment.meeting in known for fragment in peer.trainer.replica.fragments)
 

@@ -17,20 +17,20 @@ def completed(peer: Peer) -> int:
 
 def test_clocks_too_far_apart_are_refused_and_the_straggler_catches_up(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        elders = swarm.start(3)
-        straggler = elders[2]
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in elders))
+        residents = swarm.start(3)
+        straggler = residents[2]
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in residents))
         straggler.save()
         straggler.kill()
         await asyncio.sleep(45.0)
-        behind = elders[0].clock - straggler.checkpoint.state["clock_steps"]
+        behind = residents[0].global_step - straggler.checkpoint.state["clock_steps"]
         assert behind > 60 + 30
         straggler.start()
-        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in elders[:2]]
-        await swarm.until(lambda: straggler.clock > elders[0].clock - 30, within_s=30.0)
+        count, applied = completed(straggler), [peer.trainer.applied.total() for peer in residents[:2]]
+        await swarm.until(lambda: straggler.global_step > residents[0].global_step - 30, within_s=30.0)
         assert completed(straggler) == count, "it met somebody with old weights"
         await swarm.until(lambda: len(straggler.partners()) == 2 and completed(straggler) >= count + 4)
-        assert all(peer.trainer.applied.total() > before for peer, before in zip(elders, applied, strict=False))
+        assert all(peer.trainer.applied.total() > before for peer, before in zip(residents, applied, strict=False))
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -43,7 +43,7 @@ def test_a_peer_too_slow_for_the_others_clock_is_not_shut_out(tmp_path: Path) ->
         for _ in range(3):
             count = completed(slow)
             await swarm.until(lambda count=count: completed(slow) >= count + 2, within_s=40.0)  # type: ignore[misc]
-            assert slow.clock > fast[0].clock - 2 * 60
+            assert slow.global_step > fast[0].global_step - 2 * 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -61,10 +61,10 @@ def test_a_peer_alone_far_ahead_comes_back_to_the_others(tmp_path: Path) -> None
         for peer in peers[1:]:
             peer.start()
         ahead = peers[0]
-        assert ahead.clock - peers[1].clock > 60 + 30
+        assert ahead.global_step - peers[1].global_step > 60 + 30
         count = completed(ahead)
         await swarm.until(lambda: completed(ahead) >= count + 3, within_s=120.0)
-        assert abs(ahead.clock - peers[1].clock) < 60
+        assert abs(ahead.global_step - peers[1].global_step) < 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -76,12 +76,12 @@ def test_of_two_peers_the_one_behind_moves_and_they_do_not_change_places(tmp_pat
         b.save()
         b.kill()
         await asyncio.sleep(25.0)
-        behind = a.clock - b.checkpoint.state["clock_steps"] if b.checkpoint else 0
+        behind = a.global_step - b.checkpoint.state["clock_steps"] if b.checkpoint else 0
         assert behind > 60 + 30
-        steps = a.clock
+        steps = a.global_step
         b.start()
         count = completed(b)
         await swarm.until(lambda: completed(b) >= count + 3, within_s=60.0)
-        assert min(a.clock, b.clock) > steps
+        assert min(a.global_step, b.global_step) > steps
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -20,7 +20,7 @@ from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import ADDRESSES, Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
-JOINER = {"told_to_start": True, "is_founder": False}
+JOINER = {"waits_for_start": True, "is_founder": False}
 
 
 def completed(peer: Peer) -> int:
@@ -31,9 +31,9 @@ def now() -> float:
     return asyncio.get_running_loop().time()
 
 
-def adopted(joiner: Peer, donor: Peer) -> bool:
-    """Tell whether the joiner has just taken over this donor's weights and momentum."""
-    pairs = zip(joiner.trainer.replica.fragments, donor.trainer.replica.fragments, strict=True)
+def adopted(joiner: Peer, source: Peer) -> bool:
+    """Return whether the joiner has just taken over this source's weights and momentum."""
+    pairs = zip(joiner.trainer.replica.fragments, source.trainer.replica.fragments, strict=True)
     return all(as_sent(theirs.slow, own.slow) and as_sent(theirs.momentum, own.momentum) for own, theirs in pairs)
 
 
@@ -50,11 +50,11 @@ def group(error: BaseException | None) -> BaseException | None:
 # --------------------------------------------------------------------------- joining
 
 
-def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_path: Path) -> None:
+def test_a_late_joiner_takes_weights_momentum_and_global_step_and_warms_up_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        elders = swarm.start(2)
-        await swarm.until(lambda: all(completed(peer) >= 4 and peer.clock > 40 for peer in elders))
-        for peer in elders:
+        residents = swarm.start(2)
+        await swarm.until(lambda: all(completed(peer) >= 4 and peer.global_step > 40 for peer in residents))
+        for peer in residents:
             peer.trainer.frozen = True
         await asyncio.sleep(12.0)
         joiner = swarm.add(**JOINER)
@@ -62,10 +62,10 @@ def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_
         joiner.start()
         assert joiner.lifecycle.refusal is RefusalCode.NOT_READY
         await swarm.until(lambda: joiner.trainer.started)
-        assert any(adopted(joiner, donor) for donor in elders)
-        assert 0 <= elders[0].clock - joiner.clock <= 10, "as the donor's node last heard, a second ago at most"
+        assert any(adopted(joiner, source) for source in residents)
+        assert 0 <= residents[0].global_step - joiner.global_step <= 10, "as the source's node last received, a second ago at most"
         assert torch.equal(joiner.fast, torch.cat([p.detach().flatten() for p in joiner.trainer.replica.parameters.values()]))
-        rates = [peer.trainer.replica.steps_since_join() for peer in (joiner, elders[0])]
+        rates = [peer.trainer.replica.steps_since_join() for peer in (joiner, residents[0])]
         assert rates[0] == 0 < rates[1], "its learning rate starts low again"
         for peer in swarm.peers:
             peer.trainer.frozen = False
@@ -74,24 +74,24 @@ def test_a_late_joiner_clones_weights_momentum_and_clock_and_warms_up_again(tmp_
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_joiner_meets_nobody_before_it_has_weights(tmp_path: Path) -> None:
+def test_a_joiner_begins_no_meeting_before_it_has_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        elder = swarm.add().start()
-        await swarm.until(lambda: elder.trainer.replica.own_steps >= 10)
-        swarm.network.kill_at(elder.peer_id, sent=10_000)
+        resident = swarm.add().start()
+        await swarm.until(lambda: resident.trainer.replica.own_steps >= 10)
+        swarm.network.kill_at(resident.peer_id, sent=10_000)
         joiner = swarm.add(**JOINER).start()
-        swarm.network.refuse(elder.peer_id)
-        elder.book.hint(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        swarm.network.refuse(resident.peer_id)
+        resident.book.add_address(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
         await asyncio.sleep(20.0)
         assert not joiner.trainer.started and not joiner.meetings
-        assert elder.outcomes()["refused"] >= 1
-        swarm.network.refuse(elder.peer_id, False)
+        assert resident.outcomes()["refused"] >= 1
+        swarm.network.refuse(resident.peer_id, False)
         await swarm.until(lambda: completed(joiner) >= 2)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_donors_die_in_the_middle_and_the_next_ones_go_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transfer_continues_after_its_sources_die(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pieces, "PIECE_BYTES", 2000)
 
     async def story(swarm: Swarm) -> None:
@@ -108,32 +108,32 @@ def test_donors_die_in_the_middle_and_the_next_ones_go_on_from_there(tmp_path: P
         await swarm.until(lambda: not any(swarm.network.is_up(peer.peer_id) for peer in doomed))
         assert not joiner.trainer.started
         swarm.network.refuse(last.peer_id, False)
-        await swarm.until(lambda: joiner.clones)
-        (cloned,) = joiner.clones
-        assert str(last.peer_id) == cloned.sources[0] and cloned.fetched_bytes == cloned.num_bytes
+        await swarm.until(lambda: joiner.transfers)
+        (transferred,) = joiner.transfers
+        assert str(last.peer_id) == transferred.sources[0] and transferred.fetched_bytes == transferred.num_bytes
         assert not list((tmp_path / "peer-4" / "downloads").iterdir()), "half a state is left behind"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_joiner_waits_for_donors_that_have_not_begun(tmp_path: Path) -> None:
+def test_a_joiner_waits_for_sources_that_have_not_begun(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        host = swarm.add(told_to_start=True, wait_for_peers=2).start()
+        host = swarm.add(waits_for_start=True, wait_for_peers=2).start()
         joiners = [swarm.add(**JOINER).start()]
         await asyncio.sleep(100.0)
         assert not host.trainer.started and not joiners[0].trainer.started and joiners[0].failure is None
-        assert any("waiting for peers: 1 seen, 2 wanted" in said.reason for said in host.said)
+        assert any("waiting for peers: 1 seen, 2 wanted" in reported.reason for reported in host.reported)
         joiners.append(swarm.add(**JOINER).start())
         await swarm.until(lambda: all(peer.trainer.started for peer in swarm.peers), within_s=30.0)
         await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
-        assert max(peer.clock for peer in swarm.peers) - min(peer.clock for peer in swarm.peers) < 60
+        assert max(peer.global_step for peer in swarm.peers) - min(peer.global_step for peer in swarm.peers) < 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 def test_a_founder_that_lost_its_disk_takes_over_the_run_that_goes_on(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        founder = swarm.add(told_to_start=True).start()
+        founder = swarm.add(waits_for_start=True).start()
         await swarm.until(lambda: founder.trainer.started)
         rest = [swarm.add(**JOINER).start() for _ in range(2)]
         await swarm.until(lambda: all(completed(peer) >= 3 for peer in swarm.peers))
@@ -141,12 +141,12 @@ def test_a_founder_that_lost_its_disk_takes_over_the_run_that_goes_on(tmp_path: 
         await asyncio.sleep(25.0)
         founder.start()  # without a checkpoint
         await swarm.until(lambda: founder.trainer.started)
-        assert founder.clock >= min(peer.clock for peer in rest) - 20
+        assert founder.global_step >= min(peer.global_step for peer in rest) - 20
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_nobody_to_join_is_told_after_a_minute(tmp_path: Path) -> None:
+def test_an_unreachable_swarm_is_reported_after_a_minute(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         joiner = swarm.add(**JOINER).start()
         await asyncio.sleep(55.0)
@@ -159,7 +159,7 @@ def test_nobody_to_join_is_told_after_a_minute(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_the_host_dies_a_second_after_it_let_somebody_in_who_goes_on_with_whom_it_was_told_of(tmp_path: Path) -> None:
+def test_a_joiner_goes_on_with_other_peers_when_its_host_dies(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         host, member = swarm.start(2)
         await swarm.until(lambda: member.trainer.replica.own_steps >= 40)
@@ -168,7 +168,7 @@ def test_the_host_dies_a_second_after_it_let_somebody_in_who_goes_on_with_whom_i
         await asyncio.sleep(1.0)
         host.kill()
         await swarm.until(lambda: joiner.partners()[str(member.peer_id)] >= 2, within_s=40.0)
-        assert joiner.clones, "it began from the seed"
+        assert joiner.transfers, "it began from the seed"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -180,16 +180,16 @@ async def unfriendly(purpose: Purpose, stream: Stream) -> None:
 
 
 @pytest.mark.parametrize("num_friends", [0, 1])
-def test_only_when_nobody_wants_it_a_joiner_gives_up(tmp_path: Path, num_friends: int) -> None:
+def test_a_joiner_gives_up_only_when_all_peers_refuse_it(tmp_path: Path, num_friends: int) -> None:
     async def story(swarm: Swarm) -> None:
         friends = swarm.start(num_friends)
         await asyncio.sleep(1.0)
         strangers = [Identity(bytes([99, number] * 16)) for number in range(2)]
         for stranger in strangers:
-            swarm.network.transport(stranger.peer_id, unfriendly)
+            swarm.network.start_peer(stranger.peer_id, unfriendly)
         joiner = swarm.add(**JOINER).start()
         for other in (*friends, *strangers):
-            joiner.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
         await asyncio.sleep(15.0)
         if friends:
             assert joiner.trainer.started
@@ -214,7 +214,7 @@ def test_finishing_leaves_all_peers_with_the_same_weights(tmp_path: Path, speeds
         for peer in peers:
             assert torch.equal(peer.fast, peers[0].fast), "the result is not the same at all"
             assert torch.equal(peer.slow, torch.cat([f.slow for f in peer.trainer.replica.fragments]))
-            assert peer.clock == 60 and peer.trainer.replica.phase is RunPhase.FINISH
+            assert peer.global_step == 60 and peer.trainer.replica.phase is RunPhase.FINISH
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
@@ -228,17 +228,17 @@ def test_the_last_one_alone_finishes_too(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 20})), story)
 
 
-def test_a_peer_that_dies_at_the_end_keeps_nobody_for_ever(tmp_path: Path) -> None:
+def test_a_peer_that_dies_at_the_end_does_not_hold_the_others(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
-        await swarm.until(lambda: peers[0].clock >= 25)
+        await swarm.until(lambda: peers[0].global_step >= 25)
         peers[2].kill()
         await swarm.until(lambda: all(peer.is_done for peer in peers[:2]), within_s=120.0)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 40})), story)
 
 
-def test_the_trainer_restarts_at_the_end_and_still_hears_that_it_is_over(tmp_path: Path) -> None:
+def test_a_trainer_that_restarts_at_the_end_is_still_notified(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = swarm.add().start()
         await swarm.until(lambda: peer.lifecycle.finished)
@@ -285,7 +285,7 @@ def test_leaving_finishes_or_drops_within_the_grace_time(
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.05, bytes_per_s=bytes_per_s)), story)
 
 
-def test_who_leaves_is_not_asked_again(tmp_path: Path) -> None:
+def test_a_peer_that_left_is_not_asked_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))

@@ -38,7 +38,7 @@ class After:
     own_steps: list[int]
     loss: float  # of their mean, on held-out text
     meetings: list[int]  # while it lasted
-    num_clones: int
+    num_transfers: int
     phases: set[RunPhase]
     asked: int  # states that the keys were asked for
 
@@ -93,7 +93,7 @@ def begin(attack: Attack | None, swarm: Swarm, peers: list[Peer]) -> tuple[Sybil
         return None, None
 
     def global_step() -> int:
-        return min(TOTAL_STEPS, max(peer.clock for peer in peers) + attack.ahead_steps)
+        return min(TOTAL_STEPS, max(peer.global_step for peer in peers) + attack.ahead_steps)
 
     sybils = Sybils(swarm, attack.num_keys, global_step, lambda: attack.gives(peers), invite=int(attack.own_invite))
     if attack.finished:
@@ -112,7 +112,7 @@ def look(peers: list[Peer], met: list[int], sybils: Sybils | None) -> After:
         [replica.own_steps for replica in replicas],
         held_out_loss(replicas[0].model, replicas[0].corpus, JUDGE_BATCHES),
         met,
-        sum(len(peer.clones) for peer in peers),
+        sum(len(peer.transfers) for peer in peers),
         {replica.phase for replica in replicas},
         sybils.asked[ContentsKind.STATE] if sybils else 0,
     )
@@ -134,7 +134,7 @@ def undisturbed() -> After:
 )
 def test_keys_of_one_invite_move_no_weights_no_clock_and_no_end(attack: Attack) -> None:
     honest, attacked = undisturbed(), after(attack)
-    assert attacked.num_clones == 0
+    assert attacked.num_transfers == 0
     assert attacked.phases == {RunPhase.TRAIN}
     for global_step, own_steps in zip(attacked.clocks, attacked.own_steps, strict=True):
         assert global_step <= own_steps + INVITES.outer.nominal_steps, "a clock ran ahead"

@@ -28,7 +28,7 @@ WITHIN_S = 25.0  # of the last honest peer's end; with a hundred keys it was 49,
 class AtTheEnd(Sybils):
     """They say that they have come to the end, and of the result whatever keeps the others busy."""
 
-    lie = ""
+    attack = ""
     num_given: Counter[PeerId]
 
     def _result_of(self, key: Identity) -> RunResult:
@@ -41,9 +41,9 @@ class AtTheEnd(Sybils):
     async def _give(self, key: Identity, stream: Stream, request: FetchRequest) -> None:
         if request.kind not in (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES):
             return await super()._give(key, stream, request)
-        if self.lie == "silence":
+        if self.attack == "silence":
             await asyncio.sleep(1000.0)
-        if self.lie == "nothing":
+        if self.attack == "nothing":
             await stream.send(Contents(request.kind, 0, hashlib.sha256().digest(), TOTAL_STEPS, b"").signed(key, *request.asked))
             return
         result = self._result_of(key)
@@ -54,16 +54,16 @@ class AtTheEnd(Sybils):
 
 
 @pytest.mark.parametrize(
-    ("lie", "own_invite"), [("nothing", False), ("silence", True), ("one result after another", True)], ids=lambda value: str(value)
+    ("attack", "own_invite"), [("nothing", False), ("silence", True), ("one result after another", True)], ids=lambda value: str(value)
 )
-def test_keys_at_the_end_keep_nobody_from_the_result(tmp_path: Path, lie: str, own_invite: bool) -> None:
+def test_sybils_at_the_end_do_not_delay_the_result(tmp_path: Path, attack: str, own_invite: bool) -> None:
     async def story(swarm: Swarm) -> None:
         peers = [swarm.add() for _ in range(4)]
         for peer in peers:
             peer.join_with(credential_of(swarm, peer.identity, 0)).start()
         await swarm.until(lambda: all(peer.trainer.replica.own_steps >= TOTAL_STEPS // 3 for peer in peers))
         keys = AtTheEnd(swarm, KEYS, lambda: TOTAL_STEPS, bytes, invite=int(own_invite))
-        keys.finished, keys.lie, keys.num_given = True, lie, Counter()
+        keys.finished, keys.attack, keys.num_given = True, attack, Counter()
         work = asyncio.create_task(keys.run())
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=WITHIN_S)

@@ -1,4 +1,4 @@
-"""A swarm that heals: after cuts, deaths of every door, and nights in which everybody moved. Figures: `python -m tests.swarm.healing`."""
+"""A swarm that heals: after cuts, deaths of all bootstrap nodes, and new addresses. Figures: `python -m tests.swarm.healing`."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def test_two_halves_are_one_again_within_a_minute_of_a_long_cut(seed: int, direc
 def test_what_cannot_be_reached_is_not_forgotten_and_each_half_keeps_itself(tmp_path: Path) -> None:
     async def story(network: MemoryNetwork) -> list[Resident]:
         first = Resident(network, 1).start()
-        residents = [first, *(Resident(network, number, [first.door]).start() for number in range(2, 7))]
+        residents = [first, *(Resident(network, number, [first.bootstrap]).start() for number in range(2, 7))]
         await until_all_see_all(residents, 60.0)
         here, there = residents[:3], residents[3:]
         network.partition([resident.peer_id for resident in here])
         await asyncio.sleep(RECORD_LIFETIME_S + 60.0)
         for half, other in ((here, there), (there, here)):
             for resident in half:
-                assert resident.sees() == {one.peer_id for one in half} - {resident.peer_id}
+                assert resident.members_in_force() == {one.peer_id for one in half} - {resident.peer_id}
                 assert {entry.peer_id for entry in resident.book.known(now_s())} >= {one.peer_id for one in other}
         return residents
 
     play(story)
 
 
-def test_who_joins_through_a_neighbour_while_the_host_is_cut_off_is_with_all_when_the_line_is_back() -> None:
+def test_a_peer_that_joins_during_a_cut_knows_all_once_it_heals() -> None:
     async def story(network: MemoryNetwork) -> list[Resident]:
         host = Resident(network, 1).start()
-        far = Resident(network, 2, [host.door]).start()
-        mate = Resident(network, 3, [host.door])
-        newcomer = Resident(network, 4, [host.door, mate.door])
+        far = Resident(network, 2, [host.bootstrap]).start()
+        mate = Resident(network, 3, [host.bootstrap])
+        newcomer = Resident(network, 4, [host.bootstrap, mate.bootstrap])
         network.partition([mate.peer_id, newcomer.peer_id])
         mate.start()  # neither has ever met the others
         newcomer.start()
@@ -75,14 +75,14 @@ def test_who_joins_through_a_neighbour_while_the_host_is_cut_off_is_with_all_whe
     play(story)
 
 
-def test_all_doors_are_dead_and_a_restarted_peer_is_back_by_its_book(tmp_path: Path) -> None:
+def test_a_peer_restarts_by_its_address_book_while_all_bootstraps_are_dead(tmp_path: Path) -> None:
     async def story(network: MemoryNetwork) -> list[Resident]:
-        doors = [Resident(network, number).start() for number in (1, 2)]
-        invited = [door.door for door in doors]
+        bootstraps = [Resident(network, number).start() for number in (1, 2)]
+        invited = [bootstrap.bootstrap for bootstrap in bootstraps]
         members = [Resident(network, number, invited).start() for number in range(3, 8)]
-        await until_all_see_all([*doors, *members], 60.0)
-        for door in doors:
-            door.stop()
+        await until_all_see_all([*bootstraps, *members], 60.0)
+        for bootstrap in bootstraps:
+            bootstrap.stop()
         saved = tmp_path / "peers.json"
         saved.write_bytes(members[0].book.to_bytes(now_s()))
         members[0].stop()
@@ -97,7 +97,7 @@ def test_all_doors_are_dead_and_a_restarted_peer_is_back_by_its_book(tmp_path: P
 def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: Path) -> None:
     async def story(network: MemoryNetwork) -> list[Resident]:
         seed = Resident(network, 1).start()
-        before = [Resident(network, number, [seed.door]).start() for number in range(2, 7)]
+        before = [Resident(network, number, [seed.bootstrap]).start() for number in range(2, 7)]
         await until_all_see_all([seed, *before], 60.0)
         for resident in before:
             home = tmp_path / str(resident.peer_id)
@@ -108,7 +108,7 @@ def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: 
         after = []
         for number, resident in enumerate(before, 2):
             place, saved = f"/ip4/198.51.100.{number}/tcp/4001", tmp_path / str(resident.peer_id) / "peers.json"
-            after.append(Resident(network, number, [seed.door], address=place, saved=saved).start())
+            after.append(Resident(network, number, [seed.bootstrap], address=place, saved=saved).start())
             await asyncio.sleep(1.0)
         await until_all_see_all([seed, *after], 60.0)
         return [seed, *after]
@@ -116,12 +116,12 @@ def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: 
     play(story)
 
 
-def test_clocks_that_are_an_hour_wrong_keep_nobody_apart_and_are_told_of() -> None:
+def test_peers_with_clocks_an_hour_wrong_meet_and_are_warned() -> None:
     async def story(network: MemoryNetwork) -> list[Resident]:
         first = Resident(network, 1).start()
-        right = [first, *(Resident(network, number, [first.door]).start() for number in range(2, 4))]
-        fast = Resident(network, 4, [first.door], now_s=lambda: network.now_s() + 3600.0).start()
-        slow = Resident(network, 5, [first.door], now_s=lambda: network.now_s() - 3600.0).start()
+        right = [first, *(Resident(network, number, [first.bootstrap]).start() for number in range(2, 4))]
+        fast = Resident(network, 4, [first.bootstrap], now_s=lambda: network.now_s() + 3600.0).start()
+        slow = Resident(network, 5, [first.bootstrap], now_s=lambda: network.now_s() - 3600.0).start()
         await until_all_see_all([*right, fast, slow], 90.0)
         assert "3600 s ahead of" in fast.peer.time.warning and "3600 s behind" in slow.peer.time.warning
         assert not any(resident.peer.time.warning for resident in right)

@@ -37,7 +37,7 @@ def now() -> float:
 # --------------------------------------------------------------------------- a partner that is called
 
 
-async def says_nothing(stream: Stream) -> None:
+async def stays_silent(stream: Stream) -> None:
     await stream.receive()
     await asyncio.sleep(100.0)
 
@@ -48,7 +48,7 @@ async def sends_garbage(stream: Stream) -> None:
     await asyncio.sleep(100.0)
 
 
-async def sends_bytes_nobody_asked_for(stream: Stream) -> None:
+async def sends_unrequested_bytes(stream: Stream) -> None:
     await stream.receive()
     await stream.send(Chunk(Part.PAYLOAD, 0, b"x" * 200_000))
     await asyncio.sleep(100.0)
@@ -75,9 +75,9 @@ async def refuses(stream: Stream) -> None:
 
 
 TRICKS: list[tuple[Trick, bool]] = [
-    (says_nothing, False),
+    (stays_silent, False),
     (sends_garbage, True),
-    (sends_bytes_nobody_asked_for, True),
+    (sends_unrequested_bytes, True),
     (repeats_our_hello, True),
     (decides_for_us, True),
     (hangs_up, False),
@@ -94,11 +94,11 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
         a, b = swarm.start(2)
         for peer in (a, b):
             peer.trainer.frozen = True
-        swarm.network.transport(MALLORY.peer_id, play_trick)
+        swarm.network.start_peer(MALLORY.peer_id, play_trick)
         await asyncio.sleep(1.0)
-        a.book.hint(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
-        a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
-        a.book.not_now(b.peer_id, now())
+        a.book.add_address(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
+        a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        a.book.note_not_ready(b.peer_id, now())
         assert await a.node.searches.search(0)
         await asyncio.sleep(5.0)
         assert [done.partner for done in a.meetings] == [str(MALLORY.peer_id), str(b.peer_id)]
@@ -115,7 +115,7 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
 
 
 @pytest.mark.parametrize("is_bad", [True, False])
-def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
+def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None:
     async def story(swarm: Swarm) -> None:
         (victim,) = swarm.start(1)
         await asyncio.sleep(1.0)
@@ -139,7 +139,7 @@ def test_what_a_bad_caller_says_first(tmp_path: Path, is_bad: bool) -> None:
             replace(good, fragment=9, signature=b"").signed(MALLORY),
             replace(good, global_step=10_000, signature=b"").signed(MALLORY),
         ]
-        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         for message in bad if is_bad else strange:
             victim.book._banned_until_s.clear()
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
@@ -170,13 +170,13 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (a,) = swarm.start(1)
         await asyncio.sleep(1.0)
-        transport = swarm.network.transport(MALLORY.peer_id, nobody)
+        transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         answers = []
         for fragment in (0, 1):
             stream = await transport.connect(a.peer_id, (), Purpose.MEET)
             terms = swarm.terms.fragments[fragment]
             hello = replace(hello_to(swarm, a.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes, signature=b"")
-            await stream.send(replace(hello, global_step=a.clock).signed(MALLORY))
+            await stream.send(replace(hello, global_step=a.global_step).signed(MALLORY))
             answers.append(await stream.receive())
         assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
         swarm.start(1)
@@ -189,11 +189,11 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
     callers = [Identity(bytes([150 + number]) * 32) for number in range(2)]
 
     async def pester(swarm: Swarm, victim: Peer, caller: Identity, fragment: int) -> None:
-        transport, terms = swarm.network.transport(caller.peer_id, nobody), swarm.terms.fragments[fragment]
+        transport, terms = swarm.network.start_peer(caller.peer_id, nobody), swarm.terms.fragments[fragment]
         while True:
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             hello = replace(hello_to(swarm, victim.peer_id), fragment=fragment, payload_bytes=terms.payload_bytes)
-            hello = replace(hello, sender=caller.peer_id, global_step=victim.clock, nonce=os.urandom(16), signature=b"")
+            hello = replace(hello, sender=caller.peer_id, global_step=victim.global_step, nonce=os.urandom(16), signature=b"")
             await stream.send(hello.signed(caller))
             with contextlib.suppress(PeerGone):
                 while True:
@@ -225,7 +225,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
     [(True, True, 0, {"gated"}), (False, False, 0, {"misbehaved"}), (False, True, 4, {"failed", "misbehaved"})],
     ids=["not finite", "another hash", "too few bytes"],
 )
-def test_a_dishonest_trainer_harms_nobody(tmp_path: Path, nan: bool, rehash: bool, cut: int, outcomes: set[str]) -> None:
+def test_a_dishonest_trainer_harms_no_other_peer(tmp_path: Path, nan: bool, rehash: bool, cut: int, outcomes: set[str]) -> None:
     async def story(swarm: Swarm) -> None:
         bad, *good = swarm.start(3)
         spoil_payload(bad, nan=nan, rehash=rehash, cut=cut)

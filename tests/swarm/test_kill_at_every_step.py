@@ -27,7 +27,7 @@ def test_initiator_dies_and_is_soon_back(codec: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(("codec", "what"), EACH)
-def test_initiator_dies_and_comes_back_when_nobody_asks_any_more(codec: str, what: str) -> None:
+def test_an_initiator_that_restarts_after_the_responder_gave_up(codec: str, what: str) -> None:
     """Only the one death that takes the decision with it leaves them different."""
     found = deaths(codec, 0, what=what, back_s=LATE_S)
     results = play(codec, found)

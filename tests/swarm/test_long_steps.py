@@ -36,7 +36,7 @@ def test_calls_are_answered_while_a_gradient_is_computed(tmp_path: Path) -> None
     play(Swarm(tmp_path, manifest=tiny_manifest(outer={"inner_steps": 4, "deadline_s": 30.0})), story)
 
 
-def test_who_can_answer_between_steps_only_calls_nobody_before_it_can_speak(tmp_path: Path) -> None:
+def test_a_peer_that_answers_between_steps_only_calls_at_a_step_boundary(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         ends = await train(swarm)
         assert ends["completed"] > 100, ends

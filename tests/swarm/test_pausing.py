@@ -40,7 +40,7 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
         await swarm.until(lambda: third.peer_id not in {entry.peer_id for peer in (first, second) for entry in peer.book.live(now())})
         await swarm.until(lambda: not any(is_calling(peer, third) for peer in (first, second)))  # who was chosen before
         called = [calls_with(peer, third) for peer in (first, second)]
-        before, clock = completed(first), third.clock
+        before, clock = completed(first), third.global_step
         await swarm.until(lambda: completed(first) >= before + 5)
         assert [calls_with(peer, third) for peer in (first, second)] == called, "nobody called it"
         assert third.peer_id in {record.peer_id for record in await swarm.network.peers[first.peer_id].members()}
@@ -48,7 +48,7 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
         third.restart_trainer()
         before = completed(third)
         await swarm.until(lambda: completed(third) >= before + 3)
-        assert third.clock > clock
+        assert third.global_step > clock
 
     def now() -> float:
         return asyncio.get_running_loop().time()
@@ -58,10 +58,10 @@ def test_the_others_go_on_without_it_and_call_it_again_when_it_is_back(tmp_path:
 
 def test_a_joiner_that_pauses_on_its_way_has_its_weights_soon_after_it_goes_on(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        elders = swarm.start(2)
-        await swarm.until(lambda: all(completed(peer) >= 3 and peer.clock > 40 for peer in elders))
-        joiner = swarm.add(told_to_start=True, is_founder=False).start()
-        await swarm.until(lambda: any(said.state == "joining" for said in joiner.said))
+        residents = swarm.start(2)
+        await swarm.until(lambda: all(completed(peer) >= 3 and peer.global_step > 40 for peer in residents))
+        joiner = swarm.add(waits_for_start=True, is_founder=False).start()
+        await swarm.until(lambda: any(reported.state == "joining" for reported in joiner.reported))
         joiner.lifecycle.pause()
         joiner.kill_trainer()
         await asyncio.sleep(30.0)
@@ -69,6 +69,6 @@ def test_a_joiner_that_pauses_on_its_way_has_its_weights_soon_after_it_goes_on(t
         joiner.lifecycle.resume()
         joiner.restart_trainer()
         await swarm.until(lambda: completed(joiner) >= 2)
-        assert joiner.clones, "it took over what the others give"
+        assert joiner.transfers, "it took over what the others give"
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -67,17 +67,17 @@ async def meeting(swarm: Swarm, entered: Entered) -> None:
 
 async def join(swarm: Swarm, entered: Entered) -> None:
     """A peer that knows two bootstrap addresses and nothing else takes over the state of two peers that have long trained."""
-    elders = swarm.start(2)
-    await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in elders) >= 100)
-    for peer in elders:
+    residents = swarm.start(2)
+    await swarm.until(lambda: min(peer.trainer.replica.own_steps for peer in residents) >= 100)
+    for peer in residents:
         peer.trainer.frozen = True
     await asyncio.sleep(5.0)
-    bootstraps = tuple(f"{peer.addresses[0]}/p2p/{peer.peer_id}" for peer in elders)
-    joiner = swarm.add(told_to_start=True, is_founder=False, bootstraps=bootstraps)
+    bootstraps = tuple(f"{peer.addresses[0]}/p2p/{peer.peer_id}" for peer in residents)
+    joiner = swarm.add(waits_for_start=True, is_founder=False, bootstraps=bootstraps)
     joiner.trainer.frozen = True
     entered.is_on = True
     joiner.start()
-    await swarm.until(lambda: joiner.clones and joiner.lifecycle.may_meet)
+    await swarm.until(lambda: joiner.transfers and joiner.lifecycle.may_meet)
     entered.is_on = False
 
 
@@ -86,8 +86,8 @@ async def call(swarm: Swarm, entered: Entered) -> None:
     (victim,) = swarm.start(1)
     victim.trainer.frozen = True
     await asyncio.sleep(1.0)
-    transport = swarm.network.transport(MALLORY.peer_id, nobody)
-    hello = replace(hello_to(swarm, victim.peer_id), global_step=victim.clock, signature=b"").signed(MALLORY)
+    transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
+    hello = replace(hello_to(swarm, victim.peer_id), global_step=victim.global_step, signature=b"").signed(MALLORY)
     payload = (np.float32(1000.0).tobytes() * hello.payload_bytes)[: hello.payload_bytes]
     no_sketch = hashlib.sha256().digest()
     digest = exchange_digest(no_sketch, no_sketch, hashlib.sha256(payload).digest())
@@ -105,8 +105,8 @@ async def call(swarm: Swarm, entered: Entered) -> None:
     entered.is_on = False
 
 
-async def sends(stream: Stream, *said: Message) -> Message:
-    for message in said:
+async def sends(stream: Stream, *sent: Message) -> Message:
+    for message in sent:
         await stream.send(message)
     return await stream.receive()
 

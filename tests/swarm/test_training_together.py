@@ -42,13 +42,11 @@ def test_a_swarm_stays_together_and_peers_apart_do_not(tmp_path: Path) -> None:
     assert all(not peer.partners() and peer.trainer.solo for peer in apart.peers)
 
 
-def test_after_each_measurement_of_the_loss_one_meeting_tells_how_far_it_moves_the_outputs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_each_evaluation_one_meeting_reports_how_far_it_moves_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_module, "EVAL_INTERVAL_STEPS", 20)
     for peer in train(Swarm(tmp_path), 70):
         assert 2 <= len(peer.trainer.moved_outputs) <= 4
-        assert all(0.0 < told.distance < 0.7 and told.fragment < 3 for told in peer.trainer.moved_outputs)
+        assert all(0.0 < moved.distance < 0.7 and moved.fragment < 3 for moved in peer.trainer.moved_outputs)
 
 
 def test_the_same_seed_is_the_same_swarm(tmp_path: Path) -> None:
@@ -75,7 +73,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
         mean, spread = torch.stack([peer.slow for peer in peers]).double().mean(0), swarm.spread()
         for peer in peers:
             for other in peers:
-                peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+                peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
         await swarm.until(lambda: all(peer.lifecycle.may_meet for peer in peers))
         for _ in range(7):
             for peer in peers:
@@ -111,7 +109,7 @@ def test_peers_of_unequal_speed_meet_and_the_clock_carries_the_slow_along(tmp_pa
             assert len(peer.partners()) == 3
         for peer in slow:
             assert peer.trainer.replica.own_steps < 0.3 * fast[0].trainer.replica.own_steps
-            assert peer.clock > 0.75 * fast[0].clock  # as of its last meeting
+            assert peer.global_step > 0.75 * fast[0].global_step  # as of its last meeting
             assert not peer.trainer.solo[1:]  # one perhaps, before anybody was known
 
     play(Swarm(tmp_path), story)
@@ -124,7 +122,7 @@ def test_two_peers_that_call_each_other_at_once_have_one_meeting(tmp_path: Path)
             for peer, other in ((a, b), (b, a)):
                 peer.trainer.frozen = True
                 peer.start()
-                peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+                peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
                 for stranger in swarm.peers[:-2]:
                     peer.book.ban(stranger.peer_id, 0.0)
             await swarm.until(lambda a=a, b=b: a.lifecycle.may_meet and b.lifecycle.may_meet)

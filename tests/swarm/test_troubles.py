@@ -18,7 +18,7 @@ QUIET = tiny_manifest(run={"total_steps": 100_000})
 def list_peers(*peers: Peer) -> None:
     for peer in peers:
         for other in peers:
-            peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+            peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
 
 
 def completed(peer: Peer) -> int:
@@ -36,7 +36,7 @@ def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) 
         for peer in peers[1:3]:
             swarm.network.kill_at(peer.peer_id, sent=2)
         for _ in range(3):  # the last one is to rest while these are chosen
-            peers[0].book.refused(peers[3].peer_id, asyncio.get_running_loop().time())
+            peers[0].book.note_refusal(peers[3].peer_id, asyncio.get_running_loop().time())
         assert await peers[0].node.searches.search(0)
         assert peers[0].outcomes() == {"failed": 2, "completed": 1}
         assert peers[0].partners() == {str(peers[3].peer_id): 1}
@@ -45,7 +45,7 @@ def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_nobody_answers_and_the_fragment_goes_solo_at_the_deadline(tmp_path: Path) -> None:
+def test_without_an_answer_the_fragment_takes_a_solo_step_at_the_deadline(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
         await swarm.until(lambda: completed(a) >= 3)
@@ -61,7 +61,7 @@ def test_nobody_answers_and_the_fragment_goes_solo_at_the_deadline(tmp_path: Pat
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_nobody_is_there_and_defer_waits(tmp_path: Path) -> None:
+def test_without_partners_defer_waits(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         before = peer.slow.clone()
@@ -69,7 +69,7 @@ def test_nobody_is_there_and_defer_waits(tmp_path: Path) -> None:
         assert torch.equal(peer.slow, before) and not peer.trainer.solo
         assert peer.trainer.replica.fragments[0].since.tokens == peer.trainer.replica.tokens, "what was learnt still counts"
         (late,) = swarm.start(1)
-        late.trainer.replica.global_step = peer.clock
+        late.trainer.replica.global_step = peer.global_step
         await swarm.until(lambda: completed(peer) >= 3)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(outer={"no_partner": "defer"})), story)
@@ -129,7 +129,7 @@ def test_a_partition_heals(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000}, outer={"max_clock_gap_steps": 80})), story)
 
 
-def test_a_partner_that_never_says_a_word_leaves_time_for_another(tmp_path: Path) -> None:
+def test_a_silent_partner_leaves_time_for_another(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         for peer in swarm.peers:
@@ -137,7 +137,7 @@ def test_a_partner_that_never_says_a_word_leaves_time_for_another(tmp_path: Path
         list_peers(a, b, c)
         await asyncio.sleep(2.0)
         for _ in range(2):  # is to rest while the other is chosen
-            a.book.refused(c.peer_id, asyncio.get_running_loop().time())
+            a.book.note_refusal(c.peer_id, asyncio.get_running_loop().time())
         meeting = asyncio.create_task(a.node.searches.search(0))
         await asyncio.sleep(0.1)
         swarm.network.partition([b.peer_id])

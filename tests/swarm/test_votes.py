@@ -40,7 +40,7 @@ def strangers(swarm: Swarm, peers: list[Peer], num: int, ahead_steps: int) -> St
     """Give each stranger an invite of its own; one claims the honest peers' networks in its records."""
     claims = tuple(peer.addresses[0] for peer in peers)[:RECORD_ADDRESSES]
     return Strangers(
-        swarm, num, lambda: min(TOTAL_STEPS, max(peer.clock for peer in peers) + ahead_steps), lambda: mean_weights(peers), claims
+        swarm, num, lambda: min(TOTAL_STEPS, max(peer.global_step for peer in peers) + ahead_steps), lambda: mean_weights(peers), claims
     )
 
 
@@ -58,14 +58,14 @@ def cut_off(swarm: Swarm, others: list[Peer]) -> None:
 
 def steps_ahead(peers: list[Peer]) -> int:
     """Return by how much the peers' global steps exceed what they have trained."""
-    return max(peer.clock - peer.trainer.replica.own_steps for peer in peers)
+    return max(peer.global_step - peer.trainer.replica.own_steps for peer in peers)
 
 
 @pytest.mark.parametrize("num", STRANGERS)
 def test_strangers_that_say_it_is_over_end_no_run(tmp_path: Path, num: int) -> None:
     async def story(swarm: Swarm) -> None:
         peers = await honest(swarm)
-        await swarm.until(lambda: peers[0].clock >= LATER_STEPS)
+        await swarm.until(lambda: peers[0].global_step >= LATER_STEPS)
         others = strangers(swarm, peers, num, TOTAL_STEPS)
         others.finished, others.result_of = True, lambda: fast_weights(peers)
         work = asyncio.create_task(others.run())
@@ -85,7 +85,7 @@ def test_strangers_move_no_global_step_of_a_peer_that_is_cut_off(tmp_path: Path,
         cut_off(swarm, others)
         work = asyncio.create_task(strangers(swarm, [victim, *others], num, 5000).run())
         await asyncio.sleep(2 * ATTACK_S)
-        assert steps_ahead([victim]) <= INVITES.outer.nominal_steps and not victim.clones
+        assert steps_ahead([victim]) <= INVITES.outer.nominal_steps and not victim.transfers
         await cancel(work)
 
     play(Swarm(tmp_path, manifest=INVITES), story)
@@ -95,16 +95,16 @@ def test_strangers_move_no_global_step_of_a_peer_that_is_cut_off(tmp_path: Path,
 def test_refusals_of_strangers_send_nobody_back(tmp_path: Path, num: int) -> None:
     async def story(swarm: Swarm) -> None:
         victim, *others = await honest(swarm)
-        await swarm.until(lambda: victim.clock > 100)
+        await swarm.until(lambda: victim.global_step > 100)
         cut_off(swarm, others)
         behind = strangers(swarm, [victim, *others], num, 0)
         behind.global_step_of = lambda: 1
         work = asyncio.create_task(behind.run())
-        clocks = [victim.clock]
+        clocks = [victim.global_step]
         while len(clocks) < 80:
             await asyncio.sleep(1.0)
-            clocks.append(victim.clock)
-        assert clocks == sorted(clocks) and not victim.clones
+            clocks.append(victim.global_step)
+        assert clocks == sorted(clocks) and not victim.transfers
         await cancel(work)
 
     play(Swarm(tmp_path, manifest=INVITES), story)
@@ -120,9 +120,11 @@ def test_a_peer_restarted_among_many_strangers_follows_those_it_has_met(tmp_path
         work = asyncio.create_task(strangers(swarm, peers[1:], 10, 5000).run())
         await asyncio.sleep(60.0)
         back.start()
-        await swarm.until(lambda: back.clock >= min(peer.clock for peer in peers[1:]) - INVITES.outer.max_clock_gap_steps, within_s=60.0)
+        await swarm.until(
+            lambda: back.global_step >= min(peer.global_step for peer in peers[1:]) - INVITES.outer.max_clock_gap_steps, within_s=60.0
+        )
         await swarm.until(lambda: back.outcomes()["completed"] >= 6, within_s=60.0)
-        assert back.clock <= max(peer.clock for peer in peers[1:]) + INVITES.outer.nominal_steps
+        assert back.global_step <= max(peer.global_step for peer in peers[1:]) + INVITES.outer.nominal_steps
         await cancel(work)
 
     play(Swarm(tmp_path, manifest=INVITES), story)

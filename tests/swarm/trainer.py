@@ -7,6 +7,7 @@ story goes the same way each time.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,6 +26,8 @@ from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer import trainer as real
 from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.messages.terms import ModelPlan
@@ -65,7 +68,7 @@ class Link:
         if self.is_up and self.end is not None:
             self.end.put(request)
 
-    def hear(self, record: messages.Answer) -> None:
+    def take(self, record: messages.Answer) -> None:
         if not self.is_up:  # either end died with this on its lips
             return
         if isinstance(record, messages.TrainerReport):
@@ -86,7 +89,7 @@ class End:
 
     def __init__(self) -> None:
         self.session = 0
-        self.said: list[messages.Answer] = []
+        self.sent: list[messages.Answer] = []
         self._coming: SimpleQueue[messages.Request | int | None] = SimpleQueue()
         self._idle: SimpleQueue[None] = SimpleQueue()  # one for each time that the thread began to wait
         self._next: messages.Request | int | None = None
@@ -119,7 +122,7 @@ class End:
 
     def send(self, record: messages.Answer, session: int) -> None:
         if session and session == self.session:
-            self.said.append(record)
+            self.sent.append(record)
 
     def close(self) -> None:
         self.session = 0
@@ -152,9 +155,9 @@ class Disk(Saver):
 class Trainer:
     """Drives the real trainer. `frozen`, it answers requests without making inner steps."""
 
-    def __init__(self, replica_of: Callable[[Callable[[Event], None]], CountedReplica], step_s: float, told_to_start: bool) -> None:
+    def __init__(self, replica_of: Callable[[Callable[[Event], None]], CountedReplica], step_s: float, waits_for_start: bool) -> None:
         config = PeerConfig(home=Path("unused"))
-        self._child = child = Supervision(ChildSettings(config=config, peer_id="", runtime=config.home, told_to_start=told_to_start))
+        self._child = child = Supervision(ChildSettings(config=config, peer_id="", runtime=config.home, waits_for_start=waits_for_start))
         self.replica = replica_of(child.emit)
         self.frozen = False
         self.handled: list[messages.Reply] = []
@@ -165,7 +168,7 @@ class Trainer:
         self._link: Link | None = None
         self._end = End()
         now_s = asyncio.get_running_loop().time
-        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit)
+        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit, random.Random(0))
         self.on_save: Callable[[], None] = lambda: None
         saver = Disk(Home(config.home), config, child.emit, now_s)
         saver.on_save = lambda: self.on_save()
@@ -218,16 +221,21 @@ class Trainer:
         """Let the time of an inner step pass."""
         await asyncio.sleep(self._step_s)
 
+    def replace_side(self, meeting: int, side_of: Callable[[FragmentState], MeetingSide]) -> None:
+        """Put another side in the place of an open meeting's, for a trainer that does not do what the real one does."""
+        opened = self._exchange._meetings[meeting]
+        opened.side = side_of(opened.side.state)
+
     def save(self) -> Checkpoint:
         tensors = {name: tensor.clone() for name, tensor in self.replica.tensors().items()}
         return Checkpoint(tensors, self.replica.state())
 
     def _deliver(self) -> None:
-        said, self._end.said = self._end.said, []
-        for record in said:
+        sent, self._end.sent = self._end.sent, []
+        for record in sent:
             if not isinstance(record, messages.TrainerReport):
                 self.handled.append(record)
                 self.on_handled(record)
                 record = self.spoil(record)
             if self._link is not None:
-                self._link.hear(record)
+                self._link.take(record)

@@ -29,7 +29,7 @@ FRAGMENT = 1
 FIRST_STEPS = 2
 QUICK_S = 2.0
 LATE_S = DOUBT_S + 3.0  # a return after nobody asks any more
-SETTLED_S = DOUBT_S + 7.0  # by then every deadline has passed
+ENDED_S = DOUBT_S + 7.0  # by then every deadline has passed
 CHUNK_BYTES = 2048  # so that a payload takes several
 
 
@@ -88,7 +88,7 @@ async def two_that_stand_still(swarm: Swarm) -> tuple[Peer, Peer]:
         peer.save()
         peer.start()
     for peer, other in (peers, peers[::-1]):
-        peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
+        peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
     await asyncio.sleep(1.0)
     return peers
 
@@ -102,7 +102,7 @@ async def _play(swarm: Swarm, death: Death | None, goes_on: bool) -> Result:
         _condemn(swarm, peers[death.victim], death)
     meeting = asyncio.create_task(peers[0].node.meetings.try_next(FRAGMENT, set()))
     at_death = "" if death is None else await _bring_back(swarm, peers[death.victim], death)
-    await asyncio.sleep(SETTLED_S)
+    await asyncio.sleep(ENDED_S)
     meeting.cancel()
     result = Result(
         before,
@@ -143,7 +143,7 @@ def _condemn(swarm: Swarm, victim: Peer, death: Death) -> None:
 
 
 async def _bring_back(swarm: Swarm, victim: Peer, death: Death) -> str:
-    await swarm.until(lambda: not victim.link.is_up, within_s=SETTLED_S)
+    await swarm.until(lambda: not victim.link.is_up, within_s=ENDED_S)
     await asyncio.sleep(0)
     at_death = victim.hash
     await asyncio.sleep(death.back_s)

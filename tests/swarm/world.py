@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.machine.events import Event, MeetingDone, ProcessReported, StateTransferred
+from gossamer.peer.machine.events import Event, MeetingDone, PartnerShunned, ProcessReported, StateTransferred
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -55,7 +55,7 @@ class Habits:
     step_s: float = 0.25
     optimizer_s: float | None = None  # that a step lasts after its gradient's `step_s`; None: it takes no time, and `step_s` lies between
     text: int = 0  # on which of the texts it trains, and by which it judges
-    told_to_start: bool = False  # waits to be told, as joiners do
+    waits_for_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
     has_start: bool = True
     wait_for_peers: int = 0
@@ -80,14 +80,14 @@ class HeardLink(Link):
 
     def __init__(self, plan: ModelPlan) -> None:
         super().__init__(plan)
-        self.said: list[messages.Request] = []
+        self.reported: list[messages.Request] = []
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
-        self.said.append(request)
+        self.reported.append(request)
         return await super().request(request)
 
     def notify(self, request: messages.Notification) -> None:
-        self.said.append(request)
+        self.reported.append(request)
         super().notify(request)
 
 
@@ -101,8 +101,9 @@ class Peer:
         self.addresses = ADDRESSES
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
-        self.clones: list[StateTransferred] = []
-        self.said: list[ProcessReported] = []
+        self.transfers: list[StateTransferred] = []
+        self.shunned: list[PartnerShunned] = []
+        self.reported: list[ProcessReported] = []
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
         self.is_done = False
@@ -154,7 +155,7 @@ class Peer:
         return torch.cat([fragment.slow for fragment in self.trainer.replica.fragments])
 
     @property
-    def clock(self) -> int:
+    def global_step(self) -> int:
         return self.trainer.replica.global_step
 
     @property
@@ -210,7 +211,9 @@ class Peer:
             wait_for_peers=habits.wait_for_peers,
             has_weights=habits.has_start,
         )
-        self.transport: Transport = network.transport(self.peer_id, self._answer, habits.wire, is_banned=self.peer.is_banned)
+        self.transport: Transport = network.start_peer(
+            self.peer_id, self._answer, habits.wire, None, self.peer.is_banned, self.peer.has_met
+        )
         self.trainer.connect(self.link)
         directory = EmptyDirectory() if habits.is_blind else network.peers[self.peer_id]
         self._run(
@@ -221,11 +224,13 @@ class Peer:
         self.status = apply(self.status, event)
         match event:
             case StateTransferred():
-                self.clones.append(event)
+                self.transfers.append(event)
             case MeetingDone():
                 self.meetings.append(event)
+            case PartnerShunned():
+                self.shunned.append(event)
             case ProcessReported():
-                self.said.append(event)
+                self.reported.append(event)
 
     def kill(self) -> None:
         """kill -9 of the whole peer; its replica stays to be looked at."""
@@ -262,10 +267,10 @@ class Peer:
 
     def _new_trainer(self) -> Trainer:
         self.payloads.clear(Writer.TRAINER)
-        told_to_start = self.checkpoint is None and self.habits.told_to_start
+        waits_for_start = self.checkpoint is None and self.habits.waits_for_start
         if self.habits.optimizer_s is None:
-            return Trainer(self._new_replica, self.habits.step_s, told_to_start)
-        paced = PacedTrainer(self._new_replica, self.habits.step_s, told_to_start)
+            return Trainer(self._new_replica, self.habits.step_s, waits_for_start)
+        paced = PacedTrainer(self._new_replica, self.habits.step_s, waits_for_start)
         paced.optimizer_s = self.habits.optimizer_s
         return paced
 

@@ -35,7 +35,7 @@ def test_every_message_decodes_from_its_file(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "says"),
+    ("name", "reason"),
     [
         ("truncated_hello.bin", "not a Frame"),
         ("oversize_hello.bin", "at most 8192 are read"),
@@ -45,8 +45,8 @@ def test_every_message_decodes_from_its_file(name: str) -> None:
         ("unsigned_hello.bin", "without a signature"),
     ],
 )
-def test_malformed_frames_are_rejected(name: str, says: str) -> None:
-    with pytest.raises(BadMessage, match=says):
+def test_malformed_frames_are_rejected(name: str, reason: str) -> None:
+    with pytest.raises(BadMessage, match=reason):
         from_frame(stored(name))
 
 

@@ -24,18 +24,18 @@ MEET_S = 120.0
 
 def join_dht(seat: Seat) -> hivemind.DHT:
     """Start a DHT node that joins at peer 1; returns when all peers have joined."""
-    door = seat.meeting_place / "door"
-    initial = None if seat.number == 1 else wait_for(door).split()
+    address_file = seat.meeting_place / "address"
+    initial = None if seat.number == 1 else wait_for(address_file).split()
     dht = hivemind.DHT(initial_peers=initial, host_maddrs=[f"/ip4/{seat.address}/tcp/{PORT}"], start=True)
     if seat.number == 1:
-        tell(door, " ".join(map(str, dht.get_visible_maddrs())))
-    tell(seat.meeting_place / f"in-{seat.number}", "in")
+        publish(address_file, " ".join(map(str, dht.get_visible_maddrs())))
+    publish(seat.meeting_place / f"in-{seat.number}", "in")
     for number in range(1, seat.job.num_peers + 1):
         wait_for(seat.meeting_place / f"in-{number}")
     return dht
 
 
-def tell(file: Path, text: str) -> None:
+def publish(file: Path, text: str) -> None:
     """Write a file for other peers atomically."""
     beside = file.with_suffix(".new")
     beside.write_text(text)

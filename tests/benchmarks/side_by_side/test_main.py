@@ -38,7 +38,7 @@ def test_without_root_it_is_refused(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "root" in capsys.readouterr().err
 
 
-def test_a_missing_environment_says_how_to_make_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_environment_gives_a_hint_how_to_make_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(systems, "ROOT", tmp_path)
     assert SYSTEMS["ddp"].python()
     with pytest.raises(BadSettings) as raised:

@@ -64,12 +64,13 @@ def test_a_system_that_waits_for_ever_has_no_wall_time() -> None:
 
 def test_failures_are_remarked() -> None:
     row = cells(
-        "none", [made_run("gossamer", outcome="failed: it broke | badly", meetings={"gated": 3, "busy": 9}, clones=2, all_training_s=8.0)]
+        "none",
+        [made_run("gossamer", outcome="failed: it broke | badly", meetings={"gated": 3, "busy": 9}, transfers=2, all_training_s=8.0)],
     )[0]
-    assert row["remarks"] == "failed: it broke / badly, 3 gated, 2 clones, all train after 8 s"
+    assert row["remarks"] == "failed: it broke / badly, 3 gated, 2 state transfers, all train after 8 s"
 
 
-def test_a_table_without_runs_says_so() -> None:
+def test_a_table_without_runs_has_a_note() -> None:
     assert "no runs yet" in table("cut", [], {})
 
 

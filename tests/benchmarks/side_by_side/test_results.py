@@ -10,7 +10,7 @@ from tests.benchmarks.side_by_side.made import made_run
 
 
 def test_a_line_holds_the_whole_run() -> None:
-    run = made_run("gossamer", 20.0, meetings={"completed": 7}, clones=3)
+    run = made_run("gossamer", 20.0, meetings={"completed": 7}, transfers=3)
     assert Run.from_line(run.to_line()) == run
 
 

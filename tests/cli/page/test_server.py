@@ -130,13 +130,13 @@ class Running:
         return asyncio.run(both())
 
 
-def told(answer: Answer) -> Any:
+def content(answer: Answer) -> Any:
     assert answer.headers["content-type"].startswith("text/event-stream")
     return json.loads(answer.body.removeprefix(b"data: "))
 
 
 def test_the_page_receives_the_peers_answers(tmp_path: Path) -> None:
-    (peer,) = told(Running(tmp_path).during("/live/peers"))
+    (peer,) = content(Running(tmp_path).during("/live/peers"))
     assert peer["runs"]
     assert peer["status"] == STATUS.to_json()
     assert peer["sentence"].startswith("training for ")
@@ -144,10 +144,10 @@ def test_the_page_receives_the_peers_answers(tmp_path: Path) -> None:
 
 def test_a_stopped_peer_is_shown_with_its_last_state(tmp_path: Path) -> None:
     Home(tmp_path).status.write_text(json.dumps(apply(STATUS, changed("failed", "no room")).to_json()))
-    (peer,) = told(asyncio.run(request([tmp_path], "/live/peers", HERE)))
+    (peer,) = content(asyncio.run(request([tmp_path], "/live/peers", HERE)))
     assert (peer["runs"], peer["status"]["state"]) == (False, "failed")
     assert "no peer is running" in peer["words"]
-    (nothing,) = told(asyncio.run(request([tmp_path / "nowhere"], "/live/peers", HERE)))
+    (nothing,) = content(asyncio.run(request([tmp_path / "nowhere"], "/live/peers", HERE)))
     assert (nothing["runs"], nothing["status"]) == (False, {})
 
 

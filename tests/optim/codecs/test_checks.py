@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.optim.codecs.checks import correct, shifts, sums, transmitted, weights
+from gossamer.optim.codecs.checks import correct_wrapped, sent_bits, sum_differences, sums, weights
 
 CPU = torch.device("cpu")
 BITS = [8, 6, 4, 3]
@@ -24,10 +24,10 @@ def sides(true: Tensor, bits: int, seed: int = 0) -> tuple[tuple[Tensor, Tensor]
     for me in (0, 1):
         half = 2 ** (bits - 1)
         seen = ((integers[1 - me] - integers[me] + half) % 2**bits - half).float()
-        moved = shifts(seen, row_sums[me], transmitted(row_sums[1 - me], bits), bits)
+        moved = sum_differences(seen, row_sums[me], sent_bits(row_sums[1 - me], bits), bits)
         suspect = (moved != 0) | (seen == -half).any(1)
         rows = seen[suspect]
-        good = correct(rows, moved[suspect], bits)
+        good = correct_wrapped(rows, moved[suspect], bits)
         seen[suspect] = torch.where(good[:, None], rows, 0.0)
         results.append((seen, suspect.masked_scatter(suspect, ~good)))
     return results[0], results[1]

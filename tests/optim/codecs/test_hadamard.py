@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.optim.codecs import codec
-from gossamer.optim.codecs.hadamard import dither_pool, keep_products_exact, leading, sign_pool, transform, window
+from gossamer.optim.codecs.hadamard import dither_pool, keep_products_exact, leading_columns, sign_pool, transform, window
 
 CPU = torch.device("cpu")
 
@@ -27,7 +27,7 @@ def test_it_is_the_walsh_hadamard_transform() -> None:
     rows = torch.randint(-5, 6, (3, 1024)).float()
     expected = torch.tensor([slow_transform(row) for row in rows.tolist()])
     assert torch.equal(transform(rows.clone(), torch.empty_like(rows)), expected)
-    assert torch.equal(leading(rows, 8), expected[:, :8])
+    assert torch.equal(leading_columns(rows, 8), expected[:, :8])
 
 
 def test_twice_is_1024_times_the_input_exactly_on_integers() -> None:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import Gap, codec
-from gossamer.optim.codecs.hadamard import side_matrix, sign_pool, window
+from gossamer.optim.codecs.hadamard import hadamard_matrix, sign_pool, window
 from gossamer.optim.codecs.modulo import Modulo
 
 NAMES = ["modulo8", "modulo6", "modulo4", "modulo3"]
@@ -184,7 +184,7 @@ def test_the_gap_has_the_same_bits_however_it_is_computed(name: str, monkeypatch
     assert torch.equal(coder.gap(one, two.payload).values, gap.values)
     # Undone by hand in float64: signs, then the exact transform, must give whole multiples of the step.
     signs = window(sign_pool(1, 40, torch.device("cpu")), slice(0, 40)).double()
-    side = side_matrix(torch.device("cpu")).double()
+    side = hadamard_matrix(torch.device("cpu")).double()
     rows = (gap.values.view(40, 1024).double() * signs / (one.steps / 32)[:, None].double()).view(40, 32, 32)
     whole = (side @ rows @ side).view(40, 1024)[~gap.failed] / 1024
     assert float((whole - whole.round()).abs().max()) < 1e-3 * 2**coder.bits

@@ -3,12 +3,12 @@ from __future__ import annotations
 import pytest
 import torch
 
-from gossamer.optim.codecs.sketches import gap_steps, to_bytes
+from gossamer.optim.codecs.sketches import quantization_steps, to_bytes
 
 
 def test_zero_sketches_give_a_usable_step() -> None:
     nothing = torch.zeros(32, dtype=torch.uint8)
-    steps = gap_steps(nothing, nothing, 2, 0.5)
+    steps = quantization_steps(nothing, nothing, 2, 0.5)
     assert bool((steps > 0).all())
     assert bool(torch.isfinite(1.0 / steps).all())
 
@@ -16,7 +16,7 @@ def test_zero_sketches_give_a_usable_step() -> None:
 def test_both_sides_compute_the_same_steps() -> None:
     generator = torch.Generator().manual_seed(0)
     sketches = [(torch.randn(8000, generator=generator) * scale).half().view(torch.uint8) for scale in (1e-3, 1e4)]
-    one, two = gap_steps(*sketches, 1000, 0.6875), gap_steps(*sketches[::-1], 1000, 0.6875)
+    one, two = quantization_steps(*sketches, 1000, 0.6875), quantization_steps(*sketches[::-1], 1000, 0.6875)
     assert torch.equal(one, two)
     assert bool(torch.isfinite(one).all())
 
@@ -24,10 +24,10 @@ def test_both_sides_compute_the_same_steps() -> None:
 def test_the_step_follows_the_block_and_its_neighbours() -> None:
     own = torch.zeros(40, 8)
     partner = torch.full((40, 8), 0.01)
-    even = gap_steps(to_bytes(own.clone()), to_bytes(partner.clone()), 40, 1.0)
+    even = quantization_steps(to_bytes(own.clone()), to_bytes(partner.clone()), 40, 1.0)
     torch.testing.assert_close(even, torch.full((40,), 0.01), rtol=1e-3, atol=0)
     partner[20] = 1.0
-    steps = gap_steps(to_bytes(own), to_bytes(partner), 40, 1.0)
+    steps = quantization_steps(to_bytes(own), to_bytes(partner), 40, 1.0)
     assert float(steps[20]) == pytest.approx((0.25 + 0.75 / 9) ** 0.5, rel=1e-3)
     assert float(steps[16]) == pytest.approx((0.75 / 9) ** 0.5, rel=1e-2)
     assert torch.equal(steps[:16], even[:16])
@@ -35,7 +35,7 @@ def test_the_step_follows_the_block_and_its_neighbours() -> None:
 
 def test_the_step_never_falls_below_what_fp16_shows() -> None:
     own = torch.full((20, 8), 4.0)
-    steps = gap_steps(to_bytes(own.clone()), to_bytes(own.clone()), 20, 1.0)
+    steps = quantization_steps(to_bytes(own.clone()), to_bytes(own.clone()), 20, 1.0)
     torch.testing.assert_close(steps, torch.full((20,), 4.0 * 2**-11.5), rtol=1e-3, atol=0)
 
 
@@ -48,6 +48,6 @@ def test_sketches_of_another_size_or_not_finite_are_refused() -> None:
     good = torch.zeros(32, dtype=torch.uint8)
     bad = torch.full((16,), float("nan"), dtype=torch.float16).view(torch.uint8)
     with pytest.raises(ValueError, match="expected"):
-        gap_steps(good, good[:-2], 2, 1.0)
+        quantization_steps(good, good[:-2], 2, 1.0)
     with pytest.raises(ValueError, match="not finite"):
-        gap_steps(good, bad, 2, 1.0)
+        quantization_steps(good, bad, 2, 1.0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.doctor.case import Case, once
+from gossamer.peer.doctor.case import Case, cached
 from gossamer.peer.doctor.examination import examine, exit_code
 from gossamer.peer.doctor.finding import Finding, Level, fail, ok, warn
 from gossamer.protocol.errors import ExitCode, SwarmUnreachable
@@ -59,8 +59,8 @@ def test_the_first_that_failed_decides_the_exit_code() -> None:
 
 def test_a_shared_fact_is_computed_once() -> None:
     asked: list[int] = []
-    told = once(lambda: asked.append(1))
-    for thread in (threads := [threading.Thread(target=told) for _ in range(4)]):
+    answer = cached(lambda: asked.append(1))
+    for thread in (threads := [threading.Thread(target=answer) for _ in range(4)]):
         thread.start()
     for thread in threads:
         thread.join()
@@ -74,8 +74,8 @@ def test_a_failed_fact_is_not_computed_again() -> None:
         asked.append(1)
         raise ValueError
 
-    told = once(breaks)
+    answer = cached(breaks)
     for _ in range(2):
         with pytest.raises(ValueError):
-            told()
+            answer()
     assert asked == [1]

@@ -50,7 +50,7 @@ def test_a_device_that_is_absent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said", "level", "words"),
+    ("code", "output", "level", "words"),
     [
         (None, "", Level.WARN, "did not even load"),
         (None, f"{UP}\n", Level.FAIL, "did not compute anything on cuda"),
@@ -59,8 +59,8 @@ def test_a_device_that_is_absent(tmp_path: Path) -> None:
     ],
     ids=["busy", "hangs", "wrong", "crashed"],
 )
-def test_a_device_that_does_not_compute(code: int | None, said: str, level: Level, words: str) -> None:
-    finding = device("cuda", code, said)
+def test_a_device_that_does_not_compute(code: int | None, output: str, level: Level, words: str) -> None:
+    finding = device("cuda", code, output)
     assert finding.level is level and words in finding.found and finding.way_out
 
 

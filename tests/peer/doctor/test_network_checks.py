@@ -29,7 +29,7 @@ PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
         ([10.0], Level.WARN, "10.0 s behind"),
         ([], Level.OK, "no peer could be asked"),
     ],
-    ids=["slow by an hour", "fast by an hour", "one liar", "a little", "nobody there"],
+    ids=["slow by an hour", "fast by an hour", "one malicious peer", "a little", "nobody there"],
 )
 def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -> None:
     finding = clock(ahead_s)
@@ -95,7 +95,7 @@ def test_one_of_several_is_enough() -> None:
     assert finding.level is Level.WARN and "connection refused" in finding.found
 
 
-def test_nobody_was_reached() -> None:
+def test_no_peer_was_reached() -> None:
     finding = bootstraps(CallRound(calls=(GONE, replace(GONE, trouble="no route to host"))))
     assert (finding.level, finding.exit_code) == (Level.FAIL, ExitCode.SWARM_UNREACHABLE)
     assert "no route to host" in finding.found

@@ -48,11 +48,11 @@ print(json.dumps(said))
 """
 
 
-async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s: Sequence[int]) -> list[Any]:
+async def reply_of_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s: Sequence[int]) -> list[Any]:
     """Call on a peer whose clock is so far ahead, with invites that are good for so long."""
     with tempfile.TemporaryDirectory() as short:
         key, folder = Path(short) / "key", Path(short) / "net"
-        write_whole(key, HOST.to_bytes(), private=True)
+        write_whole(key, HOST.to_bytes())
         terms = RunTerms.from_manifest(SIGNED.manifest())
         peer_exchange = PeerExchange(terms, AddressBook(HOST.peer_id), SwarmTime(lambda: time.time() + clock_ahead_s), random.Random(0))
         server = FetchServer(HOST, terms, SIGNED.to_bytes(), time.time, peer_exchange)
@@ -65,7 +65,7 @@ async def said_by_one_that_answers(home: Path, clock_ahead_s: float, lifetimes_s
 
 
 def test_a_bootstrap_that_answers_members_and_whose_clock_is_an_hour_behind(tmp_path: Path) -> None:
-    member, stranger = asyncio.run(said_by_one_that_answers(tmp_path / "home", -3600.0, [3600, -3600]))
+    member, stranger = asyncio.run(reply_of_one_that_answers(tmp_path / "home", -3600.0, [3600, -3600]))
     gc.collect()  # gRPC's thread ends with its last object
     run_id, ahead_s, observed, is_open, line = member[3:]
     assert member[:3] == ["", "", ""] and run_id == SIGNED.run_id.hex()
@@ -80,8 +80,8 @@ async def looked_around(home: Path, texts: Sequence[str]) -> list[Any]:
     """Let another process look: gRPC knows one event loop a process."""
     command = [sys.executable, "-c", VISIT, str(home), *texts]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    said, _ = await process.communicate()
-    answer: list[Any] = json.loads(said)
+    output, _ = await process.communicate()
+    answer: list[Any] = json.loads(output)
     return answer
 
 
@@ -104,7 +104,7 @@ def test_an_unroutable_bootstrap_fails(tmp_path: Path) -> None:
     assert finding.level is Level.FAIL and visit.calls[0].trouble in finding.found
 
 
-def test_without_an_invite_nobody_is_called(tmp_path: Path) -> None:
+def test_without_an_invite_no_peer_is_called(tmp_path: Path) -> None:
     assert "no run" in case(tmp_path / "home").visit().trouble
 
 
@@ -113,8 +113,10 @@ def test_an_unreadable_invite_causes_no_call(tmp_path: Path) -> None:
 
 
 def test_the_reason_is_extracted_from_the_message_of_p2pd() -> None:
-    said = "p2pd: failed to dial 12D3: all dials failed * [/ip4/203.0.113.5/tcp/4001] dial tcp4 203.0.113.5:4001: connect: no route to host"
-    assert short_reason(said) == "no route to host"
+    output = (
+        "p2pd: failed to dial 12D3: all dials failed * [/ip4/203.0.113.5/tcp/4001] dial tcp4 203.0.113.5:4001: connect: no route to host"
+    )
+    assert short_reason(output) == "no route to host"
     assert short_reason("something new") == "something new"
 
 

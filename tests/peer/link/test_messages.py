@@ -15,15 +15,16 @@ from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
 SAMPLES = {
     "float": 2.5,
+    "float | None": -0.5,
     "int": 7,
     "str": 'quoted "text"\nand more',
     "bool": True,
     "RunPhase": RunPhase.FINISH,
-    "tuple[tuple[str, ...], ...]": (("pull-1", "pull-2"), ("pull-3",)),
-    "dict[str, float]": {"pull-1": 0.25},
+    "tuple[tuple[str, ...], ...]": (("sync-1", "sync-2"), ("sync-3",)),
+    "dict[str, float]": {"sync-1": 0.25},
     "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800),
 }
-KINDS = typing.get_args(messages.Record)
+KINDS = typing.get_args(messages.Request | messages.Answer)
 
 
 def sample(kind: type[messages.Record]) -> Any:

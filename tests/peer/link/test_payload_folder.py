@@ -50,7 +50,7 @@ def test_a_view_outlives_its_file(payloads: PayloadFolder) -> None:
     assert bytes(view) == b"old"
 
 
-def test_writing_to_a_view_reaches_nobody(payloads: PayloadFolder) -> None:
+def test_writing_to_a_view_changes_no_file(payloads: PayloadFolder) -> None:
     payloads.write("a", b"\0\0")
     torch.frombuffer(payloads.read("a"), dtype=torch.uint8).fill_(9)
     assert bytes(payloads.read("a")) == b"\0\0"
@@ -66,7 +66,7 @@ def test_a_meeting_leaves_nothing(payloads: PayloadFolder, tmp_path: Path) -> No
 
 def test_each_process_clears_away_its_own_files_only(payloads: PayloadFolder, tmp_path: Path) -> None:
     names = {
-        Writer.TRAINER: {payload_name(3, File.OWN_SKETCH), payload_name(3, File.OWN_PAYLOAD), "clone-1"},
+        Writer.TRAINER: {payload_name(3, File.OWN_SKETCH), payload_name(3, File.OWN_PAYLOAD), "copy-1"},
         Writer.NODE: {payload_name(3, File.PARTNER_SKETCH), payload_name(3, File.PARTNER_PAYLOAD)},
     }
     for name in names[Writer.TRAINER] | names[Writer.NODE]:
@@ -77,7 +77,7 @@ def test_each_process_clears_away_its_own_files_only(payloads: PayloadFolder, tm
     assert not list((tmp_path / "payloads").iterdir())
 
 
-def test_a_folder_that_cannot_be_written_to_says_so(payloads: PayloadFolder, tmp_path: Path) -> None:
+def test_an_unwritable_folder_is_reported(payloads: PayloadFolder, tmp_path: Path) -> None:
     (tmp_path / "payloads").rmdir()
     with pytest.raises(OSError):
         payloads.write("a", b"x")

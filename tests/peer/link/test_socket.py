@@ -175,15 +175,15 @@ def test_the_node_finds_the_next_trainer(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("before", [b"", messages.ANSWERS.write(messages.Built(PLAN))], ids=["at first", "later"])
-@pytest.mark.parametrize("said", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), UNASKED, b'{"record":"Dru'])
-def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, said: bytes, before: bytes) -> None:
+@pytest.mark.parametrize("data", [b"garbage\n", b"x" * (link.LINE_BYTES + 2), UNASKED, b'{"record":"Dru'])
+def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Path, data: bytes, before: bytes) -> None:
     async def test() -> None:
         came: asyncio.Queue[asyncio.StreamWriter] = asyncio.Queue()
         server = await asyncio.start_unix_server(lambda _, writer: came.put_nowait(writer), path=str(folder / SOCKET_NAME))
         running = asyncio.create_task(kept(NodeEnd(folder), lambda _: None))
         first = await came.get()
-        first.write(before + said)
-        if said.endswith(b"u"):
+        first.write(before + data)
+        if data.endswith(b"u"):
             first.close()  # the trainer died in the middle of a line
         again = await came.get()
         assert not running.done()

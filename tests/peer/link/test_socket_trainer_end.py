@@ -57,7 +57,7 @@ def test_each_node_is_a_session_of_its_own(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("trainer_writes", [False, True])
-def test_what_a_node_said_before_it_died_is_heard(folder: Path, trainer_writes: bool) -> None:
+def test_messages_of_a_dead_node_are_read(folder: Path, trainer_writes: bool) -> None:
     """Its partner may hold the Commit that goes with this Apply."""
     trainer = TrainerEnd(folder)
     node = raw_node(folder)
@@ -151,7 +151,7 @@ def test_what_the_socket_does_not_take_is_sent_later_and_whole(folder: Path) -> 
     trainer.close()
 
 
-def test_waiting_ends_when_the_node_speaks(folder: Path) -> None:
+def test_waiting_ends_at_a_message_of_the_node(folder: Path) -> None:
     trainer = TrainerEnd(folder)
     trainer.wait(0.0)
     node = raw_node(folder)

@@ -11,7 +11,6 @@ from gossamer.peer.machine.config import (
     TRAINER,
     LocalSettings,
     PeerConfig,
-    limits_in_force,
     peer_config,
     save_settings,
     saved_settings,
@@ -73,7 +72,7 @@ def test_the_settings_decide_which_processes_a_peer_has() -> None:
 
 def test_settings_cross_the_pipe_whole() -> None:
     config = PeerConfig(home=Path("/some home"), data=Path("text"), announce=("/ip4/1.2.3.4/tcp/5",), threads=3, alone=True)
-    settings = ChildSettings(config=config, peer_id="12D3KooX", runtime=Path("/run/x"), told_to_start=True)
+    settings = ChildSettings(config=config, peer_id="12D3KooX", runtime=Path("/run/x"), waits_for_start=True)
     line = settings.to_line()
     assert line.count(b"\n") == 1
     assert line.endswith(b"\n")
@@ -115,7 +114,7 @@ def test_a_removed_setting_has_its_default(home: Home) -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "text", "says"),
+    ("key", "text", "reason"),
     [
         ("thread", "2", "did you mean 'threads'"),
         ("home", "/elsewhere", "`peer config` lists"),
@@ -123,10 +122,10 @@ def test_a_removed_setting_has_its_default(home: Home) -> None:
         ("schedule", "mon-fry 22:00-07:00", "When to train"),
     ],
 )
-def test_a_wrong_key_or_value_is_refused_with_a_hint(key: str, text: str, says: str) -> None:
+def test_a_wrong_key_or_value_is_refused_with_a_hint(key: str, text: str, reason: str) -> None:
     with pytest.raises(BadSettings) as caught:
         with_setting({}, key, text)
-    assert says in caught.value.hint
+    assert reason in caught.value.hint
 
 
 def test_a_wrong_unit_or_day_is_refused_with_the_nearest_name() -> None:
@@ -143,6 +142,6 @@ def test_a_file_that_cannot_be_used_is_named(home: Home, content: str) -> None:
 
 
 def test_only_what_limits_is_a_limit_in_force(tmp_path: Path) -> None:
-    assert not limits_in_force(peer_config({"home": tmp_path, "devices": "cpu"}))
+    assert not peer_config({"home": tmp_path, "devices": "cpu"}).limits_in_force
     config = peer_config({"home": tmp_path, "threads": 2, "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"})
-    assert limits_in_force(config) == {"threads": "2", "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"}
+    assert config.limits_in_force == {"threads": "2", "schedule": "22:00-07:00", "max_upload": "1 Mbit/s"}

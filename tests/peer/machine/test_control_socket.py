@@ -45,11 +45,11 @@ def during(home: Home, runtime: Path, work: Callable[[], Any]) -> Any:
     return asyncio.run(both())
 
 
-def raw(runtime: Path, said: bytes) -> bytes:
+def raw(runtime: Path, sent: bytes) -> bytes:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(20.0)
         connection.connect(str(runtime / control.SOCKET_NAME))
-        connection.sendall(said)
+        connection.sendall(sent)
         connection.shutdown(socket.SHUT_WR)
         data = b""
         while more := connection.recv(1000):
@@ -71,19 +71,19 @@ def test_many_questions_at_once(home: Home, runtime: Path) -> None:
 
 def test_the_running_file_exists_while_the_socket_serves(home: Home, runtime: Path) -> None:
     def look() -> None:
-        told = json.loads(home.running.read_text())
-        assert told["pid"] == os.getpid()
-        assert told["control"] == str(runtime / control.SOCKET_NAME)
-        assert told["started"] > 1e9
+        record = json.loads(home.running.read_text())
+        assert record["pid"] == os.getpid()
+        assert record["control"] == str(runtime / control.SOCKET_NAME)
+        assert record["started"] > 1e9
 
     during(home, runtime, look)
     assert not home.running.exists()
 
 
-@pytest.mark.parametrize("said", [b"", b"\n", b"nonsense\n", b"[]\n", b'{"cut', b"\xff\n", b"x" * (control.LINE_BYTES + 10) + b"\n"])
-def test_invalid_requests_do_not_stop_the_server(home: Home, runtime: Path, said: bytes) -> None:
+@pytest.mark.parametrize("sent", [b"", b"\n", b"nonsense\n", b"[]\n", b'{"cut', b"\xff\n", b"x" * (control.LINE_BYTES + 10) + b"\n"])
+def test_invalid_requests_do_not_stop_the_server(home: Home, runtime: Path, sent: bytes) -> None:
     def work() -> dict[str, Any]:
-        reply = raw(runtime, said)
+        reply = raw(runtime, sent)
         assert reply == b"" or "error" in json.loads(reply)
         return ask(home.path, {"verb": "status"})
 
@@ -99,7 +99,7 @@ def test_a_silent_client_does_not_block_other_clients(home: Home, runtime: Path)
     assert "heard" in during(home, runtime, work)
 
 
-def test_nobody_runs_in_an_empty_home(tmp_path: Path) -> None:
+def test_no_peer_runs_in_an_empty_home(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="no peer is running in") as caught:
         ask(tmp_path, {"verb": "status"})
     assert "peer join" in caught.value.hint
@@ -123,7 +123,7 @@ def test_a_stale_socket_counts_as_no_peer(home: Home, runtime: Path) -> None:
         ask(home.path, {"verb": "status"})
 
 
-def test_a_peer_that_hangs_is_told_from_none(home: Home, runtime: Path) -> None:
+def test_a_peer_that_hangs_is_distinguished_from_none(home: Home, runtime: Path) -> None:
     path = runtime / control.SOCKET_NAME
     home.running.write_text(json.dumps({"pid": 1, "control": str(path)}))
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as hangs:

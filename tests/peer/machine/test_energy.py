@@ -48,7 +48,7 @@ def test_the_peers_part_is_its_share_of_what_was_used(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize(("status", "watts"), [("Discharging", 12.5), ("Charging", None)])
-def test_a_battery_tells_while_it_is_used(tmp_path: Path, status: str, watts: float | None) -> None:
+def test_battery_power_is_reported_while_it_is_used(tmp_path: Path, status: str, watts: float | None) -> None:
     battery = tmp_path / "BAT0"
     battery.mkdir()
     (battery / "status").write_text(f"{status}\n")

@@ -101,13 +101,24 @@ def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_a_private_file_is_its_owners_alone_even_after_a_crash_left_a_public_one(tmp_path: Path) -> None:
+@pytest.mark.usefixtures("no_umask")
+def test_a_file_is_its_owners_alone_even_after_a_crash_left_a_public_one(tmp_path: Path) -> None:
     path = tmp_path / "invite"
     (tmp_path / "invite.new").write_text("left by a crash")
     (tmp_path / "invite.new").chmod(0o644)
-    write_whole(path, b"secret", private=True)
+    write_whole(path, b"secret")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_bytes() == b"secret"
+
+
+def test_files_that_an_earlier_release_left_readable_become_private(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    for file in (home.events, home.log, home.status, home.peers):
+        file.write_text("{}")
+        file.chmod(0o644)
+    home.create()
+    assert {stat.S_IMODE(file.stat().st_mode) for file in (home.events, home.log, home.status, home.peers)} == {0o600}
 
 
 def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import stat
 from pathlib import Path
 
 from gossamer.peer.machine.log_lines import GrowingFile, keep_short
@@ -38,6 +39,7 @@ def test_a_log_that_processes_write_to_stays_short(tmp_path: Path) -> None:
         keep_short(path, max_bytes=20)
     assert path.read_bytes() == b"new\n"
     assert (tmp_path / "peer.log.1").read_bytes() == b"old\n" * 10
+    assert stat.S_IMODE((tmp_path / "peer.log.1").stat().st_mode) == 0o600
 
 
 def test_no_log_is_short(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gossamer.peer.machine.events import ConnectionsChanged, MeetingDone
-from gossamer.peer.machine.partners import MAX_PARTNERS, Partner, Partners, after_meeting, connected_by, routes
+from gossamer.peer.machine.partners import MAX_PARTNERS, Partner, Partners, after_meeting, routes, with_routes
 
 
 def met(partner: str, outcome: str, ts: float, round_trip_s: float = float("nan")) -> MeetingDone:
@@ -18,10 +18,10 @@ def test_a_row_sums_up_its_meetings() -> None:
 
 
 def test_a_route_is_known_while_a_connection_is_open() -> None:
-    rows = connected_by(after_meeting({}, met("a", "completed", 1)), ConnectionsChanged({"a": "direct", "b": "relayed"}))
+    rows = with_routes(after_meeting({}, met("a", "completed", 1)), ConnectionsChanged({"a": "direct", "b": "relayed"}))
     assert (rows["a"].route, rows["b"].route) == ("direct", "relayed")
     assert routes(rows) == {"direct": 1, "relayed": 1}
-    rows = connected_by(rows, ConnectionsChanged({"b": "local"}))
+    rows = with_routes(rows, ConnectionsChanged({"b": "local"}))
     assert (rows["a"].route, routes(rows)) == ("", {"local": 1})
 
 
@@ -32,4 +32,4 @@ def test_the_partner_seen_longest_ago_is_dropped_first() -> None:
     assert len(rows) == MAX_PARTNERS
     assert "1" not in rows and "2" in rows
     everybody = ConnectionsChanged({str(number): "direct" for number in range(2 * MAX_PARTNERS)})
-    assert len(connected_by(rows, everybody)) == MAX_PARTNERS
+    assert len(with_routes(rows, everybody)) == MAX_PARTNERS

@@ -9,26 +9,26 @@ import pytest
 
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import keep_port, need_port, usual_port
+from gossamer.peer.machine.port import free_port, keep_port
 from gossamer.protocol.errors import BadSettings
 
 ADDRESSES = ["/ip4/127.0.0.1/tcp/{port}/p2p/12D3Koo"]
 
 
-def free_port() -> int:
+def unused_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 def test_a_new_home_takes_any_port(tmp_path: Path) -> None:
-    assert usual_port(Home(tmp_path), "127.0.0.1") == 0
+    assert free_port(Home(tmp_path), "127.0.0.1", None) == 0
 
 
 def test_the_port_of_last_time_is_taken_again(tmp_path: Path) -> None:
-    port = free_port()
+    port = unused_port()
     keep_port(PeerConfig(home=tmp_path), [address.format(port=port) for address in ADDRESSES])
-    assert usual_port(Home(tmp_path), "127.0.0.1") == port
+    assert free_port(Home(tmp_path), "127.0.0.1", None) == port
 
 
 def test_a_busy_usual_port_is_replaced_by_any_free_port(tmp_path: Path) -> None:
@@ -36,24 +36,24 @@ def test_a_busy_usual_port_is_replaced_by_any_free_port(tmp_path: Path) -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         keep_port(PeerConfig(home=tmp_path), [f"/ip4/127.0.0.1/tcp/{other.getsockname()[1]}"])
-        assert usual_port(Home(tmp_path), "127.0.0.1") == 0
+        assert free_port(Home(tmp_path), "127.0.0.1", None) == 0
 
 
-def test_a_busy_port_is_refused_with_a_hint() -> None:
+def test_a_busy_port_is_refused_with_a_hint(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
         with pytest.raises(BadSettings, match="in use") as caught:
-            need_port("127.0.0.1", other.getsockname()[1])
+            free_port(Home(tmp_path), "127.0.0.1", other.getsockname()[1])
     assert "--port" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("listen", "complaint"), [("192.0.2.1", "cannot listen"), ("::ffff:ffff:1", "cannot listen"), ("localhost", "not an IP address")]
 )
-def test_an_address_that_is_not_of_this_machine_is_refused(listen: str, complaint: str) -> None:
+def test_an_address_that_is_not_of_this_machine_is_refused(listen: str, complaint: str, tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match=complaint) as caught:
-        need_port(listen, 0)
+        free_port(Home(tmp_path), listen, 0)
     assert caught.value.hint
 
 
@@ -72,4 +72,4 @@ def test_only_the_own_port_counts(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", ["", "many", "99999999", "-1"])
 def test_an_unreadable_port_file_counts_as_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "port").write_text(content)
-    assert usual_port(Home(tmp_path), "127.0.0.1") == 0
+    assert free_port(Home(tmp_path), "127.0.0.1", None) == 0

@@ -81,7 +81,7 @@ def test_the_size_of_a_folder(tmp_path: Path) -> None:
     assert (size_of(tmp_path), size_of(tmp_path / "missing")) == (1000, 0)
 
 
-def test_a_sum_says_its_parts() -> None:
+def test_a_sum_names_its_parts() -> None:
     assert summed({"for this": GB, "for that": 2 * GB, "for nothing": 5}) == "3.0 GB: 2.0 GB for that + 1.0 GB for this"
 
 

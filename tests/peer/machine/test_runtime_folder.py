@@ -71,7 +71,7 @@ def test_a_long_path_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert len(os.fsencode(folder / "control.sock")) < 104
 
 
-def test_no_room_anywhere_says_how_much_is_needed() -> None:
+def test_no_room_anywhere_is_reported_with_the_need() -> None:
     with pytest.raises(BadSettings, match=str(2 << 60)) as caught, runtime_folder(1 << 60):
         raise AssertionError("made")
     assert "TMPDIR" in caught.value.hint

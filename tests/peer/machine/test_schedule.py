@@ -62,7 +62,7 @@ def test_clocks_put_forward_make_a_night_shorter_and_back_longer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "reason"),
     [
         ("22-7", "write it like"),
         ("22:00-25:00", "ends at 24:00"),
@@ -73,6 +73,6 @@ def test_clocks_put_forward_make_a_night_shorter_and_back_longer() -> None:
         ("nightly", "write it like"),
     ],
 )
-def test_an_invalid_schedule_is_refused_with_a_hint(text: str, says: str) -> None:
-    with pytest.raises(ValueError, match=says):
+def test_an_invalid_schedule_is_refused_with_a_hint(text: str, reason: str) -> None:
+    with pytest.raises(ValueError, match=reason):
         schedule(text)

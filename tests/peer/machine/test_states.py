@@ -11,24 +11,30 @@ import pytest
 from gossamer.peer.machine.states import STATES, changed
 
 ROOT = Path(__file__).parents[3]
-SAYING = {"ProcessReported", "changed", "_ends_as", "_say", "StateChanged"}  # calls that begin with a state and its reason
-PROCESS_ONLY = {"ready"}  # the trainer's word to the supervisor, which waits for the node's
+REPORTED = {
+    "ProcessReported",
+    "changed",
+    "_set_final_state",
+    "_report_state",
+    "StateChanged",
+}  # calls that begin with a state and its reason
+PROCESS_ONLY = {"ready"}  # a report of the trainer to the supervisor, which waits for the node's
 
 
-def states_said() -> Iterator[tuple[str, str]]:
-    """Yield each state that the code names where it tells of one, with the place."""
+def reported_states() -> Iterator[tuple[str, str]]:
+    """Yield each state that the code names where it reports one, with the place."""
     for path in (ROOT / "peer").rglob("*.py"):
         for call in ast.walk(ast.parse(path.read_text())):
             if not isinstance(call, ast.Call) or len(call.args) < 2:
                 continue
             name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-            if name in SAYING and isinstance(call.args[0], ast.Constant):
+            if name in REPORTED and isinstance(call.args[0], ast.Constant):
                 yield call.args[0].value, f"{path.relative_to(ROOT)}:{call.lineno}"
 
 
-def test_every_state_that_is_said_is_in_the_table_and_the_table_holds_no_other() -> None:
-    said = dict(states_said())
-    assert set(said) - PROCESS_ONLY == set(STATES), said
+def test_the_table_holds_exactly_the_reported_states() -> None:
+    reported = dict(reported_states())
+    assert set(reported) - PROCESS_ONLY == set(STATES), reported
 
 
 @pytest.mark.parametrize("state", STATES)

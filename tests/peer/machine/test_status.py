@@ -59,7 +59,7 @@ def test_the_keys_of_the_contract_are_there() -> None:
     assert json.loads(json.dumps(fields)) == fields
 
 
-def test_a_session_told_by_its_events() -> None:
+def test_the_status_of_a_session_follows_from_its_events() -> None:
     status = after(
         PeerStarted("12D3KooX", ts=50.0),
         RunKnown("ab", 800),
@@ -76,13 +76,13 @@ def test_a_session_told_by_its_events() -> None:
         "training", "why", 60.0, "until when", "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
         processor_seconds={"training": 1.25, "coding": 0.125, "node": 0.75}, peers_seen=3,
         params=1000, bits_per_param=4.125, addresses=["/ip4/192.0.2.1/tcp/1"], output_distance=0.01,
-        started=50.0, heard=status.heard, history=status.history,
+        started=50.0, updated=status.updated, history=status.history,
     )  # fmt: skip
     idle = apply(status, StepDone(6, 8, 100, math.nan, math.nan, 0.0, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)
     assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
     anew = apply(idle, PeerStarted("12D3KooX", ts=70.0))  # counts are of one session
-    assert anew == Status(peer_id="12D3KooX", since=70.0, started=70.0, heard=70.0)
+    assert anew == Status(peer_id="12D3KooX", since=70.0, started=70.0, updated=70.0)
 
 
 def test_since_moves_with_the_state_only() -> None:
@@ -127,9 +127,9 @@ def test_totals_add_up_over_the_lives_of_the_processes(seed: int) -> None:
             case _:
                 train_s, life_s = train_s + 0.5, life_s + 0.5
                 event = StepDone(1, 1, 1, 2.0, 0.1, 1.0, life_s, life_s / 2, 3 * life_s, life_s / 4)
-        told = from_line(to_line(event))
-        assert told is not None
-        shown, status = status, apply(status, told)
+        happened = from_line(to_line(event))
+        assert happened is not None
+        shown, status = status, apply(status, happened)
         assert status.train_seconds >= shown.train_seconds
     assert (status.train_seconds, status.blocked_seconds) == (train_s, train_s / 2)
     assert status.processor_seconds == {"training": 3 * train_s, "coding": train_s / 4, "node": node_s}

@@ -38,7 +38,7 @@ async def begun(swarm: Swarm) -> tuple[Peer, Peer, asyncio.Task[object]]:
         peer.start()
     await asyncio.sleep(1.0)
     a, b = peers
-    a.book.hint(b.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+    a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
     meeting: asyncio.Task[object] = asyncio.create_task(a.node.meetings.try_next(0, set()))
     await swarm.until(lambda: b.node.meetings.active)
     return a, b, meeting
@@ -131,8 +131,8 @@ def test_the_reader_takes_only_a_few_frames_ahead_of_the_machine(tmp_path: Path)
 
     async def story() -> None:
         network, (me, partner) = MemoryNetwork(), (Identity(seed) for seed in SEEDS)
-        network.transport(partner.peer_id, flood)
-        transport = network.transport(me.peer_id, nobody)
+        network.start_peer(partner.peer_id, flood)
+        transport = network.start_peer(me.peer_id, nobody)
         stream = await transport.connect(partner.peer_id, (), Purpose.MEET)
         await stream.send(Chunk(Part.PAYLOAD, 0, b"go"))
         journal = StuckJournal(tmp_path / "journal")

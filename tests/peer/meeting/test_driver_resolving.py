@@ -45,8 +45,8 @@ def asked(partner: Partner, prepare: Callable[[MemoryNetwork], None] = lambda ne
 
     async def main() -> tuple[Outcome, float]:
         network = MemoryNetwork()
-        mine = network.transport(A, nobody)
-        network.transport(B, partner.serve)
+        mine = network.start_peer(A, nobody)
+        network.start_peer(B, partner.serve)
         prepare(network)
         outcome = await Caller(mine, AddressBook(A), RUN_ID).ask(B, MEETING_ID)
         took_s = asyncio.get_running_loop().time()
@@ -89,7 +89,7 @@ def test_resolve_is_sent_again_until_the_partner_has_restarted() -> None:
 
     def die(network: MemoryNetwork) -> None:
         network.kill(B)
-        asyncio.get_running_loop().call_later(60.0, lambda: network.transport(B, partner.serve))
+        asyncio.get_running_loop().call_later(60.0, lambda: network.start_peer(B, partner.serve))
 
     outcome, took_s = asked(partner, die)
     assert outcome == ANSWER and 60.0 <= took_s < 60.0 + TRY_S + 2 * PAUSE_S
@@ -98,7 +98,7 @@ def test_resolve_is_sent_again_until_the_partner_has_restarted() -> None:
 def test_resolve_is_repeated_until_it_is_cancelled() -> None:
     async def main() -> None:
         network = MemoryNetwork()
-        resolver = Caller(network.transport(A, nobody), AddressBook(A), RUN_ID)
+        resolver = Caller(network.start_peer(A, nobody), AddressBook(A), RUN_ID)
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(300.0):
                 await resolver.ask(B, MEETING_ID)

@@ -12,6 +12,7 @@ from gossamer.peer.meeting.commands import AskDecision, AskTrainer, Send, SetTim
 from gossamer.peer.meeting.events import DeadlinePassed, PartnerGone, PartnerSent, Resolved, Stopped
 from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
+from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
 from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
@@ -36,11 +37,22 @@ def test_each_side_gets_exactly_the_bytes_of_the_other(fragment: int) -> None:
 
 def test_both_trainers_get_the_same_seed_and_the_partners_tokens() -> None:
     trainers = Trainer(b"a", SKETCHED, tokens=100, global_step=7), Trainer(b"b", SKETCHED, tokens=300, global_step=9)
-    Table(SKETCHED, trainers=trainers).run()
+    Table(SKETCHED, trainers=trainers, trust=(Trust(token_ratio=16.0), Trust(token_ratio=16.0))).run()
     first, second = (next(request for request in t.asked if isinstance(request, Prepare)) for t in trainers)
     assert (first.partner_tokens, second.partner_tokens) == (300, 100)
     assert (first.partner_global_step, second.partner_global_step) == (9, 7)
     assert first.seed == second.seed and 0 <= first.seed < 2**63
+
+
+def test_each_trainer_is_told_how_far_the_partner_is_trusted() -> None:
+    trainers = Trainer(b"a", PLAIN, tokens=100), Trainer(b"b", PLAIN, tokens=300)
+    trusts = Trust(True, 0.25, 2.0), Trust(False, 1.0, 16.0)
+    seats = Table(PLAIN, trainers=trainers, trust=trusts).run()
+    for trainer, trust, tokens, seat in zip(trainers, trusts, (200, 100), seats, strict=True):
+        prepare, check = (next(asked for asked in trainer.asked if isinstance(asked, kind)) for kind in (Prepare, Check))
+        assert isinstance(prepare, Prepare) and prepare.partner_tokens == tokens
+        assert isinstance(check, Check) and (check.must_probe, check.share) == (trust.must_probe, trust.share)
+        assert seat.meeting.checked == Checked(seat.meeting.number, True, "", "")
 
 
 def test_name_and_seed_are_those_of_the_specification() -> None:
@@ -72,8 +84,8 @@ def test_payloads_cross_only_after_both_commitments() -> None:
 
 def test_the_trainer_is_asked_to_apply_before_the_partner_is_notified() -> None:
     for seat in Table(PLAIN).run():
-        told = next(index for index, command in enumerate(seat.commands) if isinstance(command, WriteJournal))
-        after = [c for c in seat.commands[told:] if isinstance(c, AskTrainer | Send)]
+        recorded = next(index for index, command in enumerate(seat.commands) if isinstance(command, WriteJournal))
+        after = [c for c in seat.commands[recorded:] if isinstance(c, AskTrainer | Send)]
         assert isinstance(after[0], AskTrainer) and isinstance(after[0].request, Apply)
         assert isinstance(after[1], Send) and isinstance(after[1].message, Commit | Committed)
 
@@ -145,13 +157,14 @@ def last_allowed_s(seat: Seat) -> float:
 
 
 @pytest.mark.parametrize(
-    "state", [MeetingState.GREETING, MeetingState.SKETCHING, MeetingState.COMMITTING, MeetingState.EXCHANGING, MeetingState.JUDGING]
+    "state",
+    [MeetingState.GREETING, MeetingState.SKETCHING, MeetingState.COMMITTING, MeetingState.EXCHANGING, MeetingState.AWAITING_DECISION],
 )
 def test_a_silent_partner_locks_the_fragment_for_a_third_of_the_deadline(state: MeetingState) -> None:
     assert DEADLINE_S / 3 <= last_allowed_s(alone(state)) < DEADLINE_S / 3 + 0.1  # the payload is of a thousand bytes
 
 
-@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.EXCHANGING, MeetingState.JUDGING])
+@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.EXCHANGING, MeetingState.AWAITING_DECISION])
 def test_a_fast_partner_has_a_shorter_timeout_and_a_slow_one_not_a_longer_one(state: MeetingState) -> None:
     assert last_allowed_s(alone(state, timeout_s=1.0)) == 1.0
     assert last_allowed_s(alone(state, timeout_s=1e3)) == last_allowed_s(alone(state))
@@ -165,7 +178,7 @@ def test_own_trainer_has_the_whole_deadline(state: MeetingState) -> None:
 
 def test_a_responder_asks_a_silent_partner_for_two_timeouts_and_one_whose_stream_ended_longer() -> None:
     for timeout_s, doubt_s in ((1.0, DOUBT_TIMEOUTS), (1e3, DOUBT_S), (math.inf, DOUBT_S)):
-        seat = alone(MeetingState.JUDGING, initiates=False, timeout_s=timeout_s)
+        seat = alone(MeetingState.AWAITING_DECISION, initiates=False, timeout_s=timeout_s)
         seat.feed(DeadlinePassed())
         assert seat.state is MeetingState.IN_DOUBT and last_allowed_s(seat) == doubt_s
         assert last_allowed_s(alone(MeetingState.IN_DOUBT, initiates=False, timeout_s=timeout_s)) == DOUBT_S
@@ -180,7 +193,7 @@ def test_a_familiar_partner_must_be_connected_sooner_than_a_stranger() -> None:
 
 
 def doubtful() -> Seat:
-    seat = alone(MeetingState.JUDGING, initiates=False)
+    seat = alone(MeetingState.AWAITING_DECISION, initiates=False)
     commands = seat.feed(PartnerGone())
     assert seat.state is MeetingState.IN_DOUBT and any(isinstance(command, AskDecision) for command in commands)
     return seat
@@ -209,7 +222,7 @@ def test_decision_that_cannot_be_learnt_in_time_did_not_happen() -> None:
 
 
 def test_deadline_of_a_responder_that_waits_for_the_decision_leads_to_doubt_and_a_late_commit_still_counts() -> None:
-    seat = alone(MeetingState.JUDGING, initiates=False)
+    seat = alone(MeetingState.AWAITING_DECISION, initiates=False)
     assert any(isinstance(command, SetTimer) for command in seat.feed(DeadlinePassed()))
     seat.feed(PartnerSent(Commit(seat.meeting.pairing.meeting_id)))
     while seat.waiting:
@@ -219,7 +232,7 @@ def test_deadline_of_a_responder_that_waits_for_the_decision_leads_to_doubt_and_
 
 
 def test_refusal_ends_the_doubt() -> None:
-    seat = alone(MeetingState.JUDGING, initiates=False)
+    seat = alone(MeetingState.AWAITING_DECISION, initiates=False)
     seat.feed(DeadlinePassed())
     seat.feed(PartnerSent(Refusal(RefusalCode.TOO_SLOW)))
     assert seat.over is MeetingOutcome.REFUSED and seat.num_drops == 1
@@ -232,13 +245,13 @@ def test_the_outcome_of_another_meeting_is_misbehaviour() -> None:
 
 
 def test_a_stop_does_not_end_a_meeting_that_may_already_count() -> None:
-    for seat in (doubtful(), alone(MeetingState.JUDGING, initiates=False)):
+    for seat in (doubtful(), alone(MeetingState.AWAITING_DECISION, initiates=False)):
         assert seat.feed(Stopped("leaving", RefusalCode.LEAVING)) == []
         assert seat.finish is None
 
 
 def test_an_initiator_that_stops_drops_an_undecided_meeting() -> None:
-    seat = alone(MeetingState.JUDGING)
+    seat = alone(MeetingState.AWAITING_DECISION)
     seat.feed(Stopped("leaving", RefusalCode.LEAVING))
     assert seat.over is MeetingOutcome.ABANDONED
     assert isinstance(seat.sent[-1], Refusal) and seat.sent[-1].code is RefusalCode.LEAVING

@@ -96,8 +96,8 @@ FITS = {  # the partner may be one state ahead
         (side, state) for side in (True, False) for state in (MeetingState.PREPARING, MeetingState.SKETCHING, MeetingState.EXCHANGING)
     },
     "Commitment": {(side, state) for side in (True, False) for state in (MeetingState.ENCODING, MeetingState.COMMITTING)},
-    "Verdict": {(True, MeetingState.CHECKING), (True, MeetingState.JUDGING)},
-    "Commit": {(False, MeetingState.JUDGING), (False, MeetingState.IN_DOUBT)},
+    "Verdict": {(True, MeetingState.CHECKING), (True, MeetingState.AWAITING_DECISION)},
+    "Commit": {(False, MeetingState.AWAITING_DECISION), (False, MeetingState.IN_DOUBT)},
 }
 OWN_TURN = {MeetingState.OPENING, MeetingState.PREPARING, MeetingState.ENCODING, MeetingState.CHECKING}
 
@@ -121,7 +121,7 @@ def expected_message(name: str, initiates: bool, state: MeetingState) -> Reactio
 
 
 def expected_event(kind: type, initiates: bool, state: MeetingState) -> Reaction:
-    awaits_decision = state is MeetingState.IN_DOUBT or (state is MeetingState.JUDGING and not initiates)
+    awaits_decision = state is MeetingState.IN_DOUBT or (state is MeetingState.AWAITING_DECISION and not initiates)
     if kind is Started:
         return GOES_ON if state is MeetingState.OPENING else IMPOSSIBLE
     if kind is Connected:

@@ -25,7 +25,7 @@ class Chance:
     def __init__(self, table: Table, draw: Draw) -> None:
         self.seats = table.seats()
         self._draw = draw
-        self.is_unheard = False  # a responder has given up Resolve
+        self.is_unannounced = False  # a responder has given up Resolve
         self._is_cut = False
 
     def run(self, troubles: list[Trouble]) -> None:
@@ -44,7 +44,7 @@ class Chance:
             if seat.waiting:
                 steps.append(lambda seat=seat: seat.feed(seat.waiting.popleft()))
             if seat.incoming:
-                steps.append(seat.hear)
+                steps.append(seat.deliver)
             if seat.asks_again and seat.state is MeetingState.IN_DOUBT:
                 steps.append(lambda seat=seat: self._resolve(seat))
         if steps:
@@ -71,12 +71,12 @@ class Chance:
             while end.incoming and self._draw(3) == 0:
                 end.incoming.pop()
             while end.incoming:
-                end.hear()
+                end.deliver()
         for end in self.seats:
             end.feed(PartnerGone())
 
     def deadline(self, seat: Seat) -> None:
-        self.is_unheard |= seat.state is MeetingState.IN_DOUBT
+        self.is_unannounced |= seat.state is MeetingState.IN_DOUBT
         seat.feed(DeadlinePassed())
 
     def stop(self, seat: Seat) -> None:
@@ -106,7 +106,7 @@ def test_both_sides_apply_or_neither_does(data: st.DataObject, fragment: int, tr
     initiator, responder = chance.seats
     applied = [seat.trainer.applied for seat in chance.seats]
     assert all(len(meetings) <= 1 for meetings in applied)
-    assert applied[0] == applied[1] or (chance.is_unheard and not applied[1])
+    assert applied[0] == applied[1] or (chance.is_unannounced and not applied[1])
     for seat in chance.seats:
         assert (seat.over is MeetingOutcome.COMPLETED) == bool(seat.trainer.applied)
         assert seat.num_drops == (not seat.trainer.applied), "a fragment stays locked, or a meeting that counts was dropped"
@@ -138,7 +138,7 @@ def test_a_meeting_counts_for_one_side_only_if_the_decision_could_not_be_deliver
         if initiator.finish is None or responder.finish is None:
             chance.one_step()
     while responder.incoming and data.draw(st.booleans()):
-        responder.hear()
+        responder.deliver()
     responder.incoming.clear()
     responder.other = None
     if responder.finish is None:

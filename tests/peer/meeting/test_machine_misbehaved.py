@@ -121,7 +121,7 @@ def test_commitment_of_another_meeting() -> None:
     broke(seat, Commitment(b"m" * 16, b"d" * 32).signed(partner))
 
 
-def test_commitment_signed_by_somebody_else() -> None:
+def test_commitment_signed_by_another_peer() -> None:
     seat, other = alone(MeetingState.COMMITTING), Table(SKETCHED).identities[0]
     broke(seat, Commitment(seat.meeting.pairing.meeting_id, b"d" * 32).signed(other))
 
@@ -138,12 +138,12 @@ def test_second_commitment() -> None:
 
 
 def test_verdict_of_wrong_size() -> None:
-    seat = alone(MeetingState.JUDGING)
+    seat = alone(MeetingState.AWAITING_DECISION)
     broke(seat, Verdict(seat.meeting.pairing.meeting_id, b"\x00" * 4))
 
 
 def test_verdict_of_another_meeting() -> None:
-    broke(alone(MeetingState.JUDGING), Verdict(b"m" * 16))
+    broke(alone(MeetingState.AWAITING_DECISION), Verdict(b"m" * 16))
 
 
 def test_verdict_before_the_payload() -> None:
@@ -152,7 +152,7 @@ def test_verdict_before_the_payload() -> None:
 
 
 def test_verdict_from_the_side_that_decides() -> None:
-    seat = alone(MeetingState.JUDGING, initiates=False)
+    seat = alone(MeetingState.AWAITING_DECISION, initiates=False)
     broke(seat, Verdict(seat.meeting.pairing.meeting_id))
 
 
@@ -162,35 +162,35 @@ def test_commit_before_the_verdict() -> None:
 
 
 def test_commit_from_the_responder() -> None:
-    seat = alone(MeetingState.JUDGING)
+    seat = alone(MeetingState.AWAITING_DECISION)
     broke(seat, Commit(seat.meeting.pairing.meeting_id))
 
 
 def test_commit_of_another_meeting() -> None:
-    broke(alone(MeetingState.JUDGING, initiates=False), Commit(b"m" * 16))
+    broke(alone(MeetingState.AWAITING_DECISION, initiates=False), Commit(b"m" * 16))
 
 
 def test_commit_that_leaves_out_what_failed_here() -> None:
     table = Table(SKETCHED, trainers=(Trainer(b"a", SKETCHED), Trainer(b"b", SKETCHED, failed_blocks="010000")))
     table.greet()
-    _, responder = table.run(until=MeetingState.JUDGING)
-    assert responder.state is MeetingState.JUDGING
+    _, responder = table.run(until=MeetingState.AWAITING_DECISION)
+    assert responder.state is MeetingState.AWAITING_DECISION
     broke(responder, Commit(responder.meeting.pairing.meeting_id, b"\x02\x00\x00"))
 
 
 @pytest.mark.parametrize("initiates", [True, False])
 def test_committed_out_of_turn(initiates: bool) -> None:
-    seat = alone(MeetingState.JUDGING, initiates=initiates)
+    seat = alone(MeetingState.AWAITING_DECISION, initiates=initiates)
     broke(seat, Committed(seat.meeting.pairing.meeting_id))
 
 
 def test_messages_that_do_not_belong_to_a_meeting() -> None:
     contents = Contents(ContentsKind.STATE, 800, b"d" * 32, 1, signature=b"s" * 64)
     for message in (Outcome(b"m" * 16, Decision.COMMITTED), contents):
-        broke(alone(MeetingState.JUDGING), message)
+        broke(alone(MeetingState.AWAITING_DECISION), message)
 
 
-@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.PREPARING, MeetingState.EXCHANGING, MeetingState.JUDGING])
+@pytest.mark.parametrize("state", [MeetingState.GREETING, MeetingState.PREPARING, MeetingState.EXCHANGING, MeetingState.AWAITING_DECISION])
 def test_garbage(state: MeetingState) -> None:
     seat = alone(state)
     seat.feed(PartnerMalformed(BadMessage("not a frame")))

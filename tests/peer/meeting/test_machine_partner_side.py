@@ -102,7 +102,7 @@ def test_a_payload_is_no_sketch_and_nothing_precedes_the_hello() -> None:
 
 
 @pytest.mark.parametrize(("part", "steps", "whole"), [(Part.SKETCH, ORDER[:1], SKETCH), (Part.PAYLOAD, ORDER[:3], PAYLOAD)])
-def test_chunks_follow_each_other_and_end_where_the_manifest_says(part: Part, steps: list[Step], whole: bytes) -> None:
+def test_chunks_are_contiguous_and_end_at_the_size_in_the_manifest(part: Part, steps: list[Step], whole: bytes) -> None:
     side = after(*steps)
     side.take_chunk(Chunk(part, 0, whole[:10]))
     for wrong in (Chunk(part, 0, whole[:10]), Chunk(part, 11, whole[11:20]), Chunk(part, 10, whole[10:] + b"!")):

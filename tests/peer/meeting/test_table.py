@@ -69,7 +69,7 @@ def test_no_row_is_hidden_behind_an_earlier_one(transition: Transition) -> None:
 
 
 @pytest.mark.parametrize("transition", TABLE, ids=row)
-def test_a_row_that_ends_the_meeting_says_so_and_has_no_timer(transition: Transition) -> None:
+def test_a_row_that_ends_the_meeting_has_the_state_over_and_no_timer(transition: Transition) -> None:
     ends = (transition.action.__doc__ or "").startswith("End as ")
     assert ends == (transition.next_state is MeetingState.OVER)
     assert not ends or transition.timer is None

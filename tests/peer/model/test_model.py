@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from gossamer.peer.model.model import (
     parameter_shapes,
     unset_model,
 )
+from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.sections import ModelSection
 from tests.peer.small import small_manifest
@@ -78,6 +80,30 @@ def test_a_huge_model_has_shapes_at_once() -> None:
     huge = {**LLAMA, "hidden_size": 8192, "intermediate_size": 32768, "num_hidden_layers": 40}
     shapes = parameter_shapes(section(config=huge))
     assert shapes["model.layers.39.mlp.up_proj.weight"] == (32768, 8192)
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        (LLAMA | {"hidden_size": 1 << 22, "intermediate_size": 1 << 22}, "parameters"),
+        (LLAMA | {"vocab_size": 1 << 24, "hidden_size": 1 << 16}, "parameters"),
+        ({"intermediate_size": 1 << 24, "num_hidden_layers": 1024, "hidden_size": 1 << 14, "num_attention_heads": 1 << 14}, "parameters"),
+    ],
+)
+def test_a_model_that_nobody_could_send_is_refused_while_it_is_counted(config: dict[str, Any], reason: str) -> None:
+    parameter_shapes(section())  # transformers is imported
+    began_s = time.process_time()
+    with pytest.raises(BadManifest, match=reason) as caught:
+        parameter_shapes(section(config=config))
+    assert caught.value.hint
+    assert time.process_time() - began_s < 0.5
+
+
+def test_a_model_of_too_many_tensors_is_refused_while_it_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(limits, "TENSORS", 12)
+    parameter_shapes(section(config=LLAMA | {"num_hidden_layers": 1}))
+    with pytest.raises(BadManifest, match="more than 12 tensors"):
+        parameter_shapes(section(config=LLAMA | {"num_hidden_layers": 2}))
 
 
 def test_tied_weights_count_once() -> None:

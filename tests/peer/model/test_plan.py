@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -48,6 +50,15 @@ def test_the_default_manifest_implies_a_whole_model_in_fragments() -> None:
     assert len(plan.fragments) == 1, "what a meeting costs beside its bytes is paid once"
     assert 0 < plan.fragments[0].payload_bytes <= 1e6 * manifest.fragments.max_fragment_mb
     assert plan.state_bytes > 3 * sum(fragment.payload_bytes for fragment in plan.fragments), "what is sent is smaller than what is held"
+
+
+def test_a_model_in_more_fragments_than_the_wire_can_number_is_refused_before_it_is_cut() -> None:
+    manifest = Manifest.checked({"fragments": {"max_fragment_mb": 1e-6}})
+    began_s = time.process_time()
+    with pytest.raises(BadManifest, match="fragments") as caught:
+        fragment_codecs(manifest, {"layers.0.weight": (1 << 22, 1 << 10)})
+    assert "max_fragment_mb" in caught.value.hint
+    assert time.process_time() - began_s < 0.5
 
 
 @pytest.mark.parametrize("name", ["modulo4", "fp32", "sign1"])

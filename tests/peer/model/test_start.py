@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import random
+import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +19,7 @@ from gossamer.peer.text.tokenizer import BYTES, byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import ModelSection, TokenizerSection
+from tests.mutations import mutated_bytes, mutated_json
 from tests.peer.small import LLAMA
 
 # Its router has a buffer of floats that is part of its state.
@@ -76,3 +82,42 @@ def test_buffers_of_floats_are_part_of_the_trained_state() -> None:
     weights = {name: tensor.detach() + 1.0 for name, tensor in state_tensors(model).items()}
     set_weights(model, weights)
     assert torch.equal(state_tensors(model)[buffer], weights[buffer])
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("config.json", {"num_hidden_layers": 10**9}),
+        ("config.json", {"num_hidden_layers": 10**4}),
+        ("config.json", {"vocab_size": 10**12}),
+        ("config.json", {"hidden_size": 1 << 23, "head_dim": 16}),
+        ("config.json", b'{"model_type":' + b"[" * 100_000),
+        ("model.safetensors", (1 << 62).to_bytes(8, "little") + b"{}"),
+        ("model.safetensors", b""),
+        ("config.json", b"{}"),
+    ],
+    ids=["layers", "many layers", "words", "width", "nesting", "length of a header", "no weights", "no config"],
+)
+def test_a_hostile_folder_is_refused_at_once(name: str, change: dict[str, int] | bytes, folder: Path, tmp_path: Path) -> None:
+    hostile = tmp_path / "model"
+    shutil.copytree(folder, hostile)
+    whole = change if isinstance(change, bytes) else json.dumps(json.loads((hostile / name).read_text()) | change).encode()
+    (hostile / name).write_bytes(whole)
+    began_s = time.process_time()
+    with pytest.raises(BadManifest) as caught:
+        started_from(hostile, 100, 1e-3)
+    assert caught.value.hint
+    assert time.process_time() - began_s < 3.0
+
+
+def test_mutated_folders_end_in_a_declared_error_or_are_read(folder: Path, tmp_path: Path) -> None:
+    rng, hostile = random.Random(4), tmp_path / "model"
+    for _ in range(40):
+        shutil.copytree(folder, hostile)
+        name = rng.choice(["config.json", "config.json", "model.safetensors"])
+        content = (hostile / name).read_bytes()
+        is_json = name == "config.json" and rng.random() < 0.8
+        (hostile / name).write_bytes(mutated_json(content.decode(), rng).encode() if is_json else mutated_bytes(content, rng))
+        with contextlib.suppress(BadManifest):
+            started_from(hostile, 100, 1e-3)
+        shutil.rmtree(hostile)

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.peer.node import credential_renewal
-from gossamer.peer.node.anti_entropy import AGAIN_S, CROWD, EVERY_S, QUICK_ROUNDS
+from gossamer.peer.node.anti_entropy import AGAIN_S, EVERY_S, MANY_PEERS, QUICK_ROUNDS
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
@@ -29,14 +29,14 @@ async def silent(purpose: Purpose, stream: Stream) -> None:
 
 
 def calls_of(
-    prepare: Callable[[MemoryNetwork, Resident], Awaitable[None]], within_s: float, num_doors: int = 1
+    prepare: Callable[[MemoryNetwork, Resident], Awaitable[None]], within_s: float, num_bootstraps: int = 1
 ) -> list[tuple[float, PeerId]]:
     """Return when a peer called whom, once it was prepared."""
 
     async def main() -> list[tuple[float, PeerId]]:
         network, calls = MemoryNetwork(), list[tuple[float, PeerId]]()
-        doors = [Resident(network, number).start() for number in range(1, num_doors + 1)]
-        resident = Resident(network, 100, [door.door for door in doors])
+        bootstraps = [Resident(network, number).start() for number in range(1, num_bootstraps + 1)]
+        resident = Resident(network, 100, [bootstrap.bootstrap for bootstrap in bootstraps])
         real = network.open
 
         async def noted(caller: object, partner: PeerId, *rest: object) -> Stream:
@@ -49,7 +49,7 @@ def calls_of(
         await prepare(network, resident)
         calls.clear()
         await asyncio.sleep(within_s)
-        for one in (resident, *doors):
+        for one in (resident, *bootstraps):
             one.stop()
         await network.close()
         return calls
@@ -69,7 +69,7 @@ def rounds(calls: list[tuple[float, PeerId]]) -> list[float]:
     return [at_s for before_s, at_s in zip([-1.0, *times], times, strict=False) if at_s - before_s > 1.0]
 
 
-def test_one_that_has_just_come_tells_others_though_it_sees_them_all() -> None:
+def test_a_new_peer_announces_itself_though_it_knows_all_others() -> None:
     async def look(network: MemoryNetwork, resident: Resident) -> None:
         await asyncio.sleep(AGAIN_S / 2)
         assert len(resident.book.announced(asyncio.get_running_loop().time())) == 1
@@ -77,14 +77,14 @@ def test_one_that_has_just_come_tells_others_though_it_sees_them_all() -> None:
     assert len(rounds(calls_of(look, (QUICK_ROUNDS - 1) * AGAIN_S))) == QUICK_ROUNDS - 1
 
 
-def test_a_settled_peer_makes_two_rounds_a_minute() -> None:
-    async def settle(network: MemoryNetwork, resident: Resident) -> None:
+def test_a_connected_peer_makes_two_rounds_a_minute() -> None:
+    async def idle(network: MemoryNetwork, resident: Resident) -> None:
         await asyncio.sleep(100.0)
 
-    assert 600 / EVERY_S[1] - 2 <= len(rounds(calls_of(settle, 600.0))) <= 600 / EVERY_S[0] + 2
+    assert 600 / EVERY_S[1] - 2 <= len(rounds(calls_of(idle, 600.0))) <= 600 / EVERY_S[0] + 2
 
 
-def test_who_makes_people_up_keeps_nobody_busy() -> None:
+def test_invented_peers_cost_no_rounds() -> None:
     async def flood(network: MemoryNetwork, resident: Resident) -> None:
         async def make_up() -> None:
             for number in range(200, 1000):
@@ -98,29 +98,29 @@ def test_who_makes_people_up_keeps_nobody_busy() -> None:
     assert len(rounds(calls_of(flood, 5 * a_while_s))) <= 5 * (QUICK_ROUNDS + 2)
 
 
-def test_a_peer_alone_calls_its_doors_again_and_again() -> None:
+def test_an_isolated_peer_retries_its_bootstraps() -> None:
     async def alone(network: MemoryNetwork, resident: Resident) -> None:
         for peer in list(network.peers):
             if peer != resident.peer_id:
                 network.kill(peer)
         await asyncio.sleep(400.0)
 
-    calls = calls_of(alone, 120.0, num_doors=3)
+    calls = calls_of(alone, 120.0, num_bootstraps=3)
     assert len({partner for _, partner in calls}) == 3
 
 
-def test_in_a_crowd_a_door_is_called_more_seldom() -> None:
-    async def crowd(network: MemoryNetwork, resident: Resident) -> None:
-        for number in range(200, 200 + 10 * CROWD):
+def test_in_a_large_swarm_a_bootstrap_is_called_less_often() -> None:
+    async def many(network: MemoryNetwork, resident: Resident) -> None:
+        for number in range(200, 200 + 10 * MANY_PEERS):
             resident.book.learn(replace(record_of(network, number), expires_s=int(network.now_s()) + 10**6), 0.0)
         await asyncio.sleep(60.0)
 
-    calls = calls_of(crowd, 3000.0)
-    num_rounds, door = len(rounds(calls)), Resident(MemoryNetwork(), 1).peer_id
-    assert 0 < sum(partner == door for _, partner in calls) < num_rounds / 4
+    calls = calls_of(many, 3000.0)
+    num_rounds, bootstrap = len(rounds(calls)), Resident(MemoryNetwork(), 1).peer_id
+    assert 0 < sum(partner == bootstrap for _, partner in calls) < num_rounds / 4
 
 
-def test_whom_we_have_banned_is_not_called() -> None:
+def test_a_banned_peer_is_not_called() -> None:
     async def ban(network: MemoryNetwork, resident: Resident) -> None:
         await asyncio.sleep(10.0 + AGAIN_S / 2)
         for peer in list(network.peers):

@@ -1,4 +1,4 @@
-"""Getting in: through whichever door is open, however many others are shut, dead or lying."""
+"""Getting in: through any bootstrap node, however many others are down or malicious."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def serve(
     peer_exchange = PeerExchange(terms, book, SwarmTime(), random.Random(0))
     peer_exchange.take_all(record_of(one).to_bytes() for one in knows)
     server = FetchServer(who, terms, manifest.to_bytes(), time.time, peer_exchange)
-    network.transport(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server.answer}.get).answer)
+    network.start_peer(who.peer_id, Dispatcher(book, "later", {Purpose.FETCH: server.answer}.get).answer)
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:
@@ -67,7 +67,7 @@ async def refuses(purpose: Purpose, stream: Stream) -> None:
 
 def asker(network: MemoryNetwork, who: Identity = NEWCOMER) -> FetchClient:
     credential = INVITE.credential_for(who.peer_id) if who is NEWCOMER else None
-    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.transport(who.peer_id, nobody))
+    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.start_peer(who.peer_id, nobody))
 
 
 def play(story: Callable[[MemoryNetwork], Awaitable[None]]) -> None:
@@ -86,15 +86,15 @@ def now_s() -> float:
 def test_the_first_answer_names_members_beside_the_manifest() -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER, SEED])
-        said: list[str] = []
-        signed, named = await find_run(asker(network), [at(HOST)], SwarmTime(), said.append)
-        assert signed == SIGNED and said == [f"asking {at(HOST)} for the run's manifest"]
+        reported: list[str] = []
+        signed, named = await find_run(asker(network), [at(HOST)], SwarmTime(), reported.append)
+        assert signed == SIGNED and reported == [f"asking {at(HOST)} for the run's manifest"]
         assert {MemberRecord.from_bytes(raw).peer_id for raw in named} == {MEMBER.peer_id, SEED.peer_id}
 
     play(story)
 
 
-def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
+def test_a_bootstrap_that_dies_before_the_manifest_has_named_another() -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER])
         host = network.peers[HOST.peer_id].handler
@@ -122,7 +122,7 @@ def test_a_door_that_dies_before_the_manifest_has_named_another() -> None:
 
 
 @pytest.mark.parametrize("first", ["dead", "refuses", "lies", "silent"])
-def test_one_door_of_two_is_enough(first: str) -> None:
+def test_one_bootstrap_of_two_is_enough(first: str) -> None:
     async def silent(purpose: Purpose, stream: Stream) -> None:
         await asyncio.sleep(1000.0)
 
@@ -130,7 +130,7 @@ def test_one_door_of_two_is_enough(first: str) -> None:
         if first == "lies":
             serve(network, HOST, manifest=OTHER)
         elif first != "dead":
-            network.transport(HOST.peer_id, refuses if first == "refuses" else silent)
+            network.start_peer(HOST.peer_id, refuses if first == "refuses" else silent)
         serve(network, SEED)
         signed, _ = await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert signed == SIGNED and now_s() < 3.0
@@ -138,9 +138,9 @@ def test_one_door_of_two_is_enough(first: str) -> None:
     play(story)
 
 
-def test_a_door_that_opens_later_ends_the_wait_though_the_other_refuses() -> None:
+def test_a_bootstrap_that_starts_later_ends_the_wait_though_the_other_refuses() -> None:
     async def story(network: MemoryNetwork) -> None:
-        network.transport(HOST.peer_id, refuses)
+        network.start_peer(HOST.peer_id, refuses)
         asking = asyncio.create_task(find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None))
         await asyncio.sleep(30.0)
         serve(network, SEED)
@@ -149,7 +149,7 @@ def test_a_door_that_opens_later_ends_the_wait_though_the_other_refuses() -> Non
     play(story)
 
 
-def test_who_is_refused_by_all_that_there_are_is_told_so_at_once() -> None:
+def test_a_peer_refused_by_all_reports_it_at_once() -> None:
     async def story(network: MemoryNetwork) -> None:
         for who in (HOST, SEED):
             serve(network, who)
@@ -160,9 +160,9 @@ def test_who_is_refused_by_all_that_there_are_is_told_so_at_once() -> None:
     play(story)
 
 
-def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refusal_after_a_minute() -> None:
+def test_one_refusal_and_silent_others_are_reported_after_a_minute() -> None:
     async def story(network: MemoryNetwork) -> None:
-        network.transport(HOST.peer_id, refuses)
+        network.start_peer(HOST.peer_id, refuses)
         with pytest.raises(RunRefusesUs):
             await find_run(asker(network), [at(HOST), at(SEED)], SwarmTime(), lambda _: None)
         assert now_s() >= TIMEOUT_S
@@ -170,7 +170,7 @@ def test_who_is_refused_by_one_and_hears_nothing_of_the_rest_is_told_of_the_refu
     play(story)
 
 
-def test_nobody_at_the_address_is_the_networks_fault() -> None:
+def test_an_address_without_a_peer_is_the_networks_fault() -> None:
     async def story(network: MemoryNetwork) -> None:
         with pytest.raises(SwarmUnreachable, match="none of the invite's addresses") as caught:
             await find_run(asker(network), [at(SEED)], SwarmTime(), lambda _: None)
@@ -179,8 +179,8 @@ def test_nobody_at_the_address_is_the_networks_fault() -> None:
     play(story)
 
 
-def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
-    """A door without the manifest names sixteen that are not there; the next door of the invite is asked before them."""
+def test_addresses_from_a_malicious_peer_do_not_hide_others() -> None:
+    """A bootstrap node without the manifest lists sixteen absent ones; the invite's next one is asked before them."""
 
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[Identity(bytes([number]) * 32) for number in range(100, 116)], manifest=OTHER)
@@ -192,7 +192,7 @@ def test_what_a_liar_names_costs_the_way_to_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(("ours", "gets_in"), [((2, 1), True), ((3, 2), False)])
-def test_a_newer_build_speaks_the_version_before_its_own_where_a_door_knows_no_other(ours: tuple[int, ...], gets_in: bool) -> None:
+def test_a_newer_build_uses_the_previous_protocol_with_an_older_bootstrap(ours: tuple[int, ...], gets_in: bool) -> None:
     async def story(network: MemoryNetwork) -> None:
         serve(network, HOST, knows=[MEMBER])
         client = replace(asker(network), versions=ours)
@@ -207,7 +207,7 @@ def test_a_newer_build_speaks_the_version_before_its_own_where_a_door_knows_no_o
     play(story)
 
 
-def test_a_revoked_guest_is_told_so_at_once_and_others_of_the_run_get_in() -> None:
+def test_a_revoked_peer_is_notified_at_once_and_other_members_are_admitted() -> None:
     async def story(network: MemoryNetwork) -> None:
         held = Revocations()
         held.add(Revocation(SIGNED.run_id, HOST.peer_id, NEWCOMER.peer_id, int(time.time())).signed(HOST))
@@ -216,7 +216,7 @@ def test_a_revoked_guest_is_told_so_at_once_and_others_of_the_run_get_in() -> No
             await find_run(asker(network), [at(HOST)], SwarmTime(), lambda _: None)
         assert caught.value.hint and now_s() < 1.0
         other = FetchClient(
-            MEMBER, SIGNED.run_id, OwnCredential(INVITE.credential_for(MEMBER.peer_id)), network.transport(MEMBER.peer_id, nobody)
+            MEMBER, SIGNED.run_id, OwnCredential(INVITE.credential_for(MEMBER.peer_id)), network.start_peer(MEMBER.peer_id, nobody)
         )
         assert (await find_run(other, [at(HOST)], SwarmTime(), lambda _: None))[0] == SIGNED
 

@@ -11,6 +11,7 @@ import pytest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node import credential_renewal as module
 from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
+from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.sync import server
 from gossamer.peer.sync.server import MEMBER_S, FetchServer
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused, RunRefusesUs
@@ -18,6 +19,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
 from gossamer.protocol.messages.terms import check_member
+from gossamer.protocol.run.invite import closing_of
 from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -34,7 +36,7 @@ def revocation(swarm: Swarm, name: object, by: object = HOST) -> Revocation:
     return Revocation(swarm.terms.run_id, HOST.peer_id, name, 1_700_000_000).signed(by)  # type: ignore[arg-type]
 
 
-def test_a_revoked_invite_ends_the_membership_of_all_who_came_by_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revoked_invite_ends_the_membership_of_all_its_holders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUND_S", 1e6)  # nobody hears of it from the others
 
     async def story(swarm: Swarm) -> None:
@@ -61,7 +63,7 @@ def test_a_revoked_invite_ends_the_membership_of_all_who_came_by_it(tmp_path: Pa
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
-def test_a_guest_that_trains_ends_by_the_issuers_word_and_by_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_issuers_revocation_ends_a_training_peer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUND_S", 1.0)
 
     async def story(swarm: Swarm) -> None:
@@ -92,16 +94,16 @@ def refuse_members(*_: object) -> None:
     raise Refused(RefusalCode.NOT_INVITED, "I say so")
 
 
-def test_revocations_are_heard_of_from_others_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_revocations_are_received_from_others_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "ROUND_S", 1.0)
 
     async def story(swarm: Swarm) -> None:
-        knows, hears = (swarm.add() for _ in range(2))
-        for peer in (knows, hears):
+        knows, learns = (swarm.add() for _ in range(2))
+        for peer in (knows, learns):
             peer.join_with(credential_of(swarm, peer.identity, 0)).start()
         (await renewal_of(knows)).take(_one(swarm))
-        await swarm.until(hears.home.revocations.exists, within_s=30.0)
-        assert [found.revoked for found in read_revocations(hears.home.revocations.read_bytes())] == [HOST.peer_id]
+        await swarm.until(learns.home.revocations.exists, within_s=30.0)
+        assert [found.revoked for found in read_revocations(learns.home.revocations.read_bytes())] == [HOST.peer_id]
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 
@@ -113,7 +115,7 @@ def _one(swarm: Swarm, *names: PeerId) -> bytes:
     return held.to_bytes()
 
 
-def test_only_an_issuers_own_word_about_this_run_counts(tmp_path: Path) -> None:
+def test_only_an_issuers_revocation_for_this_run_counts(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         renewal = await renewal_of(peer)
@@ -131,7 +133,7 @@ def test_only_an_issuers_own_word_about_this_run_counts(tmp_path: Path) -> None:
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
-def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_signer_renews_a_credential(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "RENEW_S", float(2**40))
     monkeypatch.setattr(module, "ROUND_S", 1.0)
 
@@ -142,8 +144,8 @@ def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp
         await renewal_of(member)
         now_s = swarm.network.now_s
         server = FetchServer(HOST, swarm.terms, swarm.signed.to_bytes(), now_s, member.member.gossip)
-        swarm.network.transport(HOST.peer_id, lambda purpose, stream: server.answer(stream))
-        member.book.hint(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
+        swarm.network.start_peer(HOST.peer_id, lambda purpose, stream: server.answer(stream))
+        member.book.add_address(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
         await swarm.until(member.home.credential.exists, within_s=30.0)
         home, renewed = member.home, member.member.client.credential.current
         assert renewed is not None and renewed.not_after_s > swarm.network.now_s() + MEMBER_S - 60.0
@@ -161,7 +163,67 @@ def test_a_credential_is_renewed_by_who_signed_it_and_is_of_no_use_to_others(tmp
     play(Swarm(tmp_path, manifest=INVITES), story)
 
 
-def test_the_operator_is_told_days_before(tmp_path: Path) -> None:
+def test_a_revoked_member_does_not_come_back_under_a_new_key_and_the_others_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What `peer revoke PEERID` does to an invite for anybody: it closes the invite; those with a credential in their name stay."""
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        host, member, guest = (swarm.add() for _ in range(3))
+        host.identity = HOST
+        host.start()
+        for peer in (member, guest):
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        renewals = [await renewal_of(peer) for peer in (host, member, guest)]
+        await swarm.until(lambda: all(peer.home.credential.exists() for peer in (member, guest)), within_s=120.0)
+        bearer = credential_of(swarm, member.identity, 0).bearer
+        assert bearer is not None
+        assert renewals[0].issued.admitted() == {member.peer_id: bearer, guest.peer_id: bearer}
+        renewals[0].take(_one(swarm, guest.peer_id, closing_of(bearer)))
+        await swarm.until(lambda: len(list(renewals[1].terms.revocations)) == 2, within_s=60.0)
+        again = Identity(b"again" + bytes(27))
+        for renewal in renewals[:2]:
+            now_s, terms = swarm.network.now_s(), renewal.terms
+            with pytest.raises(Refused, match="revoked"):
+                check_member(guest.peer_id, renewals[2].membership.credential, terms, now_s)
+            with pytest.raises(Refused, match="revoked"):
+                check_member(again.peer_id, credential_of(swarm, again, 0), terms, now_s)
+            check_member(member.peer_id, renewals[1].membership.credential, terms, now_s)
+        stays = latest_credential(member.home, credential_of(swarm, member.identity, 0), swarm.terms.run_id, member.peer_id)
+        assert stays == renewals[1].membership.credential, "after a restart too"
+        with pytest.raises(BaseExceptionGroup):  # the guest hears of it and ends
+            await swarm.until(lambda: False, within_s=60.0)
+        guest.failure = None
+        before = member.outcomes()["completed"]
+        await swarm.until(lambda: member.outcomes()["completed"] > before + 1, within_s=120.0)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_an_invite_for_anybody_closes_when_its_uses_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    async def story(swarm: Swarm) -> None:
+        host, *members = (swarm.add() for _ in range(3))
+        host.identity = HOST
+        bearer = credential_of(swarm, HOST, 0).bearer
+        assert bearer is not None
+        IssuedInvites(host.home).limit(bearer, 2)
+        host.start()
+        for peer in members:
+            peer.join_with(credential_of(swarm, peer.identity, 0)).start()
+        terms = (await renewal_of(host)).terms
+        await swarm.until(lambda: list(terms.revocations), within_s=120.0)
+        third = Identity(b"t" * 32)
+        with pytest.raises(Refused, match="revoked"):
+            check_member(third.peer_id, credential_of(swarm, third, 0), terms, swarm.network.now_s())
+        for peer in members:
+            check_member(peer.peer_id, peer.member.membership.credential, terms, swarm.network.now_s())
+        assert read_revocations(host.home.revocations.read_bytes())
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_the_operator_is_warned_days_before(tmp_path: Path) -> None:
     assert membership_warning(20 * DAY_S, is_unwanted=False) == membership_warning(float("inf"), is_unwanted=False) == ""
     assert "ends in 3 days" in membership_warning(3 * DAY_S, is_unwanted=False)
     assert "ends in 1 day," in membership_warning(3600.0, is_unwanted=False)
@@ -177,13 +239,13 @@ def test_a_damaged_credential_in_the_home_is_like_none(tmp_path: Path) -> None:
 
 def test_a_small_document_does_not_end_the_stream_on_which_weights_come(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor, asker = swarm.start(2)
-        await swarm.until(lambda: donor.clock >= 3)
+        source_peer, asker = swarm.start(2)
+        await swarm.until(lambda: source_peer.global_step >= 3)
         client = asker.member.client
-        async with client.source(donor.peer_id, ()) as source:
+        async with client.source(source_peer.peer_id, ()) as source:
             for _ in range(2):
                 await source.ask(ContentsKind.STATE, 0, 100)
                 assert len((await source.take())[1]) == 100
-                assert await client.document(donor.peer_id, (), ContentsKind.REVOCATIONS, b"") == b""
+                assert await client.document(source_peer.peer_id, (), ContentsKind.REVOCATIONS, b"") == b""
 
     play(Swarm(tmp_path), story)

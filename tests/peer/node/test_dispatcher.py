@@ -1,4 +1,4 @@
-"""The dispatcher: it refuses while nothing serves a purpose, and bans whoever breaks the protocol."""
+"""The dispatcher: it refuses while nothing serves a purpose, and bans a peer that breaks the protocol."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def invite(lifetime_s: int = HOUR_S) -> Invite:
 
 def asker(network: MemoryNetwork, who: Identity, word: Invite | None) -> FetchClient:
     credential = word.credential_for(who.peer_id) if word else None
-    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.transport(who.peer_id, nobody))
+    return FetchClient(who, SIGNED.run_id, OwnCredential(credential), network.start_peer(who.peer_id, nobody))
 
 
 def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
@@ -56,7 +56,7 @@ def dispatcher(*, knows: bool = True) -> tuple[Dispatcher, AddressBook]:
 
 def served(*, knows: bool = True) -> MemoryNetwork:
     network, (made, book) = MemoryNetwork(), dispatcher(knows=knows)
-    network.transport(SEED.peer_id, made.answer, is_banned=lambda partner: book.is_banned(partner, loop_s()))
+    network.start_peer(SEED.peer_id, made.answer, is_banned=lambda partner: book.is_banned(partner, loop_s()))
     return network
 
 
@@ -82,7 +82,7 @@ def test_what_is_not_there_yet_is_to_be_asked_for_later(purpose: Purpose, knows:
 
 
 @pytest.mark.parametrize("knows", [False, True])
-def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -> None:
+def test_a_caller_of_a_meeting_that_does_not_read_is_disconnected(knows: bool) -> None:
     async def scene() -> None:
         stream = Deaf(STRANGER.peer_id)
         async with asyncio.timeout(5.0):
@@ -93,7 +93,7 @@ def test_who_asks_for_a_meeting_and_does_not_listen_is_hung_up_on(knows: bool) -
 
 
 @pytest.mark.parametrize("kind", [ContentsKind.MANIFEST, ContentsKind.PEER_LIST])
-def test_who_asks_what_the_run_is_and_does_not_listen_loses_its_place_in_seconds(kind: ContentsKind) -> None:
+def test_a_caller_of_the_manifest_that_does_not_read_loses_its_place_in_seconds(kind: ContentsKind) -> None:
     async def scene() -> None:
         stream, (made, book) = Deaf(NEWCOMER.peer_id, wants(kind, 1024)), dispatcher()
         async with asyncio.timeout(10.0):
@@ -103,7 +103,7 @@ def test_who_asks_what_the_run_is_and_does_not_listen_loses_its_place_in_seconds
     virtual_time.run(scene())
 
 
-def test_who_asks_for_nonsense_and_does_not_listen_is_hung_up_on_and_banned() -> None:
+def test_a_caller_of_nonsense_that_does_not_read_is_banned() -> None:
     async def scene() -> None:
         stream, (made, book) = Deaf(STRANGER.peer_id, Chunk(Part.PAYLOAD, 0, b"x")), dispatcher()
         async with asyncio.timeout(5.0):
@@ -113,7 +113,7 @@ def test_who_asks_for_nonsense_and_does_not_listen_is_hung_up_on_and_banned() ->
     virtual_time.run(scene())
 
 
-def test_who_broke_the_rules_is_turned_away_from_then_on() -> None:
+def test_a_caller_that_misbehaved_is_refused_from_then_on() -> None:
     async def scene() -> None:
         network = served()
         client = asker(network, NEWCOMER, invite())

@@ -31,10 +31,10 @@ def spread(peers: list[Peer]) -> float:
 def results(peer: Peer) -> list[ResultTaken]:
     """Note from now on which results a peer takes."""
     taken: list[ResultTaken] = []
-    hear = peer.on_event
+    apply_event = peer.on_event
 
     def on_event(event: Event) -> None:
-        hear(event)
+        apply_event(event)
         if isinstance(event, ResultTaken):
             taken.append(event)
 
@@ -61,7 +61,7 @@ def test_all_end_with_the_same_weights_near_the_mean_within_seconds(tmp_path: Pa
     play(Swarm(tmp_path, manifest=SHORT), story)
 
 
-def test_who_knows_nobody_is_done_at_once(tmp_path: Path) -> None:
+def test_a_peer_without_partners_is_done_at_once(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = swarm.add().start()
         await swarm.until(lambda: peer.trainer.replica.phase is RunPhase.FINISH)
@@ -107,7 +107,7 @@ def test_one_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> No
         dead.trainer.frozen = True
         for peer in (quick, dead):
             peer.start()
-        await swarm.until(lambda: quick.clock > 15)
+        await swarm.until(lambda: quick.global_step > 15)
         dead.kill()
         await swarm.until(lambda: quick.lifecycle.finished, within_s=60.0)
         began_s = now()
@@ -117,7 +117,7 @@ def test_one_that_never_answers_is_waited_for_only_so_long(tmp_path: Path) -> No
     play(Swarm(tmp_path, manifest=SHORT), story)
 
 
-def test_the_death_of_who_would_write_the_result_down_costs_seconds(tmp_path: Path) -> None:
+def test_the_death_of_the_peer_that_writes_the_result_costs_seconds(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = sorted(swarm.start(4), key=lambda peer: peer.peer_id)
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))

@@ -34,7 +34,7 @@ async def acquainted(swarm: Swarm, num_peers: int) -> list[Peer]:
     await asyncio.sleep(1.0)
     for peer in peers:
         for other in peers:
-            peer.book.hint(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
+            peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
     return peers
 
 
@@ -77,7 +77,7 @@ def test_one_caller_waits_for_the_end_of_a_meeting_and_others_find_it_busy_on_th
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.1)), story)
 
 
-def test_who_waits_for_a_meeting_that_does_not_end_is_sent_away(tmp_path: Path) -> None:
+def test_a_caller_that_waits_for_a_hung_meeting_is_refused(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         called, first, second = await acquainted(swarm, 3)
         one = asyncio.create_task(call(first, called))
@@ -91,7 +91,7 @@ def test_who_waits_for_a_meeting_that_does_not_end_is_sent_away(tmp_path: Path) 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_whom_we_have_met_must_be_reached_sooner_than_a_stranger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_familiar_partner_has_a_shorter_connect_timeout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(network, "DIAL_S", 1e3)  # a dead connection says nothing
 
     async def story(swarm: Swarm) -> None:
@@ -106,17 +106,17 @@ def test_whom_we_have_met_must_be_reached_sooner_than_a_stranger(tmp_path: Path,
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_one_that_trains_hears_from_whoever_has_settled_that_the_run_has_ended_there(tmp_path: Path) -> None:
+def test_a_training_peer_learns_the_end_from_a_peer_with_a_result(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        trains, settled = await acquainted(swarm, 2)
-        settled.lifecycle.has_agreed = True
-        assert (await call(trains, settled)).refusal is RefusalCode.WRONG_PHASE
+        trains, agreed = await acquainted(swarm, 2)
+        agreed.lifecycle.has_agreed = True
+        assert (await call(trains, agreed)).refusal is RefusalCode.WRONG_PHASE
         assert [entry.finished for entry in trains.book.live(asyncio.get_running_loop().time())] == [True]
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_node_calls_only_so_many_at_once_and_nobody_twice(tmp_path: Path) -> None:
+def test_a_node_limits_concurrent_calls_and_calls_each_partner_once(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a = (await acquainted(swarm, 4))[0]
         calls = [asyncio.create_task(a.node.meetings.try_next(fragment, set())) for fragment in range(MAX_OUTBOUND)]
@@ -143,7 +143,7 @@ def test_a_limit_of_the_line_lets_one_meeting_be_at_a_time_and_others_find_it_bu
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_who_leaves_begins_nothing_and_says_so(tmp_path: Path) -> None:
+def test_a_leaving_peer_begins_nothing_and_refuses_with_leaving(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = await acquainted(swarm, 2)
         await b.node.meetings.leave(3.0)

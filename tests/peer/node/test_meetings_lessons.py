@@ -64,7 +64,7 @@ def test_a_partner_that_is_not_ready_rests_without_a_mark(code: RefusalCode) -> 
     assert entry.backs_off_until_s > 0.0 and not entry.failures and not entry.refusals
 
 
-def test_who_refuses_to_meet_one_that_trains_for_the_phase_has_come_to_the_end() -> None:
+def test_a_partner_that_refuses_the_training_phase_is_at_the_end() -> None:
     greeted, answered, phase = MeetingState.GREETING, MeetingState.PREPARING, RunPhase.FINISH
     for state, ours, code, has_ended in (
         (greeted, {}, WRONG_PHASE, True),

@@ -44,26 +44,26 @@ def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path:
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.1, bytes_per_s=300.0)), story)
 
 
-def test_the_supervisor_is_told_of_every_meeting(tmp_path: Path) -> None:
+def test_the_supervisor_gets_every_meeting(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
         await swarm.until(lambda: a.outcomes()["completed"] >= 4)
         for peer in (a, b):
             peer.trainer.frozen = True
         await asyncio.sleep(15.0)
-        told = a.status
-        assert told.meetings["completed"] == a.outcomes()["completed"] and sum(told.meetings.values()) == len(a.meetings)
-        assert told.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
-        assert {done.route for done in a.meetings if done.outcome == "completed"} == {"memory"} and told.peers_seen == 1
-        assert told.addresses == ["/ip4/192.0.2.1/tcp/4001"]
+        shown = a.status
+        assert shown.meetings["completed"] == a.outcomes()["completed"] and sum(shown.meetings.values()) == len(a.meetings)
+        assert shown.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
+        assert {done.route for done in a.meetings if done.outcome == "completed"} == {"memory"} and shown.peers_seen == 1
+        assert shown.addresses == ["/ip4/192.0.2.1/tcp/4001"]
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_who_is_banned_gets_no_manifest(tmp_path: Path) -> None:
+def test_a_banned_peer_gets_no_manifest(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
-        asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.transport(MALLORY.peer_id, nobody))
+        asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(MALLORY.peer_id, nobody))
         assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         peer.book.ban(MALLORY.peer_id, now())
         with pytest.raises(Unreachable, match="rejected the stream"):

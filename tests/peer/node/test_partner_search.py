@@ -39,8 +39,8 @@ async def still(swarm: Swarm) -> Peer:
     return peer
 
 
-def told(peer: Peer, kind: type[messages.Solo] | type[messages.Defer]) -> list[int]:
-    return [request.fragment for request in peer.link.said if isinstance(request, kind)]
+def notified(peer: Peer, kind: type[messages.Solo] | type[messages.Defer]) -> list[int]:
+    return [request.fragment for request in peer.link.reported if isinstance(request, kind)]
 
 
 async def refuses(purpose: Purpose, stream: Stream) -> None:
@@ -48,12 +48,12 @@ async def refuses(purpose: Purpose, stream: Stream) -> None:
     await stream.send(Refusal(RefusalCode.STEP_TOO_FAR))
 
 
-def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:
+def test_a_peer_without_partners_takes_a_solo_step_at_once(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
         peer.node.on_report(DUE)
         await asyncio.sleep(0.5)
-        assert told(peer, messages.Solo) == [0]
+        assert notified(peer, messages.Solo) == [0]
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -65,25 +65,25 @@ def test_who_knows_nobody_goes_alone_at_once(tmp_path: Path) -> None:
         ("defer", messages.Defer, messages.Solo),
     ],
 )
-def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
+def test_without_a_partner_by_the_deadline_the_manifest_decides(
     tmp_path: Path, no_partner: str, kind: type[messages.Solo] | type[messages.Defer], other: type[messages.Solo] | type[messages.Defer]
 ) -> None:
     swarm = Swarm(tmp_path, manifest=tiny_manifest(run=RUN, outer={"no_partner": no_partner}))
 
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        swarm.network.transport(MALLORY.peer_id, refuses)
-        peer.book.hint(MALLORY.peer_id, ADDRESS, now())
+        swarm.network.start_peer(MALLORY.peer_id, refuses)
+        peer.book.add_address(MALLORY.peer_id, ADDRESS, now())
         for _ in range(2):  # the second moves the goal of the search that is under way
             peer.node.on_report(DUE)
         await asyncio.sleep(1.0)
-        assert not told(peer, kind), "it did not try as long as it may"
+        assert not notified(peer, kind), "it did not try as long as it may"
         await asyncio.sleep(swarm.manifest.outer.deadline_s + 2.0)
-        assert told(peer, kind) == [0] and not told(peer, other)
+        assert notified(peer, kind) == [0] and not notified(peer, other)
         assert len(peer.meetings) >= 2, "it asked only once"
         peer.node.on_report(DUE)  # a later one is searched for anew
         await asyncio.sleep(swarm.manifest.outer.deadline_s + 2.0)
-        assert told(peer, kind) == [0, 0]
+        assert notified(peer, kind) == [0, 0]
 
     play(swarm, story)
 
@@ -91,14 +91,14 @@ def test_when_nobody_agrees_by_the_deadline_the_manifest_decides(
 def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from_its_solo_step(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        peer.book.hint(MALLORY.peer_id, ADDRESS, now())
-        swarm.network.transport(MALLORY.peer_id, refuses)
+        peer.book.add_address(MALLORY.peer_id, ADDRESS, now())
+        swarm.network.start_peer(MALLORY.peer_id, refuses)
 
         async def pester() -> None:
             for number in itertools.count(100):
                 caller = Identity(number.to_bytes(2, "little") * 16)
                 hello = replace(hello_to(swarm, peer.peer_id), sender=caller.peer_id, signature=b"").signed(caller)
-                stream = await swarm.network.transport(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
+                stream = await swarm.network.start_peer(caller.peer_id, refuses).connect(peer.peer_id, (), Purpose.MEET)
                 await stream.send(hello)
                 with contextlib.suppress(GossamerError):
                     while not isinstance(await stream.receive(), Refusal):
@@ -109,7 +109,7 @@ def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from
         await swarm.until(lambda: peer.node.meetings.active, within_s=5.0)
         peer.node.on_report(DUE)
         await asyncio.sleep(2 * swarm.manifest.outer.deadline_s + 5.0)
-        assert told(peer, messages.Solo)
+        assert notified(peer, messages.Solo)
         await cancel(task)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -119,11 +119,11 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
     async def story(swarm: Swarm) -> None:
         a, b = await still(swarm), await still(swarm)
         for peer, other in ((a, b), (b, a)):
-            peer.book.hint(other.peer_id, ADDRESS, now())
-        a.book.not_now(b.peer_id, now())
+            peer.book.add_address(other.peer_id, ADDRESS, now())
+        a.book.note_not_ready(b.peer_id, now())
         a.node.on_report(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)
-        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not told(a, messages.Solo)
+        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not notified(a, messages.Solo)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -34,7 +34,7 @@ class Bootstrap:
         self.home = Home(folder)
         run = HeldRun(SIGNED.run_id, SIGNED if holds else None, INVITE.credential_for(who.peer_id), INVITE.bootstraps, is_founder=False)
         self.peer = NodePeer(self.home, run, who, None, time.time, random.Random(0), self.events.append)
-        transport = network.transport(who.peer_id, self.peer.answer, is_banned=self.peer.is_banned)
+        transport = network.start_peer(who.peer_id, self.peer.answer, is_banned=self.peer.is_banned, has_met=self.peer.has_met)
         seams = PeerNetwork(transport, EmptyDirectory(), lambda: (), self._connected)
         self.task = asyncio.create_task(self.peer.run(seams))
 

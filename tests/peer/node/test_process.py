@@ -60,6 +60,7 @@ class Quiet:
         answer: Callable[..., Awaitable[None]],
         entry_addresses: Callable[[], Sequence[str]],
         is_banned: object,
+        has_met: object,
         bare_record: object,
     ) -> None:
         self.carried = CarriedBytes()
@@ -110,7 +111,7 @@ class Running:
     def __init__(self, home: Home, runtime: Path, monkeypatch: pytest.MonkeyPatch, **config: Any) -> None:
         self.networks: list[Quiet] = []
         monkeypatch.setattr(module, "Libp2pNode", self._network)
-        settings = ChildSettings(config=PeerConfig(home=home.path, **config), peer_id="", runtime=runtime, told_to_start=False)
+        settings = ChildSettings(config=PeerConfig(home=home.path, **config), peer_id="", runtime=runtime, waits_for_start=False)
         self.child = Supervision(settings)
         self.process = NodeProcess(self.child)
         self.task = asyncio.create_task(self.process.run())
@@ -119,11 +120,11 @@ class Running:
         self.networks.append(Quiet(*arguments))
         return self.networks[-1]
 
-    def said(self, kind: type) -> list[Any]:
+    def emitted(self, kind: type) -> list[Any]:
         return [event for event in self.child.events if isinstance(event, kind)]
 
     def states(self) -> set[str]:
-        return {said.state for said in self.said(ProcessReported)}
+        return {event.state for event in self.emitted(ProcessReported)}
 
     async def until(self, state: str) -> Quiet:
         await self.true(lambda: state in self.states(), state)
@@ -170,29 +171,29 @@ def member() -> MemberRecord:
 
 async def answer_to_a_caller(network: Quiet) -> Refusal:
     """What is said to who asks for a meeting without a word."""
-    told: list[Refusal] = []
+    refusals: list[Refusal] = []
 
     class Caller(Deaf):
         async def send(self, message: Any) -> None:
-            told.append(message)
+            refusals.append(message)
 
     async with asyncio.timeout(5.0):
         await network.answer(Purpose.MEET, Caller(MEMBER.peer_id))
-    return told[0]
+    return refusals[0]
 
 
-def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(home: Home, start: Start) -> None:
+def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
     home.invite.write_text(INVITE.to_text())
 
     async def first() -> None:
         running = start(trains=False)
         network = await running.until("serving")
-        assert running.said(ProcessReported)[-1].reason == "0 connected"
-        assert running.said(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
-        assert running.said(PeersSeen) == [PeersSeen(0)] and running.said(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
+        assert running.emitted(ProcessReported)[-1].reason == "0 connected"
+        assert running.emitted(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
+        assert running.emitted(PeersSeen) == [PeersSeen(0)] and running.emitted(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
         assert "does not train" in (await answer_to_a_caller(network)).detail
-        assert network.shelf.read(member().to_bytes())
+        assert network.shelf.keep_latest(member().to_bytes())
         await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
         await running.stop()
         assert not network.announced, "it is nobody's partner"
@@ -201,7 +202,7 @@ def test_without_a_trainer_it_shows_the_way_and_remembers_who_announced_himself(
         home.invite.unlink()
         running = start(trains=False)
         network = await running.until("serving")
-        assert network.shelf.read(member().to_bytes()), "its shelf is of the run that it holds"
+        assert network.shelf.keep_latest(member().to_bytes()), "its shelf is of the run that it holds"
         assert set(network.entry_addresses()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
         await running.stop()
 
@@ -231,7 +232,7 @@ def test_without_a_run_it_does_not_start(start: Start) -> None:
     asyncio.run(test())
 
 
-def test_it_is_there_before_the_trainer_and_meets_once_it_has_said_what_the_model_is(home: Home, runtime: Path, start: Start) -> None:
+def test_the_node_starts_before_the_trainer_and_meets_once_it_has_the_plan(home: Home, runtime: Path, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
 
     async def test() -> None:
@@ -265,7 +266,7 @@ def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> No
     asyncio.run(test())
 
 
-def test_who_relays_by_default_and_what_is_kept_of_relays(home: Home, start: Start) -> None:
+def test_which_peers_relay_by_default_and_which_relays_are_kept(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
     relay = f"/ip4/5.5.0.1/tcp/4001/p2p/{MEMBER.peer_id}"
 

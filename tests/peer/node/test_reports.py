@@ -28,7 +28,7 @@ def write(num_bytes: int) -> None:
 
 
 @pytest.mark.skipif(not hasattr(psutil.Process, "io_counters"), reason="the system does not count what a process writes")
-def test_all_that_the_daemon_writes_counts_but_what_it_says_to_us() -> None:
+def test_all_bytes_of_the_daemon_count_but_those_to_this_process() -> None:
     network = Network()
     traffic = NodeTraffic(network)
     traffic.look()

@@ -67,7 +67,7 @@ def test_a_delay_is_in_virtual_time_at_any_step_duration() -> None:
 
 
 @pytest.mark.parametrize(
-    ("choices", "says", "hint"),
+    ("choices", "reason", "hint"),
     [
         ({"method": "nolco"}, "no method named 'nolco'", "noloco"),
         ({"codec": "modul4"}, "no codec named 'modul4'", "modulo4"),
@@ -78,8 +78,8 @@ def test_a_delay_is_in_virtual_time_at_any_step_duration() -> None:
         ({"drop_out": 2.0}, "drop_out must satisfy", "--help"),
     ],
 )
-def test_impossible_settings_are_refused_before_anything_runs(choices: dict[str, Any], says: str, hint: str) -> None:
-    with pytest.raises((BadSettings, BadManifest), match=says) as caught:
+def test_impossible_settings_are_refused_before_anything_runs(choices: dict[str, Any], reason: str, hint: str) -> None:
+    with pytest.raises((BadSettings, BadManifest), match=reason) as caught:
         scenario(BASE, choices)
     assert hint in caught.value.hint
 

@@ -31,7 +31,7 @@ class Hall:
         self.met.append((one, two, fragment))
         self.busy |= {(one, fragment), (two, fragment)}
 
-    def step_alone(self, peer: int, fragment: int) -> None:
+    def take_solo_step(self, peer: int, fragment: int) -> None:
         self.alone.append((peer, fragment))
 
 
@@ -43,7 +43,7 @@ def run(chosen: Matcher, hall: Hall, num_peers: int, steps: range) -> None:
         for one, two, fragment in hall.met[before:]:
             for peer in (one, two):
                 hall.busy.discard((peer, fragment))
-                chosen.done(peer, fragment)
+                chosen.note_outer_step(peer, fragment)
 
 
 def meetings_per_step(num_peers: int, inner_steps: int, num_periods: int) -> float:

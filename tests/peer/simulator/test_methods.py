@@ -90,7 +90,7 @@ def test_error_feedback_is_in_the_size(monkeypatch: pytest.MonkeyPatch, name: st
     assert sum(kept) == method(name).size(made).peer_vectors * 2 * population.layout.numel
 
 
-def test_sizes_say_what_is_kept() -> None:
+def test_the_sizes_of_what_is_kept() -> None:
     made = small_scenario(peers=5)
     assert method("noloco").size(made).num_replicas == 5
     assert method("ddp").size(made).num_replicas == 1

@@ -276,7 +276,7 @@ def test_latencies_cannot_vary_without_bound(value: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "says", "hint"),
+    ("values", "reason", "hint"),
     [
         ({"num_peers": 1}, "--peers must lie between 2 and", "raise --peers"),
         ({"num_peers": 10**12}, "--peers must lie between 2 and 10000000 with --network, and is 1000000000000", "lower --peers"),
@@ -286,8 +286,8 @@ def test_latencies_cannot_vary_without_bound(value: float) -> None:
         ({"num_peers": MAX_PEERS, "inner_steps": 1000}, "10000000 peers of 1000 inner steps each are too many", "--peers 500000 would do"),
     ],
 )
-def test_a_simulation_that_would_never_end_is_refused(values: dict[str, Any], says: str, hint: str) -> None:
-    with pytest.raises(BadSettings, match=says) as caught:
+def test_a_simulation_that_would_never_end_is_refused(values: dict[str, Any], reason: str, hint: str) -> None:
+    with pytest.raises(BadSettings, match=reason) as caught:
         replace(NETWORK, **values)
     assert hint in caught.value.hint
 

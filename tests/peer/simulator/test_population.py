@@ -47,7 +47,7 @@ def test_error_feedback_is_counted_per_peer(monkeypatch: pytest.MonkeyPatch, *, 
         need_memory(small_scenario(), CPU, replace(kept, num_peers=fits + 1))
 
 
-def test_a_model_that_does_not_fit_at_all_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_does_not_fit_at_all_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "free_bytes", lambda device: 100_000)
     with pytest.raises(BadSettings) as caught:
         need_memory(small_scenario(), CPU, Size(1, 0, 0))
@@ -102,13 +102,13 @@ def test_no_gradient_is_kept_between_steps() -> None:
 
 def test_a_clock_follows_the_partners_within_bounds() -> None:
     replica = small_population(small_scenario(steps=60)).replicas[0]
-    replica.hear_global_step(50)
+    replica.catch_up(50)
     assert replica.global_step == 0  # no step of its own yet
     for _ in range(3):
         replica.inner_step()
-    replica.hear_global_step(50)
+    replica.catch_up(50)
     assert replica.global_step == 12
-    replica.hear_global_step(5)
+    replica.catch_up(5)
     assert replica.global_step == 12
 
 

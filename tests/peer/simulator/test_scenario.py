@@ -19,8 +19,8 @@ def test_rates_have_mean_one_whatever_the_speeds() -> None:
 
 def test_a_schedule_lasts_as_long_as_its_rate() -> None:
     scenario = Scenario(small_manifest(), 2, (Fraction(3), Fraction(1)))
-    assert scenario.inner(scenario.rates[0]).total_steps == 90
-    assert scenario.inner(Fraction(1)).total_steps == scenario.num_steps == 60
+    assert scenario.inner_settings_at(scenario.rates[0]).total_steps == 90
+    assert scenario.inner_settings_at(Fraction(1)).total_steps == scenario.num_steps == 60
 
 
 @pytest.mark.parametrize(

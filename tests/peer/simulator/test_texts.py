@@ -131,7 +131,7 @@ def test_a_text_too_small_for_so_many_parts_is_refused_with_the_numbers(folder: 
     assert "--data" in caught.value.hint
 
 
-def test_a_text_too_small_for_one_batch_says_how_much_is_needed(tmp_path: Path) -> None:
+def test_a_text_too_small_for_one_batch_is_reported_with_the_need(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("too short")
     with pytest.raises(BadSettings, match="need 51"):
         loaded(tmp_path / "short.txt", tmp_path)

@@ -31,7 +31,7 @@ class Started:
     async def start(self, behaviour: str) -> None:
         await self.process.start()
         config = PeerConfig(home=self.home, data=Path(behaviour))
-        self.process.notify(ChildSettings(config=config, peer_id="12D3KooX", runtime=self.home, told_to_start=True).to_line())
+        self.process.notify(ChildSettings(config=config, peer_id="12D3KooX", runtime=self.home, waits_for_start=True).to_line())
 
     async def begun(self) -> tuple[int, asyncio.Task[ChildExit]]:
         """Wait until it runs; return its process id and what waits for its end."""
@@ -148,7 +148,7 @@ def test_what_a_child_prints_goes_to_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "printed\nwritten\n"
 
 
-def test_a_child_whose_events_nobody_reads_goes_on_and_counts_what_it_lost(tmp_path: Path) -> None:
+def test_a_child_with_unread_events_goes_on_and_counts_the_lost_ones(tmp_path: Path) -> None:
     async def test() -> None:
         child = Started(tmp_path)
         await child.start("chatter")

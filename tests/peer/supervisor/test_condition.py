@@ -8,8 +8,8 @@ from gossamer.peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 BOTH = (TRAINER, NODE)
 
 
-def says(condition: Condition, name: str, state: str, reason: str, now_s: float = 100.0) -> None:
-    condition.hear(name, ProcessReported(state, reason), now_s)
+def report(condition: Condition, name: str, state: str, reason: str, now_s: float = 100.0) -> None:
+    condition.take_event(name, ProcessReported(state, reason), now_s)
 
 
 def read_of(condition: Condition, peers_seen: int, now_s: float) -> tuple[str, str]:
@@ -25,16 +25,16 @@ def test_states_of_a_joining_peer() -> None:
     def now(peers_seen: int = 0) -> None:
         read.append(read_of(condition, peers_seen, 101.0))
 
-    says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
+    report(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
     now()
-    says(condition, TRAINER, "ready", "")
+    report(condition, TRAINER, "ready", "")
     now()
-    says(condition, NODE, "joining", "downloading weights from QmX: 40 %")
+    report(condition, NODE, "joining", "downloading weights from QmX: 40 %")
     now(2)
-    says(condition, TRAINER, "training", "")
+    report(condition, TRAINER, "training", "")
     now(2)
     now(0)
-    says(condition, TRAINER, "finishing", "the schedule has run out: averaging with the others")
+    report(condition, TRAINER, "finishing", "the schedule has run out: averaging with the others")
     now(2)
     condition.ending = changed("done", "the run is over")
     now(2)
@@ -50,39 +50,39 @@ def test_states_of_a_joining_peer() -> None:
     ]
 
 
-def training(**said: str) -> Condition:
+def training(**reported: str) -> Condition:
     condition = Condition(BOTH)
-    says(condition, TRAINER, "training", said.get("reason", ""))
+    report(condition, TRAINER, "training", reported.get("reason", ""))
     return condition
 
 
 def test_before_the_network_is_up() -> None:
     condition = Condition(BOTH)
-    says(condition, TRAINER, "ready", "")
+    report(condition, TRAINER, "ready", "")
     assert read_of(condition, 0, 0.0) == ("starting", "opening the network")
 
 
-def test_a_text_that_is_tokenized_is_told_whatever_the_node_waits_for() -> None:
+def test_tokenizing_is_reported_whatever_the_node_waits_for() -> None:
     condition = Condition(BOTH)
-    says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
-    says(condition, TRAINER, "starting", "tokenizing the text: 40 % of 200 MB, 50 s left")
+    report(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
+    report(condition, TRAINER, "starting", "tokenizing the text: 40 % of 200 MB, 50 s left")
     assert read_of(condition, 0, 0.0) == ("starting", "tokenizing the text: 40 % of 200 MB, 50 s left")
 
 
 def test_training_goes_on_without_the_node() -> None:
     condition = training()
-    condition.fell(NODE, "killed by SIGKILL", 0.5)
+    condition.note_exit(NODE, "killed by SIGKILL", 0.5)
     state, reason = read_of(condition, 3, 100.0)
     assert state == "training"
     assert "node ended (killed by SIGKILL)" in reason
     assert "training goes on" in reason
-    condition.hear(NODE, PeersSeen(3), 100.0)  # it is back
+    condition.take_event(NODE, PeersSeen(3), 100.0)  # it is back
     assert read_of(condition, 3, 100.0) == ("training", "meeting others")
 
 
 def test_a_training_trainer_takes_precedence_over_the_node() -> None:
     condition = training()
-    says(condition, NODE, "joining", "downloading weights from QmX: 3 %")
+    report(condition, NODE, "joining", "downloading weights from QmX: 3 %")
     assert read_of(condition, 1, 100.0) == ("training", "meeting others")
 
 
@@ -94,19 +94,19 @@ def test_the_trainers_own_remark_is_shown() -> None:
 def test_a_failed_trainer_is_reported() -> None:
     condition = training()
     assert condition.trains
-    condition.fell(TRAINER, "killed by SIGKILL", 2.0)
+    condition.note_exit(TRAINER, "killed by SIGKILL", 2.0)
     assert not condition.trains
     state, reason = read_of(condition, 1, 100.0)
     assert state == "starting"
     assert "starting it again in 2.0 s" in reason
     assert "from its last checkpoint" in reason
-    says(condition, TRAINER, "training", "")
+    report(condition, TRAINER, "training", "")
     assert read_of(condition, 1, 100.0) == ("training", "meeting others")
 
 
 def test_a_node_that_is_down_before_anything_is_trained() -> None:
     condition = Condition(BOTH)
-    condition.fell(NODE, "exit code 1", 0.5)
+    condition.note_exit(NODE, "exit code 1", 0.5)
     state, reason = read_of(condition, 0, 0.0)
     assert state == "joining"
     assert reason.startswith("the node ended (exit code 1); starting it again in 0.5 s")
@@ -122,16 +122,16 @@ def test_a_silent_trainer_is_reported() -> None:
 
 def test_a_peer_alone_reports_no_missing_partners() -> None:
     condition = Condition((TRAINER,))
-    says(condition, TRAINER, "training", "")
+    report(condition, TRAINER, "training", "")
     assert read_of(condition, 0, 100.0) == ("training", "training alone (--alone)")
 
 
 def test_without_a_trainer_the_state_is_the_nodes() -> None:
     condition = Condition((NODE,))
     read = [read_of(condition, 0, 0.0)]
-    says(condition, NODE, "serving", "3 connected")
+    report(condition, NODE, "serving", "3 connected")
     read.append(read_of(condition, 3, 1.0))
-    condition.fell(NODE, "exit code 1", 0.5)
+    condition.note_exit(NODE, "exit code 1", 0.5)
     read.append(read_of(condition, 3, 2.0))
     assert read == [
         ("starting", "opening the network"),
@@ -143,8 +143,8 @@ def test_without_a_trainer_the_state_is_the_nodes() -> None:
 def test_the_ending_state_is_final() -> None:
     condition = training()
     condition.ending = changed("leaving", "SIGTERM: saving")
-    says(condition, TRAINER, "training", "")
-    says(condition, NODE, "joining", "x")
+    report(condition, TRAINER, "training", "")
+    report(condition, NODE, "joining", "x")
     assert read_of(condition, 1, 500.0) == ("leaving", "SIGTERM: saving")
 
 
@@ -152,17 +152,17 @@ def test_health_of_a_peer_through_its_day() -> None:
     """What works, waits, or is on its way is healthy; what starts is not yet."""
     condition = Condition(BOTH)
     assert condition.trouble(0.0) == "starting: building the model"
-    says(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
+    report(condition, NODE, "joining", "asking 10.0.0.1 for the run's manifest")
     assert not condition.trouble(101.0)
-    says(condition, NODE, "waiting", "")
+    report(condition, NODE, "waiting", "")
     assert not condition.trouble(101.0)
-    condition.fell(NODE, "exit code 1", 4.0)
+    condition.note_exit(NODE, "exit code 1", 4.0)
     assert "the node ended" in condition.trouble(101.0)
-    says(condition, TRAINER, "training", "")
+    report(condition, TRAINER, "training", "")
     assert not condition.trouble(101.0)
     assert not condition.trouble(100.0 + 2 * SILENT_S)
     assert "silent for 300 s" in condition.trouble(100.0 + HUNG_S)
-    condition.fell(TRAINER, "killed by SIGKILL", 4.0)
+    condition.note_exit(TRAINER, "killed by SIGKILL", 4.0)
     assert "killed by SIGKILL" in condition.trouble(101.0)
     condition.ending = changed("failed", "not invited")
     assert condition.trouble(101.0) == "failed: not invited"

@@ -1,4 +1,4 @@
-"""What the supervisor writes down for whoever comes after it."""
+"""What the supervisor records for the next start."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ def test_housekeeping_acts_at_intervals(tmp_path: Path) -> None:
 def test_a_full_disk_is_one_warning_that_ends_with_its_cause(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now, free, status = [0.0], [10], Status()
     monkeypatch.setattr("gossamer.peer.supervisor.housekeeping.shutil.disk_usage", lambda path: Usage(0, 0, free[0]))
-    housekeeping, told = Housekeeping(Home(tmp_path), lambda: now[0]), []
+    housekeeping, words_at = Housekeeping(Home(tmp_path), lambda: now[0]), []
     for bytes_free in (10, 10, 1 << 40):
         now[0] += LOOK_S
         free[0] = bytes_free
         events = look(housekeeping, status)
-        told.append([event.words for event in events if isinstance(event, Warned)])
+        words_at.append([event.words for event in events if isinstance(event, Warned)])
         for event in events:
             status = apply(status, event)
-    assert [len(words) for words in told] == [1, 0, 1]
-    assert "nearly full" in told[0][0] and not told[2][0]
+    assert [len(words) for words in words_at] == [1, 0, 1]
+    assert "nearly full" in words_at[0][0] and not words_at[2][0]
     assert not status.warnings
 
 

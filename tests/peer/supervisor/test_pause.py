@@ -8,8 +8,8 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.supervisor.pause import asked_pause, last_pause, memory_pause, refused_pause, ruled_pause
-from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, Idleness, Lookout, Seldom, Surroundings, others_cpu_s
+from gossamer.peer.supervisor.pauses import LAST_PAUSE, asked_pause, memory_pause, refused_pause, ruled_pause
+from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, CachedReading, Idleness, Lookout, Surroundings, others_cpu_s
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()
@@ -35,7 +35,7 @@ def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> No
     memory = memory_pause(LocalSettings(max_memory="1 GB"), Surroundings(held_bytes=1_400_000_000))
     assert memory is not None and "held 1.4 GB of memory, and may hold 1 GB" in memory.reason
     assert memory_pause(LocalSettings(), Surroundings(held_bytes=1 << 50)) is None
-    for rest in (two_hours, asked_pause(NOON_S, None), night, battery, others, disk, memory, refused_pause("why", "how"), last_pause()):
+    for rest in (two_hours, asked_pause(NOON_S, None), night, battery, others, disk, memory, refused_pause("why", "how"), LAST_PAUSE):
         assert rest is not None and rest.reason and rest.way_out.startswith("ends ")
 
 
@@ -76,5 +76,5 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
 
 def test_a_slow_measurement_is_repeated_only_after_its_interval() -> None:
     measured: list[int] = []
-    seldom = Seldom(30.0, lambda: measured.append(1) or len(measured))  # type: ignore[func-returns-value]
+    seldom = CachedReading(30.0, lambda: measured.append(1) or len(measured))  # type: ignore[func-returns-value]
     assert [seldom.read(now_s) for now_s in (5.0, 20.0, 35.0, 40.0)] == [1, 1, 2, 2]

@@ -75,7 +75,7 @@ def test_a_joiner_gets_its_manifest_from_the_node(tmp_path: Path) -> None:
     run(test())
 
 
-def test_a_peer_that_waits_for_peers_tells_its_trainer_to_wait(tmp_path: Path) -> None:
+def test_a_trainer_waits_while_its_peer_waits_for_others(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, wait_for_peers=1) as (running, _):
             await eventually(lambda: running.status.step == 7, "the trainer's word")
@@ -202,9 +202,9 @@ def test_the_file_holds_the_session_as_it_was_shown(tmp_path: Path) -> None:
             running.ends("trainer")
             await work
             (running.home.path / "trainer.ends").unlink()
-            told = reduce(apply, read_events(running.home.events), Status())
-            assert told == running.status
-            assert (told.state, told.run_id, told.step, told.meetings["solo"]) == ("done", "ab", 7, 2)
+            logged = reduce(apply, read_events(running.home.events), Status())
+            assert logged == running.status
+            assert (logged.state, logged.run_id, logged.step, logged.meetings["solo"]) == ("done", "ab", 7, 2)
 
     run(test())
 

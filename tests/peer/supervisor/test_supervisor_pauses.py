@@ -22,7 +22,7 @@ from tests.peer.supervised import Running, peer, run, until_training
 from tests.peer.waiting import eventually
 
 
-async def tell(running: Running, **request: Any) -> dict[str, Any]:
+async def control(running: Running, **request: Any) -> dict[str, Any]:
     return await asyncio.to_thread(ask, running.home.path, request)
 
 
@@ -42,14 +42,14 @@ def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
             await until_training(running)
-            assert (await tell(running, verb="pause", seconds=None))["state"] == "paused"
+            assert (await control(running, verb="pause", seconds=None))["state"] == "paused"
             await until_paused(running)
             assert node_rests(running)
             assert running.stopped_ns("trainer")
             assert not running.stopped_ns("node")
             assert running.status.reason == "paused by the operator"
             assert not work.done()
-            await tell(running, verb="resume")
+            await control(running, verb="resume")
             await until_training(running)
             await eventually(lambda: not node_rests(running), "the node awake")
             assert len(running.lives("trainer")) == 2
@@ -65,7 +65,7 @@ def test_a_pause_of_some_length_ends_by_itself(tmp_path: Path, monkeypatch: pyte
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            assert "until" in (await tell(running, verb="pause", seconds=0.5))["reason"]
+            assert "until" in (await control(running, verb="pause", seconds=0.5))["reason"]
             await eventually(lambda: len(running.lives("trainer")) == 2, "the trainer back")
             await until_training(running)
 
@@ -76,19 +76,19 @@ def test_the_meeting_under_way_is_waited_for(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, node="meets") as (running, _):
             await until_training(running)
-            await tell(running, verb="pause", seconds=None)
-            await eventually(lambda: node_rests(running), "the node told")
+            await control(running, verb="pause", seconds=None)
+            await eventually(lambda: node_rests(running), "the node notified")
             await asyncio.sleep(0.1)
             assert len(running.children()) == 2
             assert running.status.reason == "paused by the operator (saving first)"
-            await tell(running, verb="resume")
+            await control(running, verb="resume")
             assert running.status.state == "training"
             assert running.num(TrainerRestarted) == 0
 
     run(test())
 
 
-def test_outside_its_schedule_it_does_not_begin_and_says_what_would_end_it(tmp_path: Path) -> None:
+def test_outside_its_schedule_it_pauses_and_reports_what_ends_the_pause(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, schedule="mon 00:00-00:01") as (running, _):
             await eventually(lambda: running.status.peers_seen, "the node")
@@ -96,9 +96,9 @@ def test_outside_its_schedule_it_does_not_begin_and_says_what_would_end_it(tmp_p
             assert "schedule mon 00:00-00:01" in running.status.reason
             assert not running.lives("trainer")
             with pytest.raises(BadSettings, match="stays paused") as caught:
-                await tell(running, verb="resume")
+                await control(running, verb="resume")
             assert "peer config schedule always" in caught.value.hint
-            await tell(running, verb="set", key="schedule", value="always")
+            await control(running, verb="set", key="schedule", value="always")
             await until_training(running)
             assert saved_settings(running.home) == {"schedule": "always"}
 
@@ -117,16 +117,16 @@ def test_a_setting_that_the_trainer_starts_with_starts_it_again(tmp_path: Path) 
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            await tell(running, verb="set", key="threads", value="2")
+            await control(running, verb="set", key="threads", value="2")
             await eventually(lambda: len(running.lives("trainer")) == 2 and not node_rests(running), "another trainer")
             await until_training(running)
             assert len(running.lives("node")) == 1
-            assert (await tell(running, verb="config"))["threads"] == 2
+            assert (await control(running, verb="config"))["threads"] == 2
             nicer = os.nice(0) + 1
-            await tell(running, verb="set", key="niceness", value=str(nicer))
+            await control(running, verb="set", key="niceness", value=str(nicer))
             await eventually(lambda: list(map(niceness, running.children())) == [nicer, nicer], "both giving way")
             await until_training(running)
-            await eventually(lambda: not node_rests(running), "the node told")
+            await eventually(lambda: not node_rests(running), "the node notified")
 
     run(test())
 
@@ -135,13 +135,13 @@ def test_an_invalid_setting_changes_nothing(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            for key, value, says in (
+            for key, value, complaint in (
                 ("thread", "2", "no setting"),
                 ("threads", "-2", "is not valid"),
                 ("schedule", "nightly", "no window"),
             ):
-                with pytest.raises(BadSettings, match=says):
-                    await tell(running, verb="set", key=key, value=value)
+                with pytest.raises(BadSettings, match=complaint):
+                    await control(running, verb="set", key=key, value=value)
             assert not running.home.config.exists()
             assert len(running.lives("trainer")) == 1
 
@@ -152,9 +152,9 @@ def test_a_paused_peer_can_leave(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
             await until_training(running)
-            await tell(running, verb="pause", seconds=None)
+            await control(running, verb="pause", seconds=None)
             await until_paused(running)
-            await tell(running, verb="leave")
+            await control(running, verb="leave")
             await work
             assert (running.status.state, running.status.reason) == ("left", "saved and stopped")
 
@@ -166,7 +166,7 @@ def test_a_bootstrap_node_cannot_pause(tmp_path: Path) -> None:
         async with peer(tmp_path, node="seed", trains=False, schedule="mon 00:00-00:01") as (running, _):
             await eventually(lambda: running.status.state == "serving", "a seed")
             with pytest.raises(BadSettings, match="does not train"):
-                await tell(running, verb="pause", seconds=None)
+                await control(running, verb="pause", seconds=None)
 
     run(test())
 
@@ -175,8 +175,8 @@ def test_leaving_with_finish_waits_for_the_meeting(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, node="meets") as (running, work):
             await until_training(running)
-            await tell(running, verb="leave", finish=True)
-            await eventually(lambda: node_rests(running), "the node told")
+            await control(running, verb="leave", finish=True)
+            await eventually(lambda: node_rests(running), "the node notified")
             assert (running.status.state, running.status.reason) == ("leaving", "asked to leave; finishing the meeting in progress first")
             assert not work.done()
             running.does("node", "serve")
@@ -196,13 +196,13 @@ def test_a_peer_with_used_up_traffic_is_offline_until_the_limit_is_raised(tmp_pa
         home.traffic.write_text(json.dumps({"month": month, "bytes": 2_000_000_000}))  # by earlier starts
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            await tell(running, verb="set", key="monthly_traffic", value="1 GB")
+            await control(running, verb="set", key="monthly_traffic", value="1 GB")
             await eventually(lambda: running.status.state == "paused" and not running.children(), "offline")
             assert 0 < running.stopped_ns("trainer") < running.stopped_ns("node")
             assert "1 GB is used up, until" in running.status.reason
             with pytest.raises(BadSettings, match="stays paused"):
-                await tell(running, verb="resume")
-            await tell(running, verb="set", key="monthly_traffic", value="3 GB")
+                await control(running, verb="resume")
+            await control(running, verb="set", key="monthly_traffic", value="3 GB")
             await eventually(lambda: (len(running.lives("trainer")), len(running.lives("node"))) == (2, 2), "both back")
             await until_training(running)
 
@@ -214,13 +214,13 @@ def test_a_trainer_that_cannot_start_with_other_settings_pauses_the_peer_instead
         async with peer(tmp_path) as (running, work):
             await until_training(running)
             running.does("trainer", "operator")  # it will say that it cannot be
-            await tell(running, verb="set", key="devices", value="cuda")
+            await control(running, verb="set", key="devices", value="cuda")
             await eventually(lambda: "cannot start: the port is busy" in running.status.reason, "paused")
             assert running.status.state == "paused"
             assert not work.done()
             running.does("trainer", "train")
-            await tell(running, verb="set", key="devices", value="cpu")
-            await tell(running, verb="resume")
+            await control(running, verb="set", key="devices", value="cpu")
+            await control(running, verb="resume")
             await until_training(running)
 
     run(test())
@@ -232,12 +232,12 @@ def test_a_peer_beyond_its_memory_limit_pauses_until_the_operator_resumes_it(tmp
     async def test() -> None:
         async with peer(tmp_path) as (running, _):
             await until_training(running)
-            await tell(running, verb="set", key="max_memory", value="1 MB")
+            await control(running, verb="set", key="max_memory", value="1 MB")
             await until_paused(running)
             assert "may hold 1 MB" in running.status.reason
-            await tell(running, verb="set", key="max_memory", value="unlimited")
+            await control(running, verb="set", key="max_memory", value="unlimited")
             assert running.status.state == "paused"
-            await tell(running, verb="resume")
+            await control(running, verb="resume")
             await until_training(running)
 
     run(test())

@@ -48,12 +48,12 @@ class Peer:
     def start(self, **settings: Any) -> subprocess.Popen[bytes]:
         given = json.dumps(ALONE | {"data": str(self.text)} | settings)
         command = [sys.executable, "-m", "tests.peer.peer_program", str(self.home.path), given]
-        with (self.home.path / "said").open("wb") as said, (self.home.path / "errors").open("wb") as errors:
-            self.process = subprocess.Popen(command, stdout=said, stderr=errors, start_new_session=True)
+        with (self.home.path / "output").open("wb") as output, (self.home.path / "errors").open("wb") as errors:
+            self.process = subprocess.Popen(command, stdout=output, stderr=errors, start_new_session=True)
         return self.process
 
-    def said(self) -> list[str]:
-        return (self.home.path / "said").read_text().splitlines()
+    def output(self) -> list[str]:
+        return (self.home.path / "output").read_text().splitlines()
 
     def errors(self) -> str:
         return (self.home.path / "errors").read_text()
@@ -114,7 +114,7 @@ def test_alone_it_trains_to_its_end(tmp_path: Path) -> None:
     with peer(tmp_path, total_steps=40) as one:
         one.start()
         assert one.wait() == 0, one.errors()
-        assert one.said() == ["starting: building the model", "training: training alone (--alone)", "done: the run is over"]
+        assert one.output() == ["starting: building the model", "training: training alone (--alone)", "done: the run is over"]
         assert not one.home.running.exists()
         assert one.home.log.read_text() == ""
         assert [path.name for path in sorted(one.home.checkpoints.iterdir())][-1].startswith("step-00000040")
@@ -139,7 +139,7 @@ def test_sigterm_saves_and_leaves_nothing_behind_and_a_damaged_checkpoint_is_pas
         assert gone(children, 0.0)
         assert not runtime.exists()
         assert not one.home.running.exists()
-        assert one.said()[-2:] == ["leaving: SIGTERM: saving", "left: saved and stopped"]
+        assert one.output()[-2:] == ["leaving: SIGTERM: saving", "left: saved and stopped"]
         names = sorted(path.name for path in one.home.checkpoints.iterdir())
         assert step_of(names[-1]) >= steps
         (one.home.checkpoints / names[-1] / "header.json").write_text("damaged")
@@ -160,7 +160,7 @@ def test_a_trainer_of_two_ranks_goes_on_from_its_checkpoint_and_a_killed_supervi
         for killed, reason in (("trainer", "killed by SIGKILL"), ("rank", "rank 1 of the trainer, on cpu, was killed by signal 9")):
             steps, processes = one.status()["own_steps"], one.ranks()
             processes[killed].kill()
-            wait_until(lambda reason=reason: f"starting: the trainer ended ({reason})" in str(one.said()), "restart", REAL_S)
+            wait_until(lambda reason=reason: f"starting: the trainer ended ({reason})" in str(one.output()), "restart", REAL_S)
             assert gone([processes["trainer"], processes["rank"]], 5.0)
             assert one.trained(steps + 1)["own_steps"] > steps
         assert one.num(TrainerRestarted) == 2
@@ -187,7 +187,7 @@ def test_two_interrupts_do_not_wait(tmp_path: Path) -> None:
         runtime, children = one.runtime(), list(one.children().values())
         one.children()["trainer"].suspend()  # a trainer that cannot save now
         started.send_signal(signal.SIGINT)
-        wait_until(lambda: any(line.startswith("leaving: Ctrl-C") for line in one.said()), "leaving", REAL_S)
+        wait_until(lambda: any(line.startswith("leaving: Ctrl-C") for line in one.output()), "leaving", REAL_S)
         asked_s = time.monotonic()
         started.send_signal(signal.SIGINT)
         assert one.wait(5.0) == 130

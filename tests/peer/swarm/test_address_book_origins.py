@@ -50,7 +50,7 @@ def test_identities_of_one_invite_replace_each_other_whatever_networks_they_clai
 def test_of_different_origins_the_oldest_is_replaced_unless_it_was_met(book: AddressBook) -> None:
     met = somebody(1).peer_id
     learn(book, HONEST)
-    book.met(met, 0.2, 5)
+    book.note_meeting(met, 0.2, 5)
     kept = {entry.peer_id for entry in book.live(1.0)}
     learn(book, [at(number, f"/ip4/9.{number}.0.1/tcp/1") for number in range(100, 100 + FULL - 1)])
     left = kept & {entry.peer_id for entry in book.live(1.0)}
@@ -59,7 +59,17 @@ def test_of_different_origins_the_oldest_is_replaced_unless_it_was_met(book: Add
 
 def test_a_peer_that_failed_is_replaced_first(book: AddressBook) -> None:
     learn(book, [at(number, f"/ip4/9.{number}.0.1/tcp/1") for number in range(100, 100 + FULL)])
-    book.failed(somebody(107).peer_id, 0.5)
+    book.note_failure(somebody(107).peer_id, 0.5)
     learn(book, HONEST[:1])
     assert somebody(107).peer_id not in {entry.peer_id for entry in book.live(1.0)}
     assert len(book.live(1.0)) == FULL
+
+
+def test_the_credential_of_a_hello_counts_before_that_of_a_record(book: AddressBook) -> None:
+    shown, known = at(1, "/ip4/8.1.0.1/tcp/1", bearer=4000), at(1, "/ip4/8.1.0.1/tcp/1", bearer=4001)
+    book.shows(somebody(1).peer_id, shown.credential)
+    assert len(book) == 0, "a Hello alone makes no entry"
+    book.note_call(somebody(1).peer_id, 0.0, 0)
+    book.shows(somebody(1).peer_id, shown.credential)
+    book.learn(known, 0.0)
+    assert book.get(somebody(1).peer_id).origins[1] == str(somebody(4000).peer_id)

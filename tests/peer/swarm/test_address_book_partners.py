@@ -53,24 +53,24 @@ def test_an_old_record_does_not_make_a_peer_live() -> None:
 def test_own_records_and_addresses_are_ignored() -> None:
     book = AddressBook(ME.peer_id)
     book.learn(record(ME), 0.0)
-    book.hint(ME.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
-    book.saw(ME.peer_id, 0.0, 3)
+    book.add_address(ME.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
+    book.note_call(ME.peer_id, 0.0, 3)
     assert not book.live(0.0)
 
 
 def test_a_global_step_is_known_once_its_peer_has_signed_it() -> None:
     book = book_of(A)
-    book.hint(B.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
+    book.add_address(B.peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)
     assert book.get(A.peer_id).global_step == 0 and not book.get(B.peer_id).has_global_step and not book.get(C.peer_id).has_global_step
     for peer in (B, C):
-        book.tells_clock(peer.peer_id, 70)
+        book.note_global_step(peer.peer_id, 70)
     assert book.get(B.peer_id).global_step == 70 and not book.get(C.peer_id).has_global_step
 
 
 def test_hints_are_bounded() -> None:
     book = AddressBook(ME.peer_id)
     for number in range(50):
-        book.hint(A.peer_id, f"/ip4/192.0.2.1/tcp/{number}", 0.0)
+        book.add_address(A.peer_id, f"/ip4/192.0.2.1/tcp/{number}", 0.0)
     assert len(book.get(A.peer_id).addresses) == partners.MAX_HINTS
     assert book.get(A.peer_id).addresses[-1] == "/ip4/192.0.2.1/tcp/49"
 
@@ -88,7 +88,7 @@ def test_the_last_partners_are_skipped_in_a_large_swarm_only() -> None:
     few, many = book_of(A, B), book_of(*(somebody(number) for number in range(1, 9)))
     for book in (few, many):
         for peer in (A, B):
-            book.met(peer.peer_id, 0.0, 5)
+            book.note_meeting(peer.peer_id, 0.0, 5)
     assert set(choices(few)) == {str(peer) for peer in ids(A, B)}, "two partners in turn are a fixed rotation"
     assert not set(choices(many)) & {str(peer) for peer in ids(A, B)}
 
@@ -96,8 +96,8 @@ def test_the_last_partners_are_skipped_in_a_large_swarm_only() -> None:
 def test_excluded_and_banned_peers_and_those_in_back_off_are_not_chosen() -> None:
     book = book_of(A, B, C, D)
     book.ban(A.peer_id, 0.0)
-    book.failed(B.peer_id, 0.0)
-    book.leaves(C.peer_id, 0.0)
+    book.note_failure(B.peer_id, 0.0)
+    book.note_leaving(C.peer_id, 0.0)
     entry = book.choose(0.0, random.Random(0))
     assert entry is not None and entry.peer_id == D.peer_id
     assert book.choose(0.0, random.Random(0), exclude={D.peer_id}) is None
@@ -105,7 +105,7 @@ def test_excluded_and_banned_peers_and_those_in_back_off_are_not_chosen() -> Non
 
 
 def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_meeting() -> None:
-    for fail, bound in ((AddressBook.failed, BACK_OFF_FAILED_S), (AddressBook.refused, BACK_OFF_REFUSED_S)):
+    for fail, bound in ((AddressBook.note_failure, BACK_OFF_FAILED_S), (AddressBook.note_refusal, BACK_OFF_REFUSED_S)):
         book = book_of(A)
         rests = []
         for _ in range(40):
@@ -114,32 +114,32 @@ def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_meeting() -> None:
             assert soonest_s is not None
             rests.append(soonest_s)
         assert rests[:3] == [1.0, 2.0, 4.0] and rests[-1] == bound
-        book.met(A.peer_id, 0.0, 1)
+        book.note_meeting(A.peer_id, 0.0, 1)
         assert book.soonest_s(0.0) == 0.0
 
 
 def test_the_back_off_is_at_least_twice_our_wait_up_to_the_bound() -> None:
     for waited_s, back_off_s in ((0.1, BACK_OFF_S), (10.0, 20.0), (1000.0, BACK_OFF_FAILED_S)):
-        for fail in (AddressBook.failed, AddressBook.broke_off):
+        for fail in (AddressBook.note_failure, AddressBook.note_broken_meeting):
             book = book_of(A)
             fail(book, A.peer_id, 5.0, waited_s)
             assert book.soonest_s(5.0) == 5.0 + back_off_s
             if waited_s > BACK_OFF_S:
-                book.lost(A.peer_id, 5.5)
+                book.note_no_answer(A.peer_id, 5.5)
                 assert book.soonest_s(5.5) == 5.0 + back_off_s
 
 
 def test_the_timeout_follows_the_typical_duration_and_ends_with_a_failure() -> None:
     book, (times, least_s) = book_of(A), TIMEOUT
     assert book.get(A.peer_id).timeout_s == book.get(B.peer_id).timeout_s == math.inf
-    book.met(A.peer_id, 0.0, 1, took_s=0.1)
+    book.note_meeting(A.peer_id, 0.0, 1, took_s=0.1)
     assert book.get(A.peer_id).timeout_s == least_s
-    book.met(A.peer_id, 0.0, 2, took_s=3.0)
+    book.note_meeting(A.peer_id, 0.0, 2, took_s=3.0)
     assert book.get(A.peer_id).timeout_s == times * 3.0, "one long meeting is enough"
-    book.met(A.peer_id, 0.0, 3, took_s=2.0)
+    book.note_meeting(A.peer_id, 0.0, 3, took_s=2.0)
     assert times * 2.0 < book.get(A.peer_id).timeout_s < times * 3.0
-    for forget in (lambda: book.refused(A.peer_id, 0.0), lambda: book.answered(A.peer_id, 0.0)):
-        book.broke_off(A.peer_id, 0.0, 20.0)
+    for forget in (lambda: book.note_refusal(A.peer_id, 0.0), lambda: book.note_answer(A.peer_id, 0.0)):
+        book.note_broken_meeting(A.peer_id, 0.0, 20.0)
         assert book.get(A.peer_id).timeout_s == math.inf
         forget()
         assert book.get(A.peer_id).timeout_s == times * 20.0, "our last wait outlasts the failure"
@@ -148,7 +148,7 @@ def test_the_timeout_follows_the_typical_duration_and_ends_with_a_failure() -> N
 def test_the_back_off_after_not_now_is_short_and_does_not_grow() -> None:
     book = book_of(A)
     for _ in range(10):
-        book.not_now(A.peer_id, 0.0)
+        book.note_not_ready(A.peer_id, 0.0)
     assert book.soonest_s(0.0) == 1.0
 
 
@@ -159,45 +159,45 @@ def test_an_empty_book_has_no_soonest_time() -> None:
 def test_a_peer_that_announces_itself_after_a_gap_is_tried_at_once() -> None:
     book = book_of(A, B)
     for _ in range(10):
-        book.failed(A.peer_id, 0.0)
-        book.failed(B.peer_id, 0.0)
+        book.note_failure(A.peer_id, 0.0)
+        book.note_failure(B.peer_id, 0.0)
     book.learn(record(B, 2), SILENCE_S - 20)  # B announces itself regularly and cannot be reached
     book.learn(record(A, 2), SILENCE_S + 1)
     ready = book.choose(SILENCE_S + 1, random.Random(0))
     assert ready is not None and ready.peer_id == A.peer_id
-    book.saw(B.peer_id, SILENCE_S + 1, 7)  # a call does not end the back-off
+    book.note_call(B.peer_id, SILENCE_S + 1, 7)  # a call does not end the back-off
     assert {str(A.peer_id)} == set(choices(book, SILENCE_S + 1))
 
 
 def test_a_peer_that_breaks_off_meetings_is_refused_for_longer_each_time() -> None:
     book = book_of(A, B)
-    book.failed(B.peer_id, 0.0)
+    book.note_failure(B.peer_id, 0.0)
     assert book.is_welcome(B.peer_id, 0.0), "a peer that we cannot reach may reach us"
     assert book.is_welcome(C.peer_id, 0.0)
     now_s = 0.0
     for back_off_s in (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, BACK_OFF_FAILED_S, BACK_OFF_FAILED_S):
-        book.saw(A.peer_id, now_s, 7)
-        book.broke_off(A.peer_id, now_s)
+        book.note_call(A.peer_id, now_s, 7)
+        book.note_broken_meeting(A.peer_id, now_s)
         assert not book.is_welcome(A.peer_id, now_s + back_off_s - 0.1) and book.is_welcome(A.peer_id, now_s + back_off_s)
         now_s += back_off_s
-    book.broke_off(A.peer_id, now_s)
-    book.met(A.peer_id, now_s, 7)
+    book.note_broken_meeting(A.peer_id, now_s)
+    book.note_meeting(A.peer_id, now_s, 7)
     assert book.is_welcome(A.peer_id, now_s)
-    book.broke_off(A.peer_id, now_s)
+    book.note_broken_meeting(A.peer_id, now_s)
     assert not book.is_welcome(A.peer_id, now_s + BACK_OFF_S - 0.1) and book.is_welcome(A.peer_id, now_s + BACK_OFF_S)
 
 
 def test_new_weights_end_the_back_off_after_refusals_but_not_after_failures() -> None:
     book = book_of(A, B)
-    book.refused(A.peer_id, 0.0)
-    book.failed(B.peer_id, 0.0)
+    book.note_refusal(A.peer_id, 0.0)
+    book.note_failure(B.peer_id, 0.0)
     book.forget_refusals(0.1)
     assert set(choices(book, 0.2)) == {str(A.peer_id)}
 
 
 def test_a_peer_that_left_is_live_again_with_a_newer_record() -> None:
     book = book_of(A)
-    book.leaves(A.peer_id, 1.0)
+    book.note_leaving(A.peer_id, 1.0)
     book.learn(record(A), 2.0)
     assert not book.live(2.0)
     book.learn(record(A, 2), 2.0)
@@ -218,9 +218,9 @@ def test_a_ban_lasts_a_day() -> None:
 def test_strangers_do_not_replace_a_partner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(partners, "MAX_ENTRIES", 20)
     book = book_of(A)
-    book.met(A.peer_id, 0.0, 1)
+    book.note_meeting(A.peer_id, 0.0, 1)
     for number in range(100, 300):
-        book.saw(somebody(number).peer_id, float(number), 1)
+        book.note_call(somebody(number).peer_id, float(number), 1)
     assert len(book) == 20
     live = {entry.peer_id for entry in book.live(300.0)}
     assert len(live) == 20 and A.peer_id in live
@@ -231,7 +231,7 @@ def test_strangers_do_not_replace_a_partner(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_addresses_and_bans_outlive_the_session(tmp_path: Path) -> None:
     book = book_of(A, B)
-    book.met(A.peer_id, 10.0, 5)
+    book.note_meeting(A.peer_id, 10.0, 5)
     book.ban(C.peer_id, 10.0)
     (tmp_path / "peers.json").write_bytes(book.to_bytes(110.0))
     later = AddressBook(ME.peer_id)
@@ -244,7 +244,7 @@ def test_addresses_and_bans_outlive_the_session(tmp_path: Path) -> None:
 def test_only_the_best_peers_are_saved(tmp_path: Path) -> None:
     book = book_of(*(somebody(number) for number in range(1, 101)))
     for number in range(90, 95):
-        book.met(somebody(number).peer_id, 0.0, 1)
+        book.note_meeting(somebody(number).peer_id, 0.0, 1)
     (tmp_path / "peers.json").write_bytes(book.to_bytes(0.0))
     known = json.loads((tmp_path / "peers.json").read_text())["known"]
     assert len(known) == partners.KEPT

@@ -38,7 +38,7 @@ def others(num: int) -> list[PeerId]:
 def book_of(peers: list[PeerId], now_s: float = 0.0) -> AddressBook:
     book = AddressBook(ME)
     for peer in peers:
-        book.hint(peer, ADDRESS, now_s)
+        book.add_address(peer, ADDRESS, now_s)
     return book
 
 
@@ -55,7 +55,7 @@ def back_off_s(book: AddressBook, now_s: float) -> float:
 def test_the_choice_is_uniform_over_the_ready_peers() -> None:
     peers = others(8)
     book, rng = book_of(peers), random.Random(0)
-    book.failed(peers[0], 0.0)
+    book.note_failure(peers[0], 0.0)
     book.ban(peers[1], 0.0)
     chosen = [book.choose(0.5, rng, exclude={peers[2]}) for _ in range(5000)]
     counts = Counter(entry.peer_id for entry in chosen if entry)
@@ -67,18 +67,18 @@ def test_the_last_partners_are_skipped_if_there_are_enough_others() -> None:
     peers, rng = others(8), random.Random(0)
     book = book_of(peers)
     for peer in peers[:4]:
-        book.met(peer, 1.0, 0)
+        book.note_meeting(peer, 1.0, 0)
     chosen = {entry.peer_id for _ in range(500) if (entry := book.choose(2.0, rng))}
     assert chosen == {peers[0], *peers[4:]}
     pair = book_of(peers[:1])
-    pair.met(peers[0], 1.0, 0)
+    pair.note_meeting(peers[0], 1.0, 0)
     entry = pair.choose(2.0, rng)
     assert entry is not None and entry.peer_id == peers[0]  # there is no other peer
 
 
 def test_an_empty_book_has_no_choice_and_this_peer_is_never_chosen() -> None:
     book = book_of([ME])
-    book.saw(ME, 0.0, 5)
+    book.note_call(ME, 0.0, 5)
     book.learn(record(seeded(1)), 0.0)
     assert book.choose(0.0, random.Random(0)) is None and book.soonest_s(0.0) is None
 
@@ -88,13 +88,13 @@ def test_back_offs_double_up_to_a_bound_and_end_with_a_meeting(what: str, most_s
     (peer,) = others(1)
     book, rests = book_of([peer]), list[float]()
     for _ in range(40):
-        (book.failed if what == "failed" else book.refused)(peer, 0.0)
+        (book.note_failure if what == "failed" else book.note_refusal)(peer, 0.0)
         rests.append(back_off_s(book, 0.0))
     assert rests == [min(most_s, BACK_OFF_S * 2.0**number) for number in range(40)]
     assert book.choose(most_s - 0.1, random.Random(0)) is None and book.choose(most_s, random.Random(0)) is not None
-    book.met(peer, 1.0, 0)
+    book.note_meeting(peer, 1.0, 0)
     assert back_off_s(book, 1.0) == 0.0
-    book.failed(peer, 1.0)
+    book.note_failure(peer, 1.0)
     assert back_off_s(book, 1.0) == BACK_OFF_S
 
 
@@ -102,10 +102,10 @@ def test_a_call_does_not_end_a_back_off_and_new_weights_end_that_after_refusals(
     failing, refusing = others(2)
     book = book_of([failing, refusing])
     for _ in range(6):
-        book.failed(failing, 0.0)
-        book.refused(refusing, 0.0)
+        book.note_failure(failing, 0.0)
+        book.note_refusal(refusing, 0.0)
     for peer in (failing, refusing):
-        book.saw(peer, 1.0, 0)
+        book.note_call(peer, 1.0, 0)
     assert book.choose(1.0, random.Random(0)) is None
     book.forget_refusals(2.0)
     entry = book.choose(2.0, random.Random(0))
@@ -117,7 +117,7 @@ def test_a_ban_lasts_a_day_whatever_the_peer_announces() -> None:
     book = book_of([identity.peer_id])
     book.ban(identity.peer_id, 0.0)
     book.learn(record(identity), BAN_S - 2)
-    book.saw(identity.peer_id, BAN_S - 1, 0)
+    book.note_call(identity.peer_id, BAN_S - 1, 0)
     assert book.is_banned(identity.peer_id, BAN_S - 1) and book.live(BAN_S - 1) == []
     assert not book.is_banned(identity.peer_id, BAN_S) and len(book.live(BAN_S)) == 1
 
@@ -127,7 +127,7 @@ def test_a_silent_or_leaving_peer_is_not_live_until_it_announces_itself_again() 
     book = AddressBook(ME)
     book.learn(record(identity, 1), 0.0)
     assert book.live(FORGET_S - 1) and not book.live(FORGET_S)
-    book.leaves(identity.peer_id, 1.0)
+    book.note_leaving(identity.peer_id, 1.0)
     assert not book.live(1.0)
     book.learn(record(identity, 1), 2.0)
     assert not book.live(2.0)  # the old record again
@@ -143,7 +143,7 @@ def test_only_a_newer_record_replaces_an_older_one() -> None:
         book.learn(record(identity, sequence, 99, finished=True), 1.0)
     (entry,) = book.live(1.0)
     assert (entry.global_step, entry.finished, entry.seen_s) == (50, False, 0.0)
-    book.failed(identity.peer_id, 1.0)
+    book.note_failure(identity.peer_id, 1.0)
     book.learn(record(identity, 6, 60, finished=True), 1.0 + SILENCE_S)
     assert (entry.global_step, entry.finished, entry.failures) == (60, True, 0)
 
@@ -151,13 +151,13 @@ def test_only_a_newer_record_replaces_an_older_one() -> None:
 def test_the_book_is_bounded_and_replaces_strangers_first() -> None:
     peers = others(MAX_ENTRIES + 20)
     book = book_of(peers[:1])
-    book.met(peers[0], 0.0, 0)
+    book.note_meeting(peers[0], 0.0, 0)
     for peer in peers[1:]:
-        book.hint(peer, ADDRESS, 1.0)
+        book.add_address(peer, ADDRESS, 1.0)
     live = {entry.peer_id for entry in book.live(1.0)}
     assert len(live) == MAX_ENTRIES and peers[0] in live and peers[-1] in live
     for number in range(3 * MAX_HINTS):
-        book.hint(peers[0], f"/ip4/203.0.113.5/tcp/{4001 + number}", 1.0)
+        book.add_address(peers[0], f"/ip4/203.0.113.5/tcp/{4001 + number}", 1.0)
     assert len(book.get(peers[0]).addresses) == MAX_HINTS
 
 
@@ -173,7 +173,7 @@ def test_bans_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -
 def test_the_best_peers_and_the_rest_of_the_bans_outlive_the_session(tmp_path: Path) -> None:
     path, peers = tmp_path / "peers.json", others(KEPT + 10)
     book = book_of(peers, 100.0)
-    book.met(peers[-1], 101.0, 0)
+    book.note_meeting(peers[-1], 101.0, 0)
     book.ban(peers[0], 101.0)
     path.write_bytes(book.to_bytes(111.0))
     again = AddressBook(ME)

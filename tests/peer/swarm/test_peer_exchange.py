@@ -23,12 +23,12 @@ from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite
 
 
-def live_after(tell: Callable[[PeerExchange], None], terms: RunTerms = TERMS) -> list[KnownPeer]:
+def live_after(learning: Callable[[PeerExchange], None], terms: RunTerms = TERMS) -> list[KnownPeer]:
     """Return who is live in Bob's book once he has heard all that."""
 
     async def main() -> list[KnownPeer]:
         peer_exchange = PeerExchange(terms, AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
-        tell(peer_exchange)
+        learning(peer_exchange)
         return peer_exchange.book.live(asyncio.get_running_loop().time())
 
     return run(main(), start_s=1000.0)
@@ -40,8 +40,8 @@ def later(**changes: object) -> MemberRecord:
 
 
 def test_a_valid_record_is_accepted_from_any_peer() -> None:
-    for tell in (lambda peer_exchange: peer_exchange.take(RECORD), lambda peer_exchange: peer_exchange.take_all([RECORD.to_bytes()])):
-        (entry,) = live_after(tell)
+    for learning in (lambda peer_exchange: peer_exchange.take(RECORD), lambda peer_exchange: peer_exchange.take_all([RECORD.to_bytes()])):
+        (entry,) = live_after(learning)
         assert (entry.peer_id, entry.global_step, entry.record) == (ALICE.peer_id, RECORD.global_step, RECORD)
         assert entry.addresses == RECORD.addresses
 
@@ -72,11 +72,11 @@ def test_an_invalid_record_is_rejected_and_does_not_block_a_valid_one(wrong: Mem
 def test_with_an_allowlist_only_members_are_accepted() -> None:
     by_list = replace(TERMS, access="allowlist", members=frozenset({ALICE.peer_id}))
 
-    def tell(peer_exchange: PeerExchange) -> None:
+    def learning(peer_exchange: PeerExchange) -> None:
         peer_exchange.take(RECORD)
         peer_exchange.take(OF_ISSUER)
 
-    assert [entry.peer_id for entry in live_after(tell, by_list)] == [ALICE.peer_id]
+    assert [entry.peer_id for entry in live_after(learning, by_list)] == [ALICE.peer_id]
 
 
 @pytest.mark.parametrize("raw", [b"", b"\xff" * 60, b"x" * 5000, RECORD.to_bytes()[:-1], RECORD.to_bytes() * 9], ids=len)
@@ -129,9 +129,9 @@ def passed_on(prepare: Callable[[PeerExchange], None], most: int, times: int = 2
         for identity in PEERS:
             peer_exchange.take(record_of(identity))
         prepare(peer_exchange)
-        told = [peer_exchange.records_for(ALICE.peer_id, most) for _ in range(times)]
-        assert all(len(records) <= most for records in told)
-        return [{MemberRecord.from_bytes(raw).peer_id for raw in records} for records in told]
+        lists = [peer_exchange.records_for(ALICE.peer_id, most) for _ in range(times)]
+        assert all(len(records) <= most for records in lists)
+        return [{MemberRecord.from_bytes(raw).peer_id for raw in records} for records in lists]
 
     return run(main(), start_s=1000.0)
 
@@ -198,9 +198,9 @@ def test_our_own_record_is_always_sent_and_the_rest_is_a_random_sample() -> None
     def own(peer_exchange: PeerExchange) -> None:
         peer_exchange.own = record_of(BOB)
 
-    told = passed_on(own, 3)
-    assert all(BOB.peer_id in names and len(names) == 3 for names in told)
-    assert len(set.union(*told)) > 20
+    lists = passed_on(own, 3)
+    assert all(BOB.peer_id in names and len(names) == 3 for names in lists)
+    assert len(set.union(*lists)) > 20
 
 
 def test_expired_and_unreachable_peers_and_the_partner_itself_are_not_sent() -> None:
@@ -209,7 +209,7 @@ def test_expired_and_unreachable_peers_and_the_partner_itself_are_not_sent() -> 
     def prepare(peer_exchange: PeerExchange) -> None:
         peer_exchange.own = record_of(BOB, NOW_S)
         peer_exchange.book.learn(replace(record_of(gone, NOW_S + 4), sequence=RECORD.sequence + 1), loop_s())
-        peer_exchange.book.failed(failing.peer_id, loop_s())
+        peer_exchange.book.note_failure(failing.peer_id, loop_s())
         peer_exchange.book.learn(record_of(ALICE), loop_s())
 
     assert set.union(*passed_on(prepare, 16)) == fine

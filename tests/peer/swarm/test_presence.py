@@ -29,7 +29,7 @@ class Peer:
     """A presence with its loops, and the events that it emits."""
 
     def __init__(self, network: KnowingNetwork, identity: Identity, *, has_trainer: bool = True) -> None:
-        network.transport(identity.peer_id, nobody)
+        network.start_peer(identity.peer_id, nobody)
         self.book, self.lifecycle, self.events = AddressBook(identity.peer_id), Lifecycle(), list[Event]()
         peer_exchange = PeerExchange(TERMS, self.book, SwarmTime(network.now_s), random.Random(0))
         directory, emit = network.peers[identity.peer_id], self.events.append

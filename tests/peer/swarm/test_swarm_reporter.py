@@ -34,7 +34,7 @@ def events_about(*others: tuple[int, int]) -> list[Event]:
                 TERMS.run_id, who.peer_id, (f"/ip4/20.{number}.0.1/tcp/1",), 5, False, 1, 1090, None, False, tokens, release
             )
             book.learn(record.signed(who), asyncio.get_running_loop().time())
-            book.met(who.peer_id, asyncio.get_running_loop().time(), 5)
+            book.note_meeting(who.peer_id, asyncio.get_running_loop().time(), 5)
         for _ in range(2):
             reporter.report(len(others), ())
 

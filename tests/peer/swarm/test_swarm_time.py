@@ -27,7 +27,7 @@ def ahead_after(*readings: tuple[str, int, float], is_bootstrap: bool = False) -
     async def main() -> float:
         clock = SwarmTime(at())
         for network, peer, ahead_s in readings:
-            clock.heard(network, somebody(peer).peer_id, at(ahead_s)(), is_bootstrap=is_bootstrap)
+            clock.add_reading(network, somebody(peer).peer_id, at(ahead_s)(), is_bootstrap=is_bootstrap)
         assert clock.now_s() == pytest.approx(at(clock.ahead_s)())
         assert bool(clock.warning) == (abs(clock.ahead_s) >= 10.0)
         return round(clock.ahead_s, 3)
@@ -55,18 +55,18 @@ def test_the_time_is_the_median_of_all_networks_and_our_own_clock(readings: list
 
 
 @pytest.mark.parametrize(
-    ("ahead_s", "is_settled"),
+    ("ahead_s", "is_agreed"),
     [((), True), ((1.0,), True), ((HOUR_S,), False), ((HOUR_S, HOUR_S), True), ((-60.0, 60.0, HOUR_S), False), ((0.0, 1.0, HOUR_S), True)],
     ids=str,
 )
-def test_the_time_is_settled_if_most_clocks_agree(ahead_s: tuple[float, ...], is_settled: bool) -> None:
+def test_the_time_is_agreed_if_most_clocks_agree(ahead_s: tuple[float, ...], is_agreed: bool) -> None:
     async def main() -> bool:
         clock = SwarmTime(at())
         for number, reading_s in enumerate(ahead_s, 1):
-            clock.heard(str(number), somebody(number).peer_id, at(reading_s)())
-        return clock.is_settled
+            clock.add_reading(str(number), somebody(number).peer_id, at(reading_s)())
+        return clock.is_agreed
 
-    assert run(main()) == is_settled
+    assert run(main()) == is_agreed
 
 
 def test_a_newcomer_trusts_a_bootstrap_node_beyond_the_permitted_skew() -> None:
@@ -77,7 +77,7 @@ def test_a_newcomer_trusts_a_bootstrap_node_beyond_the_permitted_skew() -> None:
 def test_old_readings_do_not_count() -> None:
     async def main() -> None:
         clock = SwarmTime(at())
-        clock.heard("a", somebody(1).peer_id, at(HOUR_S)(), is_bootstrap=True)
+        clock.add_reading("a", somebody(1).peer_id, at(HOUR_S)(), is_bootstrap=True)
         await asyncio.sleep(LATELY_S + 1.0)
         assert clock.ahead_s == 0.0 and not clock.warning
 
@@ -94,7 +94,7 @@ def test_setting_the_clock_or_a_sleep_discards_all_readings(by_s: float) -> None
 
         clock = SwarmTime(local_s)
         for number, network in enumerate("abc", 1):
-            clock.heard(network, somebody(number).peer_id, at()())
+            clock.add_reading(network, somebody(number).peer_id, at()())
         assert clock.now_s() == pytest.approx(at()())
         is_set = True
         assert clock.now_s() == pytest.approx(at()())
@@ -107,7 +107,7 @@ def test_the_readings_are_bounded() -> None:
         clock = SwarmTime(at())
         for number in range(2 * NETWORKS):
             for peer in range(3 * PEERS):
-                clock.heard(str(number), somebody(1 + peer).peer_id, at(0.0 if peer < 2 * PEERS else HOUR_S)())
+                clock.add_reading(str(number), somebody(1 + peer).peer_id, at(0.0 if peer < 2 * PEERS else HOUR_S)())
         assert clock.ahead_s == pytest.approx(HOUR_S), "only the last peers of a network count"
         assert f"peers in {NETWORKS} networks" in clock.warning
 

@@ -25,7 +25,7 @@ def groups_of(clocks: Sequence[int]) -> SybilGroups:
     book = AddressBook(ME.peer_id)
     for number, global_step in enumerate(clocks, 1):
         learn(book, somebody(number), global_step)
-    book.hint(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # a peer without a known step
+    book.add_address(somebody(1000).peer_id, "/ip4/192.0.2.1/tcp/1", 0.0)  # a peer without a known step
     return SybilGroups(book, OPEN)
 
 
@@ -47,7 +47,7 @@ def add_identities(book: AddressBook, num: int, global_step: int, invite: int) -
 
 def meet_all(book: AddressBook) -> None:
     for entry in book.live(0.0):
-        book.met(entry.peer_id, 0.0, entry.global_step)
+        book.note_meeting(entry.peer_id, 0.0, entry.global_step)
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_at_most_half_of_the_peers_are_behind_the_typical_clock(clocks: list[int
 
 
 def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
-    for lie in (1, 900, 10**9):
-        assert groups_of([102, lie]).typical_global_step(0.0, 1000, 100) in (100, 102)
+    for claimed in (1, 900, 10**9):
+        assert groups_of([102, claimed]).typical_global_step(0.0, 1000, 100) in (100, 102)
     assert groups_of([900]).typical_global_step(0.0, 1000, 100) == 100, "one against one"
     assert groups_of([900, 0, 0, 0]).typical_global_step(0.0, 1000, 0) == 0, "where all are at the start"
     assert groups_of([100, 102, 104, 2**40]).typical_global_step(0.0, 2**41) == 102
@@ -67,7 +67,7 @@ def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
 
 def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
     for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
-        assert groups_of(clocks).half_say(groups_of(clocks).voters(0.0), lambda entry: entry.global_step > 0) == has_begun
+        assert groups_of(clocks).half_agree(groups_of(clocks).voters(0.0), lambda entry: entry.global_step > 0) == has_begun
 
 
 @pytest.mark.parametrize("num_identities", [1, 6, 100])
@@ -82,8 +82,8 @@ def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: i
     groups = SybilGroups(book, TERMS)
     voters = groups.voters(0.0)
     assert groups.typical_global_step(0.0, 1000, 100) == 100
-    assert not groups.half_say(voters, lambda entry: entry.finished, own=False)
-    assert not groups.half_name(voters, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
+    assert not groups.half_agree(voters, lambda entry: entry.finished, own=False)
+    assert not groups.half_list(voters, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
 
 
 @pytest.mark.parametrize("num_strangers", [3, 100])
@@ -98,7 +98,7 @@ def test_strangers_have_no_vote_beside_partners_whatever_they_claim(num_stranger
         learn(book, somebody(500 + number), 900, invite=number % 3, place=1, finished=True)
     assert groups.typical_global_step(0.0, 1000, 100) == 101
     assert len(groups.voters(0.0)) == 3
-    assert not groups.half_say(groups.partners(0.0), lambda entry: entry.finished, own=False)
+    assert not groups.half_agree(groups.partners(0.0), lambda entry: entry.finished, own=False)
 
 
 def test_invites_used_in_one_network_are_one_group_by_connections_not_by_claims() -> None:
@@ -145,7 +145,7 @@ def test_a_restarted_peer_knows_whom_it_has_met(tmp_path: Path) -> None:
     book, again = AddressBook(ME.peer_id), AddressBook(ME.peer_id)
     for number in (1, 2):
         learn(book, somebody(number), 100, invite=0)
-    book.met(somebody(1).peer_id, 0.0, 100)
+    book.note_meeting(somebody(1).peer_id, 0.0, 100)
     (tmp_path / "peers.json").write_bytes(book.to_bytes(0.0))
     again.load(tmp_path / "peers.json", 0.0)
     for number in (1, 2):

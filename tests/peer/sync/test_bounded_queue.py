@@ -39,7 +39,7 @@ def start(queue: BoundedQueue, seconds: float) -> asyncio.Task[None]:
     return asyncio.create_task(queue.answer(takes(seconds)))
 
 
-def test_who_takes_too_long_is_told_so() -> None:
+def test_a_request_that_takes_too_long_is_refused() -> None:
     async def test(queue: BoundedQueue) -> None:
         slow, quick = start(queue, 100.0), start(queue, MOST_S - 1)
         assert [await refused(quick), await refused(slow)] == [False, True]
@@ -62,7 +62,7 @@ def test_a_newcomer_takes_the_place_of_the_slowest_at_once() -> None:
     play(test)
 
 
-def test_what_goes_wrong_inside_is_told_outside() -> None:
+def test_an_error_inside_is_raised_outside() -> None:
     async def fail() -> None:
         raise TransportError("gone")
 

@@ -1,4 +1,4 @@
-"""State and manifest over `Fetch` streams, part by part: checked, or refused, or the donor's fault."""
+"""State and manifest over `Fetch` streams, part by part: checked, or refused, or the source's fault."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ DATA = b"weights!" * 100
 
 def asker(swarm: Swarm, number: int = 0) -> FetchClient:
     identity = Identity(bytes([200 + number]) * 32)
-    return FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.transport(identity.peer_id, nobody))
+    return FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(identity.peer_id, nobody))
 
 
 def anything(header: Contents) -> None:
     """Any header will do."""
 
 
-async def whole(client: FetchClient, donor: Peer, num_bytes: int, part_bytes: int = CHUNK_BYTES) -> tuple[bytes, Contents]:
+async def whole(client: FetchClient, source_peer: Peer, num_bytes: int, part_bytes: int = CHUNK_BYTES) -> tuple[bytes, Contents]:
     """Fetch a state part by part, everything asked for at once."""
-    async with client.source(donor.peer_id, ()) as source:
+    async with client.source(source_peer.peer_id, ()) as source:
         offsets = range(0, num_bytes, part_bytes)
         for offset in offsets:
             await source.ask(ContentsKind.STATE, offset, part_bytes)
@@ -49,47 +49,47 @@ async def whole(client: FetchClient, donor: Peer, num_bytes: int, part_bytes: in
 
 
 async def still(swarm: Swarm) -> Peer:
-    """A donor that has trained a little and makes no more steps."""
-    (donor,) = swarm.start(1)
-    await swarm.until(lambda: donor.clock >= 5)
-    donor.trainer.frozen = True
+    """A source that has trained a little and makes no more steps."""
+    (source_peer,) = swarm.start(1)
+    await swarm.until(lambda: source_peer.global_step >= 5)
+    source_peer.trainer.frozen = True
     await asyncio.sleep(2.0)
-    return donor
+    return source_peer
 
 
-def num_copies(donor: Peer) -> int:
-    return sum(isinstance(request, messages.CopyState) for request in donor.link.said)
+def num_copies(source_peer: Peer) -> int:
+    return sum(isinstance(request, messages.CopyState) for request in source_peer.link.reported)
 
 
 def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor = await still(swarm)
-        data, header = await whole(asker(swarm), donor, swarm.terms.state_bytes, 7000)
-        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.global_step == donor.clock
-        assert data.startswith(donor.slow.bfloat16().view(torch.int16).numpy().tobytes())
-        assert not list(donor.payloads.path("x").parent.glob("clone-*"))
+        source_peer = await still(swarm)
+        data, header = await whole(asker(swarm), source_peer, swarm.terms.state_bytes, 7000)
+        assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.global_step == source_peer.global_step
+        assert data.startswith(source_peer.slow.bfloat16().view(torch.int16).numpy().tobytes())
+        assert not list(source_peer.payloads.path("x").parent.glob("copy-*"))
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_clock_alone_costs_the_donor_no_copy(tmp_path: Path) -> None:
+def test_a_request_for_the_global_step_costs_the_source_no_copy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor = await still(swarm)
-        header = await header_of(asker(swarm), donor.peer_id, ContentsKind.STATE)
-        assert (header.global_step, header.total_bytes) == (donor.clock, swarm.terms.state_bytes)
-        assert not num_copies(donor)
+        source_peer = await still(swarm)
+        header = await header_of(asker(swarm), source_peer.peer_id, ContentsKind.STATE)
+        assert (header.global_step, header.total_bytes) == (source_peer.global_step, swarm.terms.state_bytes)
+        assert not num_copies(source_peer)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: Path) -> None:
+def test_a_source_that_has_not_begun_serves_its_manifest_and_no_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor = swarm.add(told_to_start=True, wait_for_peers=5).start()
+        source_peer = swarm.add(waits_for_start=True, wait_for_peers=5).start()
         await asyncio.sleep(2.0)
         newcomer = asker(swarm)
-        assert (await header_of(newcomer, donor.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
+        assert (await header_of(newcomer, source_peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
         with pytest.raises(Refused) as refusal:
-            await header_of(newcomer, donor.peer_id, ContentsKind.STATE)
+            await header_of(newcomer, source_peer.peer_id, ContentsKind.STATE)
         assert refusal.value.code is RefusalCode.NOT_READY
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -97,44 +97,44 @@ def test_a_donor_that_has_not_begun_gives_its_manifest_and_no_weights(tmp_path: 
 
 def test_many_are_served_at_once_from_one_copy(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor = await still(swarm)
-        states = await asyncio.gather(*(whole(asker(swarm, number), donor, swarm.terms.state_bytes, 7000) for number in range(8)))
-        assert len({data for data, _ in states}) == 1 and num_copies(donor) == 1
+        source_peer = await still(swarm)
+        states = await asyncio.gather(*(whole(asker(swarm, number), source_peer, swarm.terms.state_bytes, 7000) for number in range(8)))
+        assert len({data for data, _ in states}) == 1 and num_copies(source_peer) == 1
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 def test_a_copy_is_renewed_while_it_is_asked_for_and_let_go_afterwards(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor = await still(swarm)
+        source_peer = await still(swarm)
         for number in range(20):
-            await whole(asker(swarm, number), donor, 100, 100)
+            await whole(asker(swarm, number), source_peer, 100, 100)
             await asyncio.sleep(0.3)
-        assert num_copies(donor) == 1
+        assert num_copies(source_peer) == 1
         await asyncio.sleep(COPY_S)
-        await whole(asker(swarm), donor, 100, 100)
+        await whole(asker(swarm), source_peer, 100, 100)
         await asyncio.sleep(1.0)
-        _, kept = await whole(asker(swarm), donor, 100, 100)
-        assert num_copies(donor) == 2
+        _, kept = await whole(asker(swarm), source_peer, 100, 100)
+        assert num_copies(source_peer) == 2
         await asyncio.sleep(IDLE_S + 1.0)
-        donor.trainer.frozen = False
+        source_peer.trainer.frozen = False
         await asyncio.sleep(2.0)  # 8 steps: too few for a copy in memory to be renewed before it is given
-        _, header = await whole(asker(swarm), donor, 100, 100)
-        assert num_copies(donor) == 3 and header.global_step > kept.global_step, "its memory is not free again"
+        _, header = await whole(asker(swarm), source_peer, 100, 100)
+        assert num_copies(source_peer) == 3 and header.global_step > kept.global_step, "its memory is not free again"
         await asyncio.sleep(20.0)  # 80 steps: an old copy would be behind before it is there
-        _, header = await whole(asker(swarm, 1), donor, 100, 100)
-        assert header.global_step > donor.clock - 10
+        _, header = await whole(asker(swarm, 1), source_peer, 100, 100)
+        assert header.global_step > source_peer.global_step - 10
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 def test_a_newer_stream_of_the_same_partner_ends_the_older_one(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor, client = await still(swarm), asker(swarm)
-        async with client.source(donor.peer_id, ()) as older:
+        source_peer, client = await still(swarm), asker(swarm)
+        async with client.source(source_peer.peer_id, ()) as older:
             await older.ask(ContentsKind.STATE, 0, 100)
             await older.take(anything)
-            async with client.source(donor.peer_id, ()) as newer:
+            async with client.source(source_peer.peer_id, ()) as newer:
                 await newer.ask(ContentsKind.STATE, 0, 100)
                 await newer.take(anything)
                 with pytest.raises(PeerGone):
@@ -143,12 +143,12 @@ def test_a_newer_stream_of_the_same_partner_ends_the_older_one(tmp_path: Path) -
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_who_had_many_states_gets_another_after_a_while_or_when_it_may_be_behind_again(tmp_path: Path) -> None:
+def test_a_peer_that_had_many_states_gets_another_later(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        donor = await still(swarm)
+        source_peer = await still(swarm)
 
         async def fetch(number: int = 0) -> None:
-            await whole(asker(swarm, number), donor, swarm.terms.state_bytes)
+            await whole(asker(swarm, number), source_peer, swarm.terms.state_bytes)
 
         for _ in range(MOST_GIVEN):
             await fetch()
@@ -159,7 +159,7 @@ def test_who_had_many_states_gets_another_after_a_while_or_when_it_may_be_behind
         await asyncio.sleep(REST_S)
         for _ in range(MOST_GIVEN):
             await fetch()
-        donor.trainer.frozen = False
+        source_peer.trainer.frozen = False
         await asyncio.sleep(20.0)  # 80 steps, 60 may be between two clocks
         await fetch()
 
@@ -189,7 +189,7 @@ async def another_kind(stream: Stream, request: FetchRequest, header: Contents) 
     await stream.send(replace(header, kind=ContentsKind.MANIFEST, signature=b"").signed(MALLORY, *request.asked))
 
 
-LIES = [
+FORGERIES = [
     (another_hash, BadContents),
     (more_than_announced, BadMessage),
     (with_a_hole, BadMessage),
@@ -198,12 +198,12 @@ LIES = [
 ]
 
 
-def liar(lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]]) -> Callable[[Purpose, Stream], Awaitable[None]]:
+def forger(forge: Callable[[Stream, FetchRequest, Contents], Awaitable[None]]) -> Callable[[Purpose, Stream], Awaitable[None]]:
     async def answer(purpose: Purpose, stream: Stream) -> None:
         request = await stream.receive()
         assert isinstance(request, FetchRequest)
         header = Contents(ContentsKind.STATE, len(DATA), hashlib.sha256(DATA).digest(), 7).signed(MALLORY, *request.asked)
-        await lie(stream, request, header)
+        await forge(stream, request, header)
         await asyncio.sleep(100.0)
 
     return answer
@@ -215,24 +215,24 @@ async def ask_mallory(swarm: Swarm) -> None:
         await source.take(anything)
 
 
-@pytest.mark.parametrize(("lie", "fault"), LIES, ids=lambda value: value.__name__)
-def test_bytes_that_are_not_what_was_promised_are_the_donors_fault(
-    tmp_path: Path, lie: Callable[[Stream, FetchRequest, Contents], Awaitable[None]], fault: type[PeerMisbehaved]
+@pytest.mark.parametrize(("forge", "fault"), FORGERIES, ids=lambda value: value.__name__)
+def test_bytes_that_differ_from_the_header_are_the_sources_fault(
+    tmp_path: Path, forge: Callable[[Stream, FetchRequest, Contents], Awaitable[None]], fault: type[PeerMisbehaved]
 ) -> None:
     async def story(swarm: Swarm) -> None:
-        swarm.network.transport(MALLORY.peer_id, liar(lie))
+        swarm.network.start_peer(MALLORY.peer_id, forger(forge))
         with pytest.raises(fault):
             await ask_mallory(swarm)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_a_donor_that_falls_silent_is_given_up(tmp_path: Path) -> None:
+def test_a_source_that_falls_silent_is_given_up(tmp_path: Path) -> None:
     async def silent(stream: Stream, request: FetchRequest, header: Contents) -> None:
         await stream.send(header)
 
     async def story(swarm: Swarm) -> None:
-        swarm.network.transport(MALLORY.peer_id, liar(silent))
+        swarm.network.start_peer(MALLORY.peer_id, forger(silent))
         began_s = asyncio.get_running_loop().time()
         with pytest.raises(DeadlineExceeded):
             await ask_mallory(swarm)

@@ -15,12 +15,12 @@ from gossamer.peer.sync.decision import (
     SyncView,
     Wanted,
     decide,
-    fresh_fragment,
+    fragment_to_sync,
     wanted,
 )
 
-IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_steps=300, typical_steps=300, others_steps=300)
-BEGINNING = replace(IN_STEP, own_steps=0, typical_steps=0, others_steps=0, is_waiting=True)
+IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_global_step=300, typical_steps=300, others_steps=300)
+BEGINNING = replace(IN_STEP, own_global_step=0, typical_steps=0, others_steps=0, is_waiting=True)
 BEHIND = replace(IN_STEP, typical_steps=400, others_steps=400)
 AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, since_met_s=math.inf, has_partners=True)
 
@@ -79,9 +79,9 @@ def test_how_a_peer_stays_with_the_others(base: SyncView, known: dict[str, objec
     assert decide(replace(base, **known)) == decision  # type: ignore[arg-type]
 
 
-def test_who_is_far_ahead_wants_no_state() -> None:
+def test_a_peer_far_ahead_wants_no_state() -> None:
     assert wanted(AHEAD) is None
 
 
 def test_a_fragment_comes_from_a_source_of_the_typical_time() -> None:
-    assert fresh_fragment(BEHIND) == Wanted(8, 340, 460, 1000)
+    assert fragment_to_sync(BEHIND) == Wanted(8, 340, 460, 1000)

@@ -33,27 +33,27 @@ def distance(one: Peer, other: Peer) -> float:
 def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gaps: float) -> None:
     """312 million parameters at 100 Mbit/s and a step of 1 s take a fourth of the default gap; here it is up to three gaps."""
     monkeypatch.setattr(files, "PIECE_BYTES", 4000)  # so that the headers weigh no more than they do
-    pulled: list[FragmentSynced] = []
+    synced: list[FragmentSynced] = []
 
     async def story(swarm: Swarm) -> None:
-        elders = swarm.start(2, step_s=STEP_S)
-        await swarm.until(lambda: elders[0].clock >= 30)
+        residents = swarm.start(2, step_s=STEP_S)
+        await swarm.until(lambda: residents[0].global_step >= 30)
         bytes_per_s = swarm.terms.state_bytes / (gaps * GAP_STEPS * STEP_S)
         line = Wire(latency_s=0.02, bytes_per_s=bytes_per_s + TALK_BYTES_PER_S)
-        joiner = swarm.add(told_to_start=True, is_founder=False, step_s=STEP_S, wire=line)
-        hear = joiner.on_event
-        joiner.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentSynced) else hear(event)  # type: ignore[method-assign,assignment]
+        joiner = swarm.add(waits_for_start=True, is_founder=False, step_s=STEP_S, wire=line)
+        apply_event = joiner.on_event
+        joiner.on_event = lambda event: synced.append(event) if isinstance(event, FragmentSynced) else apply_event(event)  # type: ignore[method-assign,assignment]
         began_s = asyncio.get_running_loop().time()
         joiner.start()
-        await swarm.until(lambda: joiner.clones, within_s=200.0)
+        await swarm.until(lambda: joiner.transfers, within_s=200.0)
         assert joiner.trainer.started, "it trains as soon as it has a whole state"
         await swarm.until(lambda: joiner.partners(), within_s=300.0)
         met_s = asyncio.get_running_loop().time() - began_s
         assert met_s < 1.5 * 1.3 * swarm.terms.state_bytes / bytes_per_s + 5.0
         await swarm.until(lambda: len({done.fragment for done in joiner.meetings if done.outcome == "completed"}) == 3, within_s=300.0)
-        assert not joiner.lifecycle.stale and len(joiner.clones) == 1
-        assert bool(pulled) == (gaps > 0.25)
-        assert distance(joiner, elders[0]) < 5 * distance(*elders)
+        assert not joiner.lifecycle.stale and len(joiner.transfers) == 1
+        assert bool(synced) == (gaps > 0.25)
+        assert distance(joiner, residents[0]) < 5 * distance(*residents)
 
     play(Swarm(tmp_path, manifest=manifest()), story)  # type: ignore[arg-type]
 
@@ -66,44 +66,46 @@ def test_some_blocks_that_failed_are_left_to_meetings(failed_share: float | None
     assert is_enough(failed_share, num_tries) is enough
 
 
-def test_who_gives_nonsense_in_a_round_moves_nothing_and_is_not_asked_again(tmp_path: Path) -> None:
-    pulled: list[FragmentSynced] = []
+def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Path) -> None:
+    synced: list[FragmentSynced] = []
 
     async def story(swarm: Swarm) -> None:
-        (donor, liar), puller = swarm.start(2), swarm.add()
-        puller.on_event = lambda event: pulled.append(event) if isinstance(event, FragmentSynced) else None  # type: ignore[method-assign]
-        puller.start()
-        await swarm.until(lambda: min(peer.clock for peer in swarm.peers) >= 12)
+        (honest, attacker), syncing = swarm.start(2), swarm.add()
+        syncing.on_event = lambda event: synced.append(event) if isinstance(event, FragmentSynced) else None  # type: ignore[method-assign]
+        syncing.start()
+        await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= 12)
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
-        for fragment in liar.trainer.replica.fragments:
+        for fragment in attacker.trainer.replica.fragments:
             fragment.slow = 3.0 * torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(1))
-        apart = distance(donor, puller)
-        puller.lifecycle.stale = {0, 1, 2}
-        await swarm.until(lambda: not puller.lifecycle.stale, within_s=60.0)
-        assert distance(donor, puller) < 0.4 * apart
-        lies = [bool(pull.reason) for pull in pulled if pull.source == str(liar.peer_id)]
-        assert lies and all(lies) and not any(pull.reason for pull in pulled if pull.source == str(donor.peer_id))
-        assert not any(pull.source == str(liar.peer_id) for pull in pulled[3:]), "it was asked for more than its part of one round"
+        apart = distance(honest, syncing)
+        syncing.lifecycle.stale = {0, 1, 2}
+        await swarm.until(lambda: not syncing.lifecycle.stale, within_s=60.0)
+        assert distance(honest, syncing) < 0.4 * apart
+        rejected = [bool(attempt.reason) for attempt in synced if attempt.source == str(attacker.peer_id)]
+        assert rejected and all(rejected) and not any(attempt.reason for attempt in synced if attempt.source == str(honest.peer_id))
+        assert not any(attempt.source == str(attacker.peer_id) for attempt in synced[3:]), (
+            "it was asked for more than its part of one round"
+        )
 
     play(Swarm(tmp_path, seed=1, manifest=manifest()), story)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("codec", ["modulo4", "fp32"])
-def test_a_pull_moves_one_side_and_keeps_what_it_has_learnt(tmp_path: Path, codec: str) -> None:
+def test_a_fragment_sync_moves_one_side_and_keeps_its_progress(tmp_path: Path, codec: str) -> None:
     async def story(swarm: Swarm) -> None:
-        donor, puller = swarm.start(2)
-        await swarm.until(lambda: min(donor.clock, puller.clock) >= 12)
-        for peer in (donor, puller):
+        honest, syncing = swarm.start(2)
+        await swarm.until(lambda: min(honest.global_step, syncing.global_step) >= 12)
+        for peer in (honest, syncing):
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
-        before, learnt, apart = donor.hash, puller.fast - flat(puller), distance(donor, puller)
-        puller.lifecycle.stale = {0, 1, 2}
-        await swarm.until(lambda: not puller.lifecycle.stale, within_s=60.0)
-        assert donor.hash == before
-        assert distance(donor, puller) < 0.4 * apart
-        assert torch.allclose(puller.fast - flat(puller), learnt, atol=1e-5)
+        before, learnt, apart = honest.hash, syncing.fast - flat(syncing), distance(honest, syncing)
+        syncing.lifecycle.stale = {0, 1, 2}
+        await swarm.until(lambda: not syncing.lifecycle.stale, within_s=60.0)
+        assert honest.hash == before
+        assert distance(honest, syncing) < 0.4 * apart
+        assert torch.allclose(syncing.fast - flat(syncing), learnt, atol=1e-5)
 
     def flat(peer: Peer) -> torch.Tensor:
         """The slow weights in the order of the model's parameters."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import pytest
 
 from gossamer.peer.sync.server import ECHOES_TO_ALL, ECHOES_TO_ONE, PEER_LISTS_TO_NETWORK, PEER_LISTS_TO_ONE, ObservedAddresses
@@ -19,15 +17,15 @@ from tests.protocol.samples import BOB, DIGEST, FETCH
 HERE = "/ip4/127.0.0.1/tcp/50000"
 
 
-def test_an_asker_hears_from_where_it_comes_and_what_time_it_is() -> None:
-    observed = ObservedAddresses(lambda: 1_800_000_000.5)
-    assert Sighting.from_bytes(observed.sighting(HERE)) == Sighting(HERE, 1_800_000_000_500)
-    assert Sighting.from_bytes(observed.sighting("x" * 1000)).observed == ""
+def test_a_reply_contains_the_observed_address_and_the_time() -> None:
+    observed = ObservedAddresses()
+    assert Sighting.from_bytes(observed.observed_address(HERE, 1_800_000_000.5)) == Sighting(HERE, 1_800_000_000_500)
+    assert Sighting.from_bytes(observed.observed_address("x" * 1000, 0.0)).observed == ""
 
 
 def test_echoes_are_counted_per_partner_and_in_all() -> None:
     async def test() -> None:
-        observed, num_allowed = ObservedAddresses(time.time), int(ECHOES_TO_ONE.capacity) // CHUNK_BYTES
+        observed, num_allowed = ObservedAddresses(), int(ECHOES_TO_ONE.capacity) // CHUNK_BYTES
         for number in range(int(ECHOES_TO_ALL.capacity / ECHOES_TO_ONE.capacity)):
             partner = Identity(number.to_bytes(32, "little")).peer_id
             for _ in range(num_allowed):
@@ -43,12 +41,12 @@ def test_echoes_are_counted_per_partner_and_in_all() -> None:
 
 def test_introductions_are_counted_per_partner_and_per_network() -> None:
     async def test() -> None:
-        observed, places = ObservedAddresses(time.time), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
+        observed, places = ObservedAddresses(), [f"/ip4/5.5.0.{number}/tcp/4001" for number in range(250)]
         keys = [Identity(number.to_bytes(32, "little")).peer_id for number in range(250)]
         of_one, of_network = PEER_LISTS_TO_ONE.capacity, PEER_LISTS_TO_NETWORK.capacity
         assert sum(observed.may_list_peers(keys[0], places[0]) for _ in range(2 * int(of_one))) == of_one
-        told = sum(observed.may_list_peers(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
-        assert told == of_network - of_one, "two hundred keys of one network"
+        listed = sum(observed.may_list_peers(key, place) for key, place in zip(keys, places, strict=True) for _ in range(4))
+        assert listed == of_network - of_one, "two hundred keys of one network"
         assert observed.may_list_peers(BOB.peer_id, "/ip4/5.6.0.1/tcp/4001"), "another network is told all the same"
         assert observed.may_list_peers(keys[9], HERE), "on a local network each is one"
 

@@ -25,7 +25,7 @@ def test_a_content_is_put_together_in_any_order(tmp_path: Path) -> None:
         put(pieces, 2, 0)
         assert list(pieces.missing()) == [1] and not pieces.is_whole and pieces.done_bytes == files.PIECE_BYTES + 100
         put(pieces, 1)
-        assert pieces.is_whole and pieces.path.read_bytes() == DATA and pieces.clocks == {0: 40, 1: 41, 2: 42}
+        assert pieces.is_whole and pieces.path.read_bytes() == DATA and pieces.global_steps == {0: 40, 1: 41, 2: 42}
         files.remove(pieces.path)
         assert not list(pieces.path.parent.iterdir())
 
@@ -40,7 +40,7 @@ def test_what_a_crash_left_is_gone_on_with(tmp_path: Path) -> None:
         assert list(pieces.missing()) == [0, 2]
         put(pieces, 0)
     with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
-        assert pieces.clocks == {0: 40, 1: 41}
+        assert pieces.global_steps == {0: 40, 1: 41}
         put(pieces, 2)
         assert path.read_bytes() == DATA
 
@@ -56,4 +56,4 @@ def test_another_content_is_begun_anew(tmp_path: Path, other: str) -> None:
         log.write_bytes(b"no log at all")
     owner, size = b"o" * 32 if other == "owner" else OWNER, SIZE + 1 if other == "size" else SIZE
     with closing(Pieces.open(path, owner, size)) as pieces:
-        assert not pieces.clocks and path.stat().st_size == size
+        assert not pieces.global_steps and path.stat().st_size == size

@@ -27,7 +27,7 @@ from tests.swarm.world import Swarm, play
 PIECE = files.PIECE_BYTES
 
 
-def a_liar(swarm: Swarm, pause_s: float = 0.0) -> None:
+def an_attacker(swarm: Swarm, pause_s: float = 0.0) -> None:
     """Bring up one that has a result for everybody: sound numbers, no model. If it waits before each piece, its name is the smallest."""
     num_bytes = swarm.terms.state_bytes
     draws = torch.randn(num_bytes // 4, generator=torch.Generator().manual_seed(1)) * 0.3
@@ -66,29 +66,29 @@ def bring_up(swarm: Swarm, answer: Callable[[ContentsKind], tuple[memoryview, by
             if part:
                 await stream.send(Chunk(Part.CONTENTS, request.offset, part))
 
-    swarm.network.transport(MALLORY.peer_id, gives)
+    swarm.network.start_peer(MALLORY.peer_id, gives)
 
 
 def test_one_that_claims_to_be_done_ends_nobodys_training(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(4)
-        a_liar(swarm)
+        an_attacker(swarm)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.saw(MALLORY.peer_id, asyncio.get_running_loop().time(), 10, finished=True)
+            peer.book.note_call(MALLORY.peer_id, asyncio.get_running_loop().time(), 10, finished=True)
         await asyncio.sleep(20.0)
         assert all(peer.trainer.replica.phase is RunPhase.TRAIN and peer.node.source.result is None for peer in peers)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000})), story)
 
 
-def test_a_result_that_predicts_worse_is_left_and_the_others_settle_on_their_own(tmp_path: Path) -> None:
+def test_a_result_that_predicts_worse_is_rejected_and_the_others_agree_on_their_own(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
-        a_liar(swarm)
+        an_attacker(swarm)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert torch.equal(peers[0].fast, peers[1].fast) and torch.equal(peers[0].fast, peers[2].fast)
 
@@ -101,10 +101,10 @@ def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_p
 
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
-        a_liar(swarm, pause_s=15.0)
+        an_attacker(swarm, pause_s=15.0)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
         assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
@@ -132,7 +132,7 @@ def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Pa
     assert took_s[0] < 7.0 * one_transfer_s, "seven copies over one upload take more than that"
 
 
-def test_nobody_stays_for_one_that_has_all_of_the_result_and_is_slow_to_judge_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_peers_do_not_linger_for_one_that_has_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
         *quick, slow = sorted(swarm.start(3), key=lambda peer: peer.peer_id)  # the last one does not write it down
         at_once = slow.link.request
@@ -167,7 +167,7 @@ def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool
         bring_up(swarm, judging)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.met(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
+            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
         await swarm.until(lambda: all(peer.node.source.result for peer in peers), within_s=90.0)
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
@@ -190,7 +190,7 @@ def test_a_trainer_that_dies_over_the_result_leaves_it_to_the_next_one(tmp_path:
     play(Swarm(tmp_path, seed=1, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
 
-def test_a_piece_that_is_not_in_the_result_is_told_from_one_that_is() -> None:
+def test_a_piece_of_another_result_is_detected() -> None:
     data = memoryview(b"".join(number.to_bytes(4, "big") for number in range(64_000)))
     result = RunResult.of(data)
     good, bad = (Contents(ContentsKind.RESULT, len(data), hashlib.sha256(part).digest(), 0, result.name) for part in (data[:PIECE], b"x"))

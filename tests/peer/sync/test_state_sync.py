@@ -24,50 +24,50 @@ GATE = Finish(MeetingOutcome.REFUSED, "gate", RefusalCode.GATE)
 
 def test_a_founder_begins_once_its_company_is_there(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        founder = swarm.add(told_to_start=True, wait_for_peers=1).start()
+        founder = swarm.add(waits_for_start=True, wait_for_peers=1).start()
         await asyncio.sleep(30.0)
-        assert not founder.trainer.started and "waiting for peers" in founder.said[-1].reason
-        swarm.add(told_to_start=True, is_founder=False).start()
+        assert not founder.trainer.started and "waiting for peers" in founder.reported[-1].reason
+        swarm.add(waits_for_start=True, is_founder=False).start()
         await swarm.until(lambda: all(peer.trainer.started for peer in swarm.peers), within_s=30.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_who_lacks_the_weights_of_the_start_takes_those_of_others_from_the_first(tmp_path: Path) -> None:
+def test_a_peer_without_initial_weights_fetches_them(tmp_path: Path) -> None:
     """Even the run's own host, started again without them, and however little the others have trained."""
 
     async def story(swarm: Swarm) -> None:
-        [elder] = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 1)
-        newcomers = [swarm.add(told_to_start=True, is_founder=is_founder, has_start=False).start() for is_founder in (False, True)]
-        await swarm.until(lambda: all(peer.clones for peer in newcomers), within_s=60.0)
+        [resident] = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 1)
+        newcomers = [swarm.add(waits_for_start=True, is_founder=is_founder, has_start=False).start() for is_founder in (False, True)]
+        await swarm.until(lambda: all(peer.transfers for peer in newcomers), within_s=60.0)
         await swarm.until(lambda: all(peer.trainer.started for peer in newcomers), within_s=10.0)
 
     weights = {"weights": "ab" * 32}  # they do not follow from the seed
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 100_000}, model=weights)), story)
 
 
-def test_only_who_is_further_behind_than_the_run_allows_takes_over_weights(tmp_path: Path) -> None:
+def test_only_a_peer_behind_the_runs_gap_takes_over_weights(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         far, near = swarm.manifest.outer.max_clock_gap_steps + 5, 20
-        elders = swarm.start(2)
+        residents = swarm.start(2)
 
         async def halt_at(steps: int) -> None:
-            for elder in elders:
-                elder.trainer.frozen = False
-            await swarm.until(lambda: min(elder.clock for elder in elders) >= steps)
-            for elder in elders:
-                elder.trainer.frozen = True
+            for resident in residents:
+                resident.trainer.frozen = False
+            await swarm.until(lambda: min(resident.global_step for resident in residents) >= steps)
+            for resident in residents:
+                resident.trainer.frozen = True
 
         await halt_at(near)
         straggler = swarm.add()
         straggler.trainer.frozen = True
         straggler.start()
         await asyncio.sleep(60.0)
-        assert straggler.clock == 0, "its own weights were good enough"
+        assert straggler.global_step == 0, "its own weights were good enough"
         await halt_at(far)
-        await swarm.until(lambda: straggler.clones, within_s=60.0)
-        assert straggler.clock > far - 20 and any(torch.allclose(straggler.slow, elder.slow, atol=0.05) for elder in elders)
+        await swarm.until(lambda: straggler.transfers, within_s=60.0)
+        assert straggler.global_step > far - 20 and any(torch.allclose(straggler.slow, resident.slow, atol=0.05) for resident in residents)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -80,11 +80,11 @@ def know(peer: Peer, num_others: int, global_step: int) -> list[PeerId]:
     """Have a peer know so many others, all at this clock."""
     others = [somebody(number) for number in range(100, 100 + num_others)]
     for other in others:
-        peer.book.saw(other, asyncio.get_running_loop().time(), global_step)
+        peer.book.note_call(other, asyncio.get_running_loop().time(), global_step)
     return others
 
 
-def tell(sync: StateSync, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
+def report(sync: StateSync, partners: list[PeerId], finish: Finish, num: int = OUTCAST, *, initiated: bool = True) -> None:
     for number in range(num):
         sync.on_meeting(partners[number % len(partners)], finish, initiated=initiated)
 
@@ -94,28 +94,28 @@ def test_a_row_of_refusals_is_forgotten_at_a_meeting_that_counts(tmp_path: Path)
         (peer,) = swarm.start(1)
         await started()
         sync, others = peer.node.state_sync, know(peer, 1, 1000)
-        tell(sync, others, TOO_FAR, OUTCAST - 1)
+        report(sync, others, TOO_FAR, OUTCAST - 1)
         assert wanted(sync.view()) is None
-        tell(sync, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
-        tell(sync, others, TOO_FAR, 1)
+        report(sync, others, Finish(MeetingOutcome.COMPLETED, ""), 1)
+        report(sync, others, TOO_FAR, 1)
         assert wanted(sync.view()) is None
-        tell(sync, others, TOO_FAR, OUTCAST - 1)
+        report(sync, others, TOO_FAR, OUTCAST - 1)
         target = wanted(sync.view())
-        assert target is not None and peer.clock < target.earliest_step <= 1000, "only a donor that is further than we are"
+        assert target is not None and peer.global_step < target.earliest_step <= 1000, "only a source that is further than we are"
         assert target.latest_step == 1000 + 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_who_calls_us_only_to_refuse_us_does_not_give_us_his_weights(tmp_path: Path) -> None:
+def test_refusals_in_calls_to_us_trigger_no_transfer(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
         sync, others = peer.node.state_sync, know(peer, 5, 20)
         for finish in (TOO_FAR, GATE):
-            tell(sync, others, finish, 100, initiated=False)
+            report(sync, others, finish, 100, initiated=False)
         assert wanted(sync.view()) is None
-        tell(sync, others, GATE)
+        report(sync, others, GATE)
         assert wanted(sync.view()) is not None, "where we called, it counts"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -130,25 +130,25 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
         for other in others:
             peer.book.get(other).was_met = True
         before = peer.slow
-        for told, has_moved in ((OUTCAST - 1, False), (1, True)):
-            tell(sync, others, TOO_FAR, told)
+        for num_reports, has_moved in ((OUTCAST - 1, False), (1, True)):
+            report(sync, others, TOO_FAR, num_reports)
             assert wanted(sync.view()) is None
             await asyncio.sleep(LOOK_S + 8.0)  # dead peers are asked for their clocks
-            assert (peer.clock == 20 + 45) == has_moved
+            assert (peer.global_step == 20 + 45) == has_moved
         assert torch.equal(peer.slow, before)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 @pytest.mark.parametrize("finish", [TOO_FAR, GATE])
-def test_two_liars_among_many_do_not_make_us_ask(tmp_path: Path, finish: Finish) -> None:
+def test_two_malicious_peers_among_many_trigger_no_transfer(tmp_path: Path, finish: Finish) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
         sync, others = peer.node.state_sync, know(peer, 5, 20)
-        for liar in others[:2]:
-            peer.book.saw(liar, asyncio.get_running_loop().time(), 50_000)
-        tell(sync, others[:2], finish, 100)
+        for attacker in others[:2]:
+            peer.book.note_call(attacker, asyncio.get_running_loop().time(), 50_000)
+        report(sync, others[:2], finish, 100)
         assert wanted(sync.view()) is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -158,8 +158,8 @@ def test_a_clock_that_is_too_far_must_have_been_signed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
         await started()
-        sync, others = peer.node.state_sync, know(peer, 4, peer.clock + 10)
-        tell(sync, others, TOO_FAR, 100)
+        sync, others = peer.node.state_sync, know(peer, 4, peer.global_step + 10)
+        report(sync, others, TOO_FAR, 100)
         assert wanted(sync.view()) is None
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -170,7 +170,7 @@ def test_shut_out_at_many_gates_we_take_weights_of_about_our_time(tmp_path: Path
         (peer,) = swarm.start(1)
         await started()
         sync, others = peer.node.state_sync, know(peer, 4, 40)
-        tell(sync, others, GATE)
+        report(sync, others, GATE)
         target = wanted(sync.view())
         assert target is not None and target.earliest_step == peer.lifecycle.global_step + 1 and target.latest_step == 40 + 60
 

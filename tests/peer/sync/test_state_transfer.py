@@ -1,4 +1,4 @@
-"""Getting a state to begin with: the next donor goes on where one fails, and only a unanimous no sends us away."""
+"""Getting a state to begin with: the next source goes on where one fails, and only a refusal by all ends the attempt."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ class InOrder(random.Random):
 
 async def newcomer(swarm: Swarm, *sources: object) -> tuple[Peer, StateTransfer]:
     """A peer that waits for more company than comes, so that only the test has it join; it knows these sources, in this order."""
-    peer = swarm.add(told_to_start=True, is_founder=False, wait_for_peers=9)
+    peer = swarm.add(waits_for_start=True, is_founder=False, wait_for_peers=9)
     peer.trainer.frozen = True
     peer.start()
     await started()
-    for donor in sources:
-        peer.book.hint(donor.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
+    for source in sources:
+        peer.book.add_address(source.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())  # type: ignore[attr-defined]
     client = FetchClient(peer.identity, swarm.terms.run_id, OwnCredential(), peer.transport)
     sources = Sources(client, SybilGroups(peer.book, swarm.terms), InOrder())
     return peer, StateTransfer(sources, swarm.terms, peer.lifecycle, peer.node.meetings, peer.link, swarm.folder / "joining", peer.on_event)
@@ -66,40 +66,44 @@ async def does_not_want_us(purpose: Purpose, stream: Stream) -> None:
     await stream.send(Refusal(RefusalCode.NOT_INVITED))
 
 
-def test_a_donor_of_the_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
 
     async def story(swarm: Swarm) -> None:
-        (elder,) = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 5)
-        elder.trainer.frozen = True
-        swarm.network.transport(MALLORY.peer_id, announces_too_much)
-        peer, joining = await newcomer(swarm, MALLORY, elder)
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        swarm.network.start_peer(MALLORY.peer_id, announces_too_much)
+        peer, joining = await newcomer(swarm, MALLORY, resident)
         assert await joining.ask_everybody(wanted(swarm)) is None
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
-        assert peer.trainer.started and peer.clock == elder.clock and torch.allclose(peer.slow, elder.slow, atol=0.01)
-        (cloned,) = peer.clones
-        assert (cloned.sources, cloned.global_step, cloned.num_bytes) == ((str(elder.peer_id),), elder.clock, swarm.terms.state_bytes)
-        assert cloned.seconds > 0.0 and cloned.fetched_bytes == cloned.num_bytes
+        assert peer.trainer.started and peer.global_step == resident.global_step and torch.allclose(peer.slow, resident.slow, atol=0.01)
+        (transferred,) = peer.transfers
+        assert (transferred.sources, transferred.global_step, transferred.num_bytes) == (
+            (str(resident.peer_id),),
+            resident.global_step,
+            swarm.terms.state_bytes,
+        )
+        assert transferred.seconds > 0.0 and transferred.fetched_bytes == transferred.num_bytes
         assert not list(swarm.folder.glob("joining*"))
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
 @pytest.mark.parametrize("off_steps", [1, -1])
-def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps: int) -> None:
+def test_a_source_with_another_global_step_is_unused_and_not_banned(tmp_path: Path, off_steps: int) -> None:
     async def story(swarm: Swarm) -> None:
-        (elder,) = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 5)
-        elder.trainer.frozen = True
-        peer, joining = await newcomer(swarm, elder)
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        peer, joining = await newcomer(swarm, resident)
         before = peer.hash
-        bounds = (elder.clock + 1,) if off_steps > 0 else (0, elder.clock - 1)
+        bounds = (resident.global_step + 1,) if off_steps > 0 else (0, resident.global_step - 1)
         answers = await joining.ask_everybody(wanted(swarm, *bounds))
-        assert peer.book.get(elder.peer_id).global_step == elder.clock, "its answer is later news than its record"
+        assert peer.book.get(resident.peer_id).global_step == resident.global_step, "its answer is later news than its record"
         assert answers is not None and len(answers) == 1 and peer.hash == before and not peer.trainer.started
-        assert not peer.clones
-        assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
+        assert not peer.transfers
+        assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -107,15 +111,15 @@ def test_a_donor_of_another_time_is_no_use_and_no_liar(tmp_path: Path, off_steps
 @pytest.mark.parametrize("others_wait", [False, True])
 def test_one_that_has_not_begun_keeps_a_refused_joiner_waiting(tmp_path: Path, others_wait: bool) -> None:
     async def story(swarm: Swarm) -> None:
-        swarm.network.transport(MALLORY.peer_id, does_not_want_us)
-        waiting = [swarm.add(told_to_start=True, wait_for_peers=9).start()] if others_wait else []
+        swarm.network.start_peer(MALLORY.peer_id, does_not_want_us)
+        waiting = [swarm.add(waits_for_start=True, wait_for_peers=9).start()] if others_wait else []
         _, joining = await newcomer(swarm, MALLORY, *waiting)
         if not others_wait:
             with pytest.raises(RunRefusesUs):
-                await joining.hear_global_steps()
+                await joining.learn_global_steps()
             return
         with pytest.raises(TimeoutError):
-            await asyncio.wait_for(joining.hear_global_steps(), 100.0)
+            await asyncio.wait_for(joining.learn_global_steps(), 100.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -129,13 +133,13 @@ def test_only_refusals_that_no_retry_can_change_are_final() -> None:
     }
 
 
-def test_no_run_has_a_clone_beyond_its_end() -> None:
+def test_no_state_is_beyond_the_end_of_the_run() -> None:
     with pytest.raises(BadMessage):
         Wanted(8, 0, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 101))
     Wanted(8, 100, 100, 100).check(Contents(ContentsKind.STATE, 8, b"h" * 32, 100))
 
 
-def test_one_donor_that_gives_nonsense_costs_one_more_download_and_is_banned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_of_nonsense_costs_one_more_download_and_is_banned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
 
     async def gives_nonsense(purpose: Purpose, stream: Stream) -> None:
@@ -148,24 +152,24 @@ def test_one_donor_that_gives_nonsense_costs_one_more_download_and_is_banned(tmp
             await stream.send(Chunk(Part.CONTENTS, request.offset, data))
 
     async def story(swarm: Swarm) -> None:
-        (elder,) = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 5)
-        elder.trainer.frozen = True
-        swarm.network.transport(MALLORY.peer_id, gives_nonsense)
-        peer, joining = await newcomer(swarm, MALLORY, elder)
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        swarm.network.start_peer(MALLORY.peer_id, gives_nonsense)
+        peer, joining = await newcomer(swarm, MALLORY, resident)
         await joining.take_over(wanted(swarm))
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
-        assert peer.clones[-1].sources == (str(elder.peer_id),)
+        assert peer.transfers[-1].sources == (str(resident.peer_id),)
 
     swarm = Swarm(tmp_path, manifest=QUIET)
     play(swarm, story)
 
 
-def test_a_disk_without_room_is_said_with_the_sum_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_is_reported_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
-        (elder,) = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 5)
-        _, joining = await newcomer(swarm, elder)
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        _, joining = await newcomer(swarm, resident)
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
         with pytest.raises(BadSettings, match=r"MB are free"):
             await joining.take_over(wanted(swarm))
@@ -175,18 +179,18 @@ def test_a_disk_without_room_is_said_with_the_sum_before_anything_is_fetched(tmp
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_weights_that_predict_worse_than_our_own_are_not_taken_over_by_who_has_nothing(tmp_path: Path) -> None:
+def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (elder,) = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 5)
-        elder.trainer.frozen = True
-        for fragment in elder.trainer.replica.fragments:
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        for fragment in resident.trainer.replica.fragments:
             fragment.slow = fragment.slow + torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(3))
-            scatter(fragment.codec.fragment, fragment.slow, elder.trainer.replica.parameters)
-        peer, joining = await newcomer(swarm, elder)
+            scatter(fragment.codec.fragment, fragment.slow, resident.trainer.replica.parameters)
+        peer, joining = await newcomer(swarm, resident)
         before = peer.hash
         answers = await joining.ask_everybody(wanted(swarm))
         assert answers and "held-out text" in str(answers[0]) and peer.hash == before
-        assert not peer.book.is_banned(elder.peer_id, asyncio.get_running_loop().time())
+        assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
 
     play(Swarm(tmp_path, manifest=QUIET), story)

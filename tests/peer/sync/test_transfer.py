@@ -16,14 +16,14 @@ from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
-JOINER = {"told_to_start": True, "is_founder": False}
+JOINER = {"waits_for_start": True, "is_founder": False}
 
 
 @pytest.mark.parametrize(("pieces_per_s", "window"), [(0.5, 2), (10, 10), (100, 100), (10_000, UNDER_WAY_PIECES[1])])
-def test_about_a_second_of_what_a_donor_delivers_is_under_way(pieces_per_s: float, window: int) -> None:
+def test_about_a_second_of_a_sources_rate_is_in_flight(pieces_per_s: float, window: int) -> None:
     flow = Flow(0.0)
     for number in range(round(20 * pieces_per_s)):
-        flow.came((number + 1) / pieces_per_s)
+        flow.note_piece((number + 1) / pieces_per_s)
         assert UNDER_WAY_PIECES[0] <= flow.window <= UNDER_WAY_PIECES[1]
     assert abs(flow.window - window) <= 0.02 * window
 
@@ -59,7 +59,7 @@ class BreakingStream:
 
     async def receive(self) -> Message:
         if self._left == 0:
-            self._inner.hang_up()
+            self._inner.close_now()
         self._left -= 1
         return await self._inner.receive()
 
@@ -70,20 +70,20 @@ def joining(tmp_path: Path, wire: Wire, breaks: list[int]) -> tuple[Asked, Peer,
     took_s: list[float] = []
 
     def wrap(peer: Peer, transport: Transport) -> Transport:
-        if not peer.habits.told_to_start:
+        if not peer.habits.waits_for_start:
             return transport
         asked.append(Asked(transport, breaks))
         return asked[0]
 
     async def story(swarm: Swarm) -> None:
-        (elder,) = swarm.start(1)
-        await swarm.until(lambda: elder.clock >= 20)
-        elder.trainer.frozen = True
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 20)
+        resident.trainer.frozen = True
         joiner = swarm.add(**JOINER)
         joiner.trainer.frozen = True
         began_s = asyncio.get_running_loop().time()
         joiner.start()
-        await swarm.until(lambda: joiner.clones, within_s=300.0)
+        await swarm.until(lambda: joiner.transfers, within_s=300.0)
         took_s.append(asyncio.get_running_loop().time() - began_s)
 
     swarm = Swarm(tmp_path, manifest=QUIET, wire=wire, wrap=wrap)
@@ -97,9 +97,9 @@ CUTS = [3, 7, 1, 12, 2, 9, 5, 4, 3, 6, 8, 2, 11, 3, 5, 7, 4, 2, 6, 10]  # messag
 def test_a_stream_that_is_cut_at_twenty_points_goes_on_each_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 500)
     asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=1e6), list(CUTS))
-    (cloned,) = joiner.clones
-    assert asked.num_streams > len(CUTS) and cloned.fetched_bytes == cloned.num_bytes
-    num_pieces = -(-cloned.num_bytes // 500)
+    (transferred,) = joiner.transfers
+    assert asked.num_streams > len(CUTS) and transferred.fetched_bytes == transferred.num_bytes
+    num_pieces = -(-transferred.num_bytes // 500)
     assert set(asked.offsets) == {500 * piece for piece in range(num_pieces)}
     under_way = sum(UNDER_WAY_PIECES[0] for _ in CUTS)
     assert len(asked.offsets) - num_pieces <= under_way, "more was fetched twice than was under way at the cuts"
@@ -109,8 +109,8 @@ def test_a_stream_that_is_cut_at_twenty_points_goes_on_each_time(tmp_path: Path,
 def test_a_stream_that_is_cut_anywhere_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 1500)
     asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=1e6), [9, cut_at])
-    (cloned,) = joiner.clones
-    assert len(asked.offsets) - -(-cloned.num_bytes // 1500) <= 8, "more was fetched twice than a second's worth"
+    (transferred,) = joiner.transfers
+    assert len(asked.offsets) - -(-transferred.num_bytes // 1500) <= 8, "more was fetched twice than a second's worth"
 
 
 @pytest.mark.parametrize("bytes_per_s", [1000.0, 2500.0, 10_000.0])
@@ -120,7 +120,7 @@ def test_a_joiner_has_begun_in_about_the_time_that_its_line_takes(
     """The demo's model on lines of 2, 5 and 20 Mbit/s takes as long as this one on these."""
     monkeypatch.setattr(files, "PIECE_BYTES", 1500)
     _, joiner, took_s = joining(tmp_path, Wire(latency_s=0.05, bytes_per_s=bytes_per_s), [])
-    (cloned,) = joiner.clones
-    assert took_s < 1.5 * cloned.num_bytes / bytes_per_s + 5.0
-    told = [said.reason for said in joiner.said if "MB/s" in said.reason]
-    assert told and "100 %" in told[-1]
+    (transferred,) = joiner.transfers
+    assert took_s < 1.5 * transferred.num_bytes / bytes_per_s + 5.0
+    rates = [reported.reason for reported in joiner.reported if "MB/s" in reported.reason]
+    assert rates and "100 %" in rates[-1]

@@ -12,7 +12,7 @@ import torch
 
 from gossamer.peer.text import streaming
 from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import BLOCK, MixedCorpus, dealt, load_corpus
+from gossamer.peer.text.corpus import BLOCK, MixedCorpus, load_corpus, windows_per_block
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
@@ -78,9 +78,9 @@ def test_a_resumed_peer_reads_what_it_would_have_read(section: DataSection) -> N
 
 
 def test_a_block_is_dealt_out_whole() -> None:
-    assert dealt([1]) == [BLOCK]
-    assert dealt([1, 1, 1]) == [342, 341, 341]
-    assert dealt([0.999, 0.001]) == [1023, 1]
+    assert windows_per_block([1]) == [BLOCK]
+    assert windows_per_block([1, 1, 1]) == [342, 341, 341]
+    assert windows_per_block([0.999, 0.001]) == [1023, 1]
 
 
 def test_local_tables_and_tokens_can_be_part_of_a_mixture(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_peers_train_apart_and_are_measured_alike(section: DataSection, closing:
 def test_held_out_documents_are_not_trained_on(section: DataSection, closing: list[StreamedCorpus]) -> None:
     corpus = corpus_of(section, closing, Draw(0, b"a", batch_size=2, sequence_length=100))
     train = [bytes(window.tolist()) for window in steps(corpus, 0, 250).flatten(0, 1)]
-    held_out = {document(number).encode() for number in range(6000) if is_held_out(document(number).encode())}
+    held_out = {document(number).encode() for number in range(6000) if is_held_out(document(number))}
     assert 0.03 < len(held_out) / 6000 < 0.07
     assert not any(text in window for text in held_out for window in train)
     measured = [bytes(window.tolist()) for batch in corpus.held_out_batches(20) for window in batch]
@@ -161,7 +161,7 @@ def test_too_small_a_data_set_is_refused_with_the_numbers(tmp_path: Path, closin
     section = DataSection(source="huggingface", name=str(tmp_path), revision=REVISION)
     with pytest.raises(BadSettings, match=r"held-out part has 0 tokens; one sequence needs 17"):
         corpus_of(section, closing)
-    held_out = next(text for text in (document(number) for number in range(1000)) if is_held_out(text.encode()))
+    held_out = next(text for text in (document(number) for number in range(1000)) if is_held_out(text))
     (tmp_path / "train.jsonl").write_text(f'{{"text": "{held_out}"}}\n{{"text": "x"}}\n')
     with pytest.raises(BadSettings, match=r"one batch needs 34"):
         corpus_of(section, closing).batch(0)

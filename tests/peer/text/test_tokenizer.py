@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import random
 from pathlib import Path
 
 import numpy as np
@@ -9,8 +11,9 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer, tokenizer_digest
-from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.sections import TokenizerSection
+from tests.mutations import mutated_bytes, mutated_json
 
 
 @pytest.fixture(scope="module")
@@ -97,3 +100,59 @@ def test_another_tokenizer_than_the_manifest_pins_is_refused_with_both_digests(t
     with pytest.raises(BadManifest) as caught:
         load_tokenizer(TokenizerSection(name=str(tmp_path), digest="0" * 64))
     assert digest in str(caught.value) and "0" * 64 in str(caught.value)
+
+
+def test_mutated_files_of_a_tokenizer_end_in_a_declared_error_or_tokenize(tmp_path: Path) -> None:
+    rng = random.Random(3)
+    whole = byte_tokenizer()
+    whole.add_special_tokens({"eos_token": "the end"})
+    whole.save_pretrained(tmp_path)
+    valid = {name: (tmp_path / name).read_text() for name in ("tokenizer.json", "tokenizer_config.json")}
+    num_read = 0
+    for _ in range(60):
+        for name, content in valid.items():
+            (tmp_path / name).write_text(content)
+        name = rng.choice(list(valid))
+        is_json = rng.random() < 0.8
+        changed = mutated_json(valid[name], rng).encode() if is_json else mutated_bytes(valid[name].encode(), rng)
+        (tmp_path / name).write_bytes(changed)
+        try:
+            tokenizer = load_tokenizer(TokenizerSection(name="x"), tmp_path)
+            tokens = tokenizer.encode_documents(["caf\u00e9 and more", ""])
+        except (BadManifest, BadSettings):
+            continue
+        num_read += 1
+        assert all(int(one.max()) < tokenizer.vocab_size for one in tokens)
+    assert num_read
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "reason"),
+    [
+        ("pre_tokenizer", {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}, "cannot tokenize"),
+        ("normalizer", {"type": "Replace", "pattern": {"String": "a"}, "content": "a" * 2000}, "characters of one"),
+        ("normalizer", {"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "a" * 99}] * 9}, "characters of one"),
+    ],
+    ids=["a regular expression without end", "bloat", "nested bloat"],
+)
+def test_a_tokenizer_that_would_take_the_memory_or_never_end_is_refused(key: str, value: object, reason: str, tmp_path: Path) -> None:
+    whole = byte_tokenizer()
+    whole.add_special_tokens({"eos_token": "the end"})
+    whole.save_pretrained(tmp_path)
+    rules = json.loads((tmp_path / "tokenizer.json").read_text())
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules | {key: value}))
+    with pytest.raises(BadManifest, match=reason) as caught:
+        load_tokenizer(TokenizerSection(name="x"), tmp_path).encode_documents(["a" * 100 + "b"])
+    assert caught.value.hint
+
+
+def test_token_ids_may_have_gaps(tmp_path: Path) -> None:
+    whole = byte_tokenizer()
+    whole.add_special_tokens({"eos_token": "the end"})
+    whole.save_pretrained(tmp_path)
+    rules = json.loads((tmp_path / "tokenizer.json").read_text())
+    rules["model"]["vocab"]["h"] = 5000
+    (tmp_path / "tokenizer.json").write_text(json.dumps(rules))
+    tokenizer = load_tokenizer(TokenizerSection(name="x"), tmp_path)
+    assert tokenizer.vocab_size == 5001
+    assert tokenizer.encode_all(["h"])[0].tolist() == [5000]

@@ -60,7 +60,7 @@ def test_weights_are_of_the_size_of_ours(tmp_path: Path, times: float, is_sane: 
 def test_one_huge_fragment_is_enough_to_be_refused_and_one_of_zeros_is_not(tmp_path: Path) -> None:
     replica, values = own(tmp_path)
     numel = replica.fragments[0].slow.numel()
-    replica.fragments[0].slow.zero_()  # ours begin with zeros, the donor's do no more
+    replica.fragments[0].slow.zero_()  # ours begin with zeros, the source's do no more
     assert reason(replica, values) == ""
     values[:numel] = 3e38
     assert replica.fragments[0].codec.fragment.name in reason(replica, values)
@@ -103,7 +103,7 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
         ((3.0, 9.0, 9.0, 9.0), ""),
     ],
 )
-def test_what_was_pulled_counts_together_or_donor_by_donor(tmp_path: Path, losses: tuple[float, ...], taken: str) -> None:
+def test_synced_fragments_count_together_or_source_by_source(tmp_path: Path, losses: tuple[float, ...], taken: str) -> None:
     replica, _ = own(tmp_path)
     measured = iter(losses)
     shifts = {

@@ -24,8 +24,8 @@ def test_a_slow_line_sets_the_interval_and_is_half_busy() -> None:
     found = estimate(PLAN, 200, 20 * MBIT, 10.0)
     assert found.line_share == pytest.approx(0.5, rel=0.02)
     assert found.meeting_s == pytest.approx(PLAN.fragments[0].slow_bytes / (20 * MBIT))
-    pulls_s = PLAN.round_bytes / (20 * MBIT) + 10.0  # 208 s: one round
-    assert found.join_s == pytest.approx(PLAN.state_bytes / (20 * MBIT) + pulls_s)  # 800 s: older than a fourth of 2000 s
+    fragments_s = PLAN.round_bytes / (20 * MBIT) + 10.0  # 208 s: one round
+    assert found.join_s == pytest.approx(PLAN.state_bytes / (20 * MBIT) + fragments_s)  # 800 s: older than a fourth of 2000 s
 
 
 def test_a_line_that_cannot_carry_the_run_is_seen() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -23,7 +24,7 @@ from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, meet, opened
-from tests.peer.small import NoLink, small_corpus, small_manifest, unheard
+from tests.peer.small import NoLink, ignored, small_corpus, small_manifest
 
 CPU = torch.device("cpu")
 RULE = NoLoCo()
@@ -57,17 +58,17 @@ class Peer:
 
     def __init__(self, folder: Path, name: str, codec_name: str = "fp32") -> None:
         manifest = small_manifest(codec={"name": codec_name}, inner={"optimizer": "adamw"})
-        self.replica = ToyReplica(manifest, ToyModel(), small_corpus(manifest), 0, unheard)
+        self.replica = ToyReplica(manifest, ToyModel(), small_corpus(manifest), 0, ignored)
         self.replica.steps = self.steps = []
         self.parameters = {name.split(".")[-1]: tensor.detach() for name, tensor in self.replica.parameters.items()}
         self.move(torch.Generator().manual_seed(5), 0.5)
         self.payloads = PayloadFolder(folder / name)
-        self.exchange = TrainerExchange(NoLink(), self.payloads, self.replica, unheard)
+        self.exchange = TrainerExchange(NoLink(), self.payloads, self.replica, ignored, random.Random(0))
         self.side = Side(self.exchange.carry_out, self.payloads)
 
     def solo(self, phase: RunPhase = RunPhase.TRAIN) -> None:
-        self.replica.step_alone(0, phase)
-        self.replica.move()
+        self.replica.take_solo_step(0, phase)
+        self.replica.move_fast_weights()
 
     def move(self, draws: torch.Generator, size: float = 0.01) -> None:
         """Take some inner steps."""

@@ -150,7 +150,7 @@ def test_the_partners_clock_is_passed_on(tmp_path: Path) -> None:
     assert peers[1].steps == [(0, 0)]
 
 
-def test_equal_shares_when_nobody_trained(tmp_path: Path) -> None:
+def test_equal_shares_when_neither_side_trained(tmp_path: Path) -> None:
     peers = Peer(tmp_path, "i"), Peer(tmp_path, "j")
     for peer, draws in zip(peers, (1, 2), strict=True):
         peer.move(torch.Generator().manual_seed(draws))

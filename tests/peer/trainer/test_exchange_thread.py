@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import socket
 import tempfile
@@ -23,23 +24,23 @@ from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, replica_side
-from tests.peer.small import AskedReplica, small_manifest, small_replica, unheard
+from tests.peer.small import AskedReplica, ignored, small_manifest, small_replica
 
 NAME = "ab" * 16
 NO_MEETING = "no such meeting here: the trainer or the link was restarted"
 
 
 class Gate(FragmentCodec):
-    """A codec that waits at the door before it encodes."""
+    """A codec that waits for the release before it encodes."""
 
     def __init__(self, inner: FragmentCodec) -> None:
         super().__init__(inner.fragment, inner.codec)
-        self.entered, self.door = threading.Event(), threading.Event()
+        self.entered, self.released = threading.Event(), threading.Event()
         self.bug: RuntimeError | None = None
 
     def encode(self, message: Tensor, seed: int, own_sketch: Tensor, partner_sketch: Tensor) -> FragmentEncoded:
         self.entered.set()
-        assert self.door.wait(20)
+        assert self.released.wait(20)
         if self.bug is not None:
             raise self.bug
         return super().encode(message, seed, own_sketch, partner_sketch)
@@ -51,7 +52,7 @@ class Trainer:
     def __init__(self, runtime: Path, codec: str = "int8", device: str = "cpu") -> None:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}), device=device)
-        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, unheard)
+        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, ignored, random.Random(0))
         self.replica.exchange = self.exchange
         self.exchange.start()
         self.runtime = runtime
@@ -98,7 +99,7 @@ class Trainer:
         return gate
 
     def prepare(self, gate: Gate) -> None:
-        """Open a meeting, and have its message encoded up to the door."""
+        """Open a meeting, and have its message encoded up to the release."""
         self.ask(messages.Open(1, 0))
         self.boundary()
         self.reply()
@@ -137,19 +138,23 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     trainer.write_result()
     assert state.meeting is None
     trainer.boundary()
-    mine = trainer.reply()
-    assert isinstance(mine, messages.Opened) and state.meeting == 1
+    own = trainer.reply()
+    assert isinstance(own, messages.Opened) and state.meeting == 1
 
     def answer(request: messages.MeetingRequest) -> messages.Reply:
         if isinstance(request, messages.Open):
-            return mine
-        trainer.ask(request)
-        reply = trainer.reply()  # and no boundary came
+            return own
+        window = trainer.exchange.while_weights_are_read() if isinstance(request, messages.Check) else contextlib.nullcontext()
+        with window:
+            trainer.ask(request)
+            reply = trainer.reply()  # and no boundary came
         assert isinstance(reply, messages.PayloadReady | messages.Checked)
         return reply
 
     exchange((Side(answer, trainer.payloads), alone), Terms())
-    assert answer(messages.Check(1)) == alone.answer(messages.Check(1))
+    mine, theirs = answer(messages.Check(1)), alone.answer(messages.Check(1))
+    assert isinstance(mine, messages.Checked) and isinstance(theirs, messages.Checked) and mine.accepted and theirs.accepted
+    assert mine.gain is not None and theirs.gain is not None and mine.failed_blocks == theirs.failed_blocks
     trainer.ask(messages.Apply(1, NAME, ""))
     trainer.write_result()
     assert not trainer.replica.applied
@@ -248,7 +253,7 @@ def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_t
         assert trainer.reply() == messages.Opened(9, replica.tokens, 1, RunPhase.TRAIN)
         assert trainer.reply() == messages.Applied(1)
         assert torch.equal(gather(fragment, replica.parameters), before)
-    replica.move()
+    replica.move_fast_weights()
     assert not torch.equal(gather(fragment, replica.parameters), before)
 
 
@@ -333,18 +338,18 @@ def test_the_trainer_steps_while_a_message_is_coded(trainer: Trainer) -> None:
     for _ in range(3):
         trainer.replica.inner_step(trainer.exchange.while_weights_are_read())
         assert list(trainer.exchange.at_boundary()) == []
-    gate.door.set()
+    gate.released.set()
     assert isinstance(trainer.reply(), messages.PayloadReady)
 
 
-def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(trainer: Trainer) -> None:
+def test_adopting_a_state_waits_for_the_coding_and_discards_it(trainer: Trainer) -> None:
     gate = trainer.gate()
     trainer.prepare(gate)
     dropping = threading.Thread(target=trainer.exchange.drop_all)  # as adopting does first
     dropping.start()
     dropping.join(0.1)
     assert dropping.is_alive(), "it was dropped while the other thread coded"
-    gate.door.set()
+    gate.released.set()
     dropping.join(20)
     assert isinstance(trainer.reply(), messages.PayloadReady)
     assert not trainer.payloads.read(payload_name(1, File.OWN_PAYLOAD))
@@ -353,7 +358,7 @@ def test_adopting_a_donors_state_waits_for_the_coding_and_leaves_nothing_of_it(t
     assert isinstance(trainer.reply(), messages.Unavailable)
 
 
-def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(trainer: Trainer) -> None:
+def test_requests_of_a_dead_node_are_carried_out_and_its_successor_gets_no_reply(trainer: Trainer) -> None:
     trainer.ask(messages.Open(1, 0), messages.Start())
     trainer.node.close()
     trainer.node, acted = trainer.come(), list[object]()
@@ -368,7 +373,7 @@ def test_a_node_that_dies_is_heard_out_and_its_successor_gets_no_reply_of_its(tr
 def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
     gate = trainer.gate()
     gate.bug = RuntimeError("ours")
-    gate.door.set()
+    gate.released.set()
     trainer.ask(messages.Open(1, 0))
     trainer.boundary()
     trainer.ask(messages.Prepare(1, 100, 0, 7, RunPhase.TRAIN))

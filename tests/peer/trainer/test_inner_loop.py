@@ -54,18 +54,18 @@ class SmallMemory:
 
 
 def test_a_batch_that_finds_no_memory_is_tried_again_in_smaller_parts() -> None:
-    told: list[Event] = []
-    inner = Loop(Computing(), told.append)
+    emitted: list[Event] = []
+    inner = Loop(Computing(), emitted.append)
     SmallMemory(inner, 2)
     assert gradient(inner)[0] == pytest.approx(gradient(Loop(Computing()))[0], rel=1e-5)
-    assert [(event.micro_batch, event.recompute) for event in told if isinstance(event, ComputingSet)] == [(3, False), (2, False)]
+    assert [(event.micro_batch, event.recompute) for event in emitted if isinstance(event, ComputingSet)] == [(3, False), (2, False)]
     gradient(inner, 1)
-    assert len(told) == 2  # it remembers
+    assert len(emitted) == 2  # it remembers
 
 
 def test_at_last_activations_are_computed_again() -> None:
-    told: list[Event] = []
-    inner = Loop(Computing(), told.append)
+    emitted: list[Event] = []
+    inner = Loop(Computing(), emitted.append)
     memory = SmallMemory(inner, 1, keeps=False)
     gradient(inner)
     assert (inner.computing.micro_batch, inner.computing.recompute) == (1, True)

@@ -10,7 +10,7 @@ STEP_S = 0.5
 ROUND_BYTES = 1_000_000
 
 
-def settled(
+def steady(
     *,
     bytes_per_s: float = 0.0,
     blocked_s: float = 0.0,  # in a meeting
@@ -36,7 +36,7 @@ def settled(
 
 
 def test_a_peer_with_time_and_a_line_meets_as_often_as_pays() -> None:
-    interval = settled(bytes_per_s=1e9, blocked_s=1e-4, cpu_s=1e-3)
+    interval = steady(bytes_per_s=1e9, blocked_s=1e-4, cpu_s=1e-3)
     assert interval.steps == SHORTEST_STEPS
     assert "pay" in interval.reason
 
@@ -44,7 +44,7 @@ def test_a_peer_with_time_and_a_line_meets_as_often_as_pays() -> None:
 @pytest.mark.parametrize("megabits", [0.5, 2, 5])
 def test_half_of_the_line_is_the_meetings(megabits: float) -> None:
     bytes_per_s = megabits * 1e6 / 8
-    interval = settled(bytes_per_s=bytes_per_s)
+    interval = steady(bytes_per_s=bytes_per_s)
     sent_bytes_per_s = ROUND_BYTES / (0.7 * interval.steps * STEP_S)
     assert 0.4 * bytes_per_s <= sent_bytes_per_s <= 0.6 * bytes_per_s
     assert interval.is_for_line
@@ -56,23 +56,23 @@ def test_half_of_the_line_is_the_meetings(megabits: float) -> None:
 @pytest.mark.parametrize(("cost", "share"), [("blocked_s", 0.01), ("cpu_s", 0.1)])
 def test_what_a_meeting_costs_stays_within_its_share(cost: str, share: float, start_steps: int) -> None:
     per_meeting_s = 0.7 * 6 * share * STEP_S  # so that about six steps are right
-    interval = settled(**{cost: per_meeting_s}, start_steps=start_steps)
+    interval = steady(**{cost: per_meeting_s}, start_steps=start_steps)
     assert interval.steps == pytest.approx(6, rel=0.25)
     assert not interval.is_for_line
 
 
 def test_what_a_node_costs_at_rest_does_not_drive_meetings_away() -> None:
-    assert settled(resting=0.2).steps <= MOST_FOR_PROCESSOR
+    assert steady(resting=0.2).steps <= MOST_FOR_PROCESSOR
 
 
 def test_the_tightest_limit_holds() -> None:
-    interval = settled(bytes_per_s=2e6 / 8, blocked_s=0.07, cpu_s=0.1)
+    interval = steady(bytes_per_s=2e6 / 8, blocked_s=0.07, cpu_s=0.1)
     assert interval.is_for_line
     assert interval.steps == pytest.approx(ROUND_BYTES / (0.7 * 0.5 * 0.25e6 * STEP_S), rel=0.15)
 
 
 def test_a_line_that_carries_next_to_nothing_still_has_an_interval() -> None:
-    assert settled(bytes_per_s=1.0).steps == LONGEST_STEPS
+    assert steady(bytes_per_s=1.0).steps == LONGEST_STEPS
 
 
 def test_nothing_is_concluded_from_the_first_moments() -> None:
@@ -83,7 +83,7 @@ def test_nothing_is_concluded_from_the_first_moments() -> None:
 
 
 def test_an_interval_that_is_right_stays() -> None:
-    interval, changes, spent = settled(blocked_s=0.03), 0, Spent()
+    interval, changes, spent = steady(blocked_s=0.03), 0, Spent()
     for second in range(200):
         noise = 1.0 + 0.1 * math.sin(second)
         spent = Spent(spent.own_steps + 2, spent.train_s + 1.0, spent.blocked_s + noise * 2 / (0.7 * interval.steps) * 0.03, 0.0, 0.0)

@@ -17,7 +17,7 @@ TOKENS = st.integers(0, 2**53)
 
 
 @given(TOKENS, TOKENS)
-def test_weights_of_a_pair_sum_to_one_and_nobody_takes_it_all(own: int, partner: int) -> None:
+def test_weights_of_a_pair_sum_to_one_and_neither_is_zero(own: int, partner: int) -> None:
     weight, other = bounded_weight(own, partner), bounded_weight(partner, own)
     assert abs(weight + other - 1.0) < 1e-12
     if own and partner and max(own, partner) >= MAX_TOKEN_RATIO**2:  # below, whole tokens round
@@ -34,7 +34,7 @@ def test_two_that_have_not_trained_count_alike() -> None:
 
 
 @given(st.integers(1, 2**53))
-def test_who_has_learnt_nothing_yet_does_not_count(tokens: int) -> None:
+def test_a_peer_without_tokens_has_no_weight(tokens: int) -> None:
     assert (bounded_weight(0, tokens), bounded_weight(tokens, 0)) == (0.0, 1.0)
 
 
@@ -83,8 +83,8 @@ def test_a_message_that_was_accepted_counts_no_more_once_another_one_is_refused(
 def test_a_solo_step_takes_the_tokens_along() -> None:
     alone = state(1.1)
     alone.count(300)
-    alone.miss(2)
-    alone.step_alone(RULE)
+    alone.count_missed_steps(2)
+    alone.take_solo_step(RULE)
     assert alone.since == Since()
     assert torch.allclose(alone.slow, torch.full((5007,), 1.07))
     assert torch.allclose(alone.fast(), alone.slow)
@@ -101,7 +101,7 @@ def test_beside_a_gpu_slow_weights_rest_on_the_host_and_meetings_come_to_the_sam
         for side, payload in zip(sides, reversed(payloads), strict=True):
             assert side.judge(payload) == ""
             side.merge(side.step(side.failed_blocks))
-        states[0].step_alone(RULE)
+        states[0].take_solo_step(RULE)
     for here, there in zip(places["cpu"], places["cuda"], strict=True):
         assert there.slow.is_pinned() and there.momentum.is_pinned()
         torch.testing.assert_close(there.slow, here.slow)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.trainer.fragment_state import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LIMIT, UNRELATED, Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LEAST_KEPT, LIMIT, UNRELATED, Lengths, MergeGate
 
 WEIGHTS = 30.0  # a length
 STEPS = 5  # in which it has moved
@@ -21,13 +21,14 @@ NOTHING = moved(0.0)
 
 
 def merged(gate: MergeGate, gap: float, own: Lengths) -> bool:
-    if gate.judge(gap, own):
+    """Merge a gap if the gate accepts it whole."""
+    if gate.judge(gap, own) or gate.kept(gap, own, 1.0) < 1.0:
         return False
     gate.accept(gap, own)
     return True
 
 
-def settled(gap: float = 1.0, num_meetings: int = 20) -> MergeGate:
+def steady(gap: float = 1.0, num_meetings: int = 20) -> MergeGate:
     """A gate that has met one after another, each as far as it has moved itself, and has no allowance left from its beginning."""
     gate = MergeGate()
     gate.restore({"reach": 0.0, "allowance": 0.0})
@@ -42,37 +43,51 @@ def test_what_is_not_finite_is_refused(gap: float) -> None:
 
 
 def test_identical_weights_may_always_meet() -> None:
-    gate = settled()
+    gate = steady()
     for own in (NOTHING, moved(2.0), NOTHING):
         assert merged(gate, 0.0, own)
 
 
-def test_who_has_met_nobody_is_measured_by_its_weights() -> None:
+def test_before_the_first_meeting_the_gate_is_measured_by_the_weights() -> None:
     """Recorded: a fresh peer, its weights 25.9 long, met a host that had made 55 steps alone; the gap was 46.4."""
     assert merged(MergeGate(), 46.4, moved(0.04, 25.9, math.hypot(25.9, 46.4)))
-    reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
-    assert "more than the 60 that honest training explains" in reason
+    assert not merged(MergeGate(), FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
+    reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS / LEAST_KEPT + 0.1, moved(0.0, partner=1000.0))
+    assert "far more than the 60 that honest training explains" in reason
 
 
-def test_who_was_alone_for_long_may_meet_as_far_off_as_it_has_moved() -> None:
-    gate = settled()
+def test_a_gap_is_clipped_to_the_share_of_the_limit_that_the_partner_has() -> None:
+    gate, own = steady(), moved(1.0)
+    limit = gate.limit(own)
+    assert gate.kept(0.0, own, 0.5) == 1.0 and gate.kept(0.5 * limit, own, 0.5) == 1.0
+    assert gate.kept(limit, own, 0.5) == pytest.approx(0.5) and gate.kept(2 * limit, own, 1.0) == pytest.approx(0.5)
+    assert gate.judge(1.01 * limit / LEAST_KEPT, own) and not gate.judge(0.99 * limit / LEAST_KEPT, own)
+
+
+def test_a_gap_that_only_the_allowance_covers_is_told_apart() -> None:
+    gate, own = steady(num_meetings=3), moved(1.0)
+    assert gate.draws(gate.limit(own), own) and not gate.draws(LIMIT, own)
+
+
+def test_a_peer_alone_for_long_may_meet_as_far_away_as_it_has_moved() -> None:
+    gate = steady()
     for _ in range(11):
-        gate.step_alone(5.0)
+        gate.take_solo_step(5.0)
     assert merged(gate, 55.0, moved(5.0, fast=60.0))
 
 
 def test_steps_that_the_clock_made_without_us_count_as_moved() -> None:
     """`moved` brings them along: who stood still may be as far from the others as they have come."""
-    assert not settled().judge(12.0, moved(0.5 * (1 + 10), fast=60.0))
-    assert settled().judge(12.0, moved(0.5, fast=60.0))
+    assert merged(steady(), 12.0, moved(0.5 * (1 + 10), fast=60.0))
+    assert not merged(steady(), 12.0, moved(0.5, fast=60.0))
 
 
 def test_two_reaches_are_honest_and_more_is_not() -> None:
-    gate = settled(num_meetings=3)
+    gate = steady(num_meetings=3)
     limit = gate.limit(moved(1.0))
     assert LIMIT < limit < 3 * LIMIT
-    assert not gate.judge(limit, moved(1.0))
-    assert gate.judge(limit + 0.01, moved(1.0))
+    assert gate.kept(limit, moved(1.0), 1.0) == 1.0
+    assert gate.kept(limit + 0.01, moved(1.0), 1.0) < 1.0
 
 
 def test_a_far_partner_takes_the_allowance_with_it_and_training_earns_it_back() -> None:
@@ -91,7 +106,7 @@ def test_a_far_partner_takes_the_allowance_with_it_and_training_earns_it_back() 
     assert gate.limit(moved(1.0)) <= 3 * LIMIT + full, "there is a full one"
 
 
-def test_who_met_a_far_partner_may_be_far_from_the_others() -> None:
+def test_a_peer_that_met_a_far_partner_may_be_far_from_the_others() -> None:
     """Two have never moved; one of them meets a host from afar, and then the other."""
     gate = MergeGate()
     assert merged(gate, 40.0, moved(0.01, partner=50.0))
@@ -104,19 +119,19 @@ def test_what_shares_nothing_with_our_weights_is_refused_whatever_is_left_of_the
     assert "nothing in common" in gate.judge(WEIGHTS, moved(1.0)), "zeros"
     assert "nothing in common" in gate.judge(2 * WEIGHTS, moved(1.0)), "our weights with the sign turned"
     assert not gate.judge(UNRELATED * 55.0, moved(1.0, partner=55.0))
-    gate.step_alone(40.0)
+    gate.take_solo_step(40.0)
     assert not gate.judge(math.hypot(WEIGHTS, WEIGHTS), moved(1.0)), "so long a way explains even that"
 
 
 def test_what_leads_back_where_training_came_from_is_not_explained_by_training() -> None:
-    gate = settled(num_meetings=3)
+    gate = steady(num_meetings=3)
     reach = 1.0 + (gate.state()["reach"] or 0.0)
     assert not gate.judge(reach, replace(moved(1.0), back=reach))
-    assert gate.judge(1.6 * reach, replace(moved(1.0), back=1.6 * reach))
+    assert gate.draws(1.6 * reach, replace(moved(1.0), back=1.6 * reach))
 
 
 def test_a_refused_gap_leaves_no_trace() -> None:
-    gate = settled()
+    gate = steady()
     before = gate.state()
     assert not merged(gate, 1000.0, moved(1.0))
     assert gate.state() == before
@@ -134,7 +149,7 @@ def patient(gate: MergeGate, movement: float, num_meetings: int) -> list[float]:
 
 
 def test_a_patient_attacker_does_not_open_the_gate() -> None:
-    gate = settled()
+    gate = steady()
     before = gate.limit(moved(1.0))
     limits = patient(gate, 1.0, 50)
     assert max(limits) < 1.3 * before
@@ -148,7 +163,7 @@ def test_an_attacker_at_the_very_first_meeting_gains_no_wider_limit() -> None:
 
 
 def test_gaps_that_shrink_with_the_learning_rate_tighten_the_gate() -> None:
-    gate = settled(3.0)
+    gate = steady(3.0)
     assert not gate.judge(10.0, moved(3.0))
     for _ in range(100):
         assert merged(gate, 0.03, moved(0.02))
@@ -156,7 +171,7 @@ def test_gaps_that_shrink_with_the_learning_rate_tighten_the_gate() -> None:
 
 
 def test_a_restored_gate_judges_alike() -> None:
-    for gate in (MergeGate(), settled()):
+    for gate in (MergeGate(), steady()):
         again = MergeGate()
         again.restore(json.loads(json.dumps(gate.state())))
         assert again.state() == gate.state()

@@ -52,10 +52,10 @@ def train(manifest):
             sketch = side.prepare(replica.rule, 0.5, 1)
             side.judge(side.encode(sketch))
             side.merge(side.step(side.failed_blocks))
-            side.state.move()
+            side.state.move_fast_weights()
         saver.begin(replica)
         saver.finish()
-    files, names = replica.payloads, [f"pull-{number}" for number in range(len(replica.fragments))]
+    files, names = replica.payloads, [f"sync-{number}" for number in range(len(replica.fragments))]
     for number, name in enumerate(names):
         for request, made, taken in (
             (messages.SketchSlow(name, number, 1), File.OWN_SKETCH, File.PARTNER_SKETCH),
@@ -65,7 +65,7 @@ def train(manifest):
             files.write(payload_name(name, taken), files.read(payload_name(name, made)))
         assert not replica.handle(messages.DecodeSlow(name)).reason
     replica.inner_step()
-    assert len(replica.handle(messages.MoveFragments("pull", (tuple(names),), 0)).moved) == len(names)
+    assert len(replica.handle(messages.MoveFragments("sync", (tuple(names),), 0)).moved) == len(names)
 train(small_manifest(codec={"name": "modulo4"}))  # all that is loaded on the way, code of libraries too, is there before it counts
 before = psutil.Process().memory_info().rss
 train(manifest)

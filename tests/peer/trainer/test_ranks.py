@@ -24,7 +24,7 @@ from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
-from tests.peer.small import fingerprint, small_corpus, small_manifest, unheard
+from tests.peer.small import fingerprint, ignored, small_corpus, small_manifest
 
 TWO = [torch.device("cpu")] * 2
 BATCH = 4
@@ -37,7 +37,7 @@ def never(error: RankFell) -> NoReturn:
 def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> Replica:
     model = build_model(job.model, job.run.seed)
     devices = ranks.joined(job, model) if ranks is not None else None
-    return Replica(job, model, small_corpus(job), 1, unheard, computing, devices)
+    return Replica(job, model, small_corpus(job), 1, ignored, computing, devices)
 
 
 @contextmanager
@@ -79,8 +79,8 @@ def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
             assert alone.inner_step() == both.inner_step()
         assert (both.plan, payload(both)) == (alone.plan, payload(alone))
         for one in (alone, both):
-            one.step_alone(0, RunPhase.TRAIN)  # writes to weights beside the steps
-            one.move()
+            one.take_solo_step(0, RunPhase.TRAIN)  # writes to weights beside the steps
+            one.move_fast_weights()
             one.inner_step()
         assert fingerprint(both) == fingerprint(alone)
         saved = {name: tensor.clone() for name, tensor in both.tensors().items()}, copy.deepcopy(both.state())

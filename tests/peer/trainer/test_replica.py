@@ -20,9 +20,9 @@ SLACK = MANIFEST.outer.inner_steps
 STEP_TOKENS = MANIFEST.inner.batch_size * MANIFEST.inner.sequence_length
 
 
-def pair(tmp_path: Path, told: list[SoloStep] | None = None) -> tuple[tuple[Replica, Replica], tuple[Side, Side]]:
-    """Two replicas; what the first one emits goes to `told`."""
-    emit = (told if told is not None else []).append
+def pair(tmp_path: Path, emitted: list[SoloStep] | None = None) -> tuple[tuple[Replica, Replica], tuple[Side, Side]]:
+    """Two replicas; what the first one emits goes to `emitted`."""
+    emit = (emitted if emitted is not None else []).append
     replicas = small_replica(tmp_path / "i", MANIFEST, b"i", emit), small_replica(tmp_path / "j", MANIFEST, b"j")
     return replicas, (replica_side(replicas[0], tmp_path / "i"), replica_side(replicas[1], tmp_path / "j"))
 
@@ -73,8 +73,8 @@ def test_the_plan_is_what_it_sends(tmp_path: Path, codec: str) -> None:
     replica = small_replica(tmp_path, small_manifest(codec={"name": codec}))
     sizes = [(f.codec.sketch_bytes, f.codec.payload_bytes, f.codec.num_blocks) for f in replica.fragments]
     assert [(f.sketch_bytes, f.payload_bytes, f.num_blocks) for f in replica.plan.fragments] == sizes
-    replica.handle(messages.CopyState("clone-1"))
-    assert len(replica.payloads.read("clone-1")) == replica.plan.state_bytes
+    replica.handle(messages.CopyState("copy-1"))
+    assert len(replica.payloads.read("copy-1")) == replica.plan.state_bytes
 
 
 def test_steps_depend_on_nothing_drawn_elsewhere(tmp_path: Path) -> None:
@@ -161,37 +161,37 @@ def test_a_solo_step_leaves_the_clock(tmp_path: Path) -> None:
 
 
 def test_an_outer_step_counts_down_anew(tmp_path: Path) -> None:
-    told: list[SoloStep] = []
-    (replica, partner), sides = pair(tmp_path, told)
+    emitted: list[SoloStep] = []
+    (replica, partner), sides = pair(tmp_path, emitted)
     fragment = make_due(replica)
     train(replica, 1)
     train(partner, 1)
     meet(sides, Terms(fragment=fragment))
     assert fragment not in replica.countdown.due()
     replica.handle(messages.Solo(fragment))  # the node gave up in the very moment in which a partner called
-    assert told == []
+    assert emitted == []
     fragment = make_due(replica)
     replica.handle(messages.Solo(fragment))
-    assert told == [SoloStep(fragment, "no partner answered in time")]
+    assert emitted == [SoloStep(fragment, "no partner answered in time")]
     assert fragment not in replica.countdown.due()
 
 
 def test_solo_waits_for_the_end_of_a_meeting_that_comes_to_nothing(tmp_path: Path) -> None:
-    told: list[SoloStep] = []
-    replica = small_replica(tmp_path, MANIFEST, emit=told.append)
+    emitted: list[SoloStep] = []
+    replica = small_replica(tmp_path, MANIFEST, emit=emitted.append)
     train(replica, 2)
     fragment = make_due(replica)
     opened(replica_side(replica, tmp_path), Terms(fragment=fragment, number=4))
     replica.handle(messages.Solo(fragment))
-    assert told == []
+    assert emitted == []
     replica.handle(messages.Drop(4))
-    assert [solo.fragment for solo in told] == [fragment]
+    assert [solo.fragment for solo in emitted] == [fragment]
     assert fragment not in replica.countdown.due()
 
 
 def test_solo_is_not_taken_after_a_meeting_that_counts(tmp_path: Path) -> None:
-    told: list[SoloStep] = []
-    (replica, partner), sides = pair(tmp_path, told)
+    emitted: list[SoloStep] = []
+    (replica, partner), sides = pair(tmp_path, emitted)
     train(replica, 2)
     fragment = make_due(replica)
     exchange(sides, Terms(fragment=fragment))
@@ -200,7 +200,7 @@ def test_solo_is_not_taken_after_a_meeting_that_counts(tmp_path: Path) -> None:
     assert replica.handle(messages.Apply(1, "ab" * 16, "")) == messages.Applied(1)
     opened(sides[0], Terms(fragment=fragment, number=2))
     replica.handle(messages.Drop(2))
-    assert told == []
+    assert emitted == []
 
 
 def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
@@ -219,11 +219,11 @@ def test_defer_counts_down_again_without_a_step(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("no_partner", "num_solo"), [("solo", 1), ("defer", 0)])
 def test_without_a_node_the_manifest_decides(tmp_path: Path, no_partner: str, num_solo: int) -> None:
-    told: list[SoloStep] = []
-    replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}), emit=told.append)
+    emitted: list[SoloStep] = []
+    replica = small_replica(tmp_path, small_manifest(outer={"no_partner": no_partner}), emit=emitted.append)
     fragment = make_due(replica)
     replica.exchange.announce([fragment])
-    assert len(told) == num_solo
+    assert len(emitted) == num_solo
     assert fragment not in replica.countdown.due()
 
 
@@ -241,11 +241,11 @@ def test_ending_alone_makes_slow_weights_the_fast_ones(tmp_path: Path) -> None:
     train(replica, 5)
     opened(replica_side(replica, tmp_path), Terms())
     fast = {name: parameter.detach().clone() for name, parameter in replica.parameters.items()}
-    replica.exchange.end_alone()
+    replica.exchange.take_last_solo_steps()
     for name, parameter in replica.parameters.items():
         assert torch.allclose(parameter, fast[name], atol=1e-7)
     assert float(replica.fragments[0].momentum.norm()) > 0
-    replica.exchange.end_alone()
+    replica.exchange.take_last_solo_steps()
     assert float(replica.fragments[0].momentum.norm()) < 1e-5  # there was nothing left to average
 
 

@@ -21,20 +21,20 @@ from tests.peer.small import fingerprint, small_replica
 from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pair, train
 
 
-def clone(donor: Replica, folder: Path) -> str:
-    """Have the donor write its state; return the file's path."""
-    assert donor.handle(messages.CopyState("clone-1")) == messages.Written("clone-1", "")
-    return str(folder / "clone-1")
+def copy_of(source: Replica, folder: Path) -> str:
+    """Have the source write its state; return the file's path."""
+    assert source.handle(messages.CopyState("copy-1")) == messages.Written("copy-1", "")
+    return str(folder / "copy-1")
 
 
 def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
-    (donor, joiner), _ = pair(tmp_path)
-    train(donor, 9)
-    donor.handle(messages.Solo(make_due(donor)))
-    train(donor, 2)
-    file = clone(donor, tmp_path / "i")
+    (source, joiner), _ = pair(tmp_path)
+    train(source, 9)
+    source.handle(messages.Solo(make_due(source)))
+    train(source, 2)
+    file = copy_of(source, tmp_path / "i")
     assert joiner.handle(messages.Adopt(file, 11)) == messages.Adopted(file, True, "")
-    for mine, theirs in zip(joiner.fragments, donor.fragments, strict=True):
+    for mine, theirs in zip(joiner.fragments, source.fragments, strict=True):
         assert torch.equal(mine.slow, theirs.slow.bfloat16().float())
         assert torch.equal(mine.momentum, theirs.momentum.bfloat16().float())
         assert mine.since.tokens == 0
@@ -45,23 +45,23 @@ def test_a_state_is_adopted_whole(tmp_path: Path) -> None:
 
 
 def test_a_state_of_fewer_steps_is_not_taken_over(tmp_path: Path) -> None:
-    (donor, joiner), _ = pair(tmp_path)
-    train(donor, 9)
+    (source, joiner), _ = pair(tmp_path)
+    train(source, 9)
     train(joiner, 3)
     before = fingerprint(joiner)
     for global_step in (2, 3):
-        reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), global_step))
+        reply = joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), global_step))
         assert isinstance(reply, messages.Adopted) and not reply.accepted and reply.is_sound and "steps" in reply.reason
     assert fingerprint(joiner) == before
 
 
-def test_who_predicts_better_keeps_its_weights_and_takes_over_the_clock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (donor, joiner), _ = pair(tmp_path)
+def test_a_peer_that_predicts_better_keeps_its_weights_and_takes_the_global_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (source, joiner), _ = pair(tmp_path)
     train(joiner, 3)
     losses = iter([2.0, 2.5])
     monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: next(losses))
     before = [fragment.slow for fragment in joiner.fragments]
-    reply = joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 40))
+    reply = joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 40))
     assert isinstance(reply, messages.Adopted) and reply.accepted and "2.5000" in reply.reason
     assert all(fragment.slow is slow for fragment, slow in zip(joiner.fragments, before, strict=True))
     assert (joiner.global_step, joiner.own_steps) == (40, 3)
@@ -76,43 +76,43 @@ def test_a_clock_is_set_back_and_never_forward(tmp_path: Path) -> None:
 
 
 def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
-    (donor, joiner), _ = pair(tmp_path)
-    train(donor, 20)
-    donor.exchange.end_alone()  # its slow weights have learnt too
-    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 20))
+    (source, joiner), _ = pair(tmp_path)
+    train(source, 20)
+    source.exchange.take_last_solo_steps()  # its slow weights have learnt too
+    joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 20))
     assert not joiner.inner.devices.state()
     settings = inner_settings(MANIFEST)
     rates = [joiner.inner_step().learning_rate for _ in range(12)]
     assert rates == [learning_rate(20 + step, step, settings) for step in range(12)]
-    assert rates[0] < 0.2 * donor.inner_step().learning_rate
+    assert rates[0] < 0.2 * source.inner_step().learning_rate
 
 
 def test_a_joiners_clock_is_bounded_from_where_it_joined(tmp_path: Path) -> None:
-    (donor, joiner), _ = pair(tmp_path)
-    train(donor, 20)
-    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 20))
+    (source, joiner), _ = pair(tmp_path)
+    train(source, 20)
+    joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 20))
     train(joiner, 1)
     meet_a_clock(tmp_path / "j", joiner, 50)
     assert joiner.global_step == 20 + STEP_FACTOR
 
 
-def test_a_donor_cannot_push_the_clock_beyond_the_end(tmp_path: Path) -> None:
-    (donor, joiner), _ = pair(tmp_path)
-    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 10**15))
+def test_a_source_cannot_push_the_global_step_beyond_the_end(tmp_path: Path) -> None:
+    (source, joiner), _ = pair(tmp_path)
+    joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 10**15))
     assert joiner.global_step == MANIFEST.run.total_steps
 
 
 def test_adopting_drops_open_meetings(tmp_path: Path) -> None:
-    (donor, joiner), sides = pair(tmp_path)
+    (source, joiner), sides = pair(tmp_path)
     opened(sides[1], Terms())
-    joiner.handle(messages.Adopt(clone(donor, tmp_path / "i"), 0))
+    joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 0))
     assert isinstance(joiner.handle(messages.Prepare(1, 0, 0, 1, RunPhase.TRAIN)), messages.Unavailable)
 
 
 @pytest.mark.parametrize("fault", ["nan", "short", "missing", "long", "huge", "huge momentum", "useless"])
 def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path, fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    (donor, joiner), _ = pair(tmp_path)
-    file = Path(clone(donor, tmp_path / "i"))
+    (source, joiner), _ = pair(tmp_path)
+    file = Path(copy_of(source, tmp_path / "i"))
     data = bytearray(file.read_bytes())
     if fault == "nan":
         data[-2:] = b"\xff\xff"  # in the last momentum
@@ -137,9 +137,9 @@ def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
 def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     replica = small_replica(tmp_path, MANIFEST)
     monkeypatch.setattr(PayloadFolder, "free_bytes", lambda _: 1000)
-    reply = replica.handle(messages.CopyState("clone-1"))
+    reply = replica.handle(messages.CopyState("copy-1"))
     assert isinstance(reply, messages.Written) and "MB are free" in reply.reason
-    assert not list(tmp_path.glob("clone-*"))
+    assert not list(tmp_path.glob("copy-*"))
 
 
 def test_what_has_long_waited_for_a_partner_is_brought_up_before_it_is_given(tmp_path: Path) -> None:

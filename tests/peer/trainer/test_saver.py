@@ -92,7 +92,7 @@ def test_beside_the_inner_steps_is_saved_what_was_there_at_the_boundary(tmp_path
     assert kept.saver.is_due(kept.replica)
     before = fingerprint(kept.replica)
     kept.saver.begin(kept.replica)
-    kept.replica.exchange.end_alone()
+    kept.replica.exchange.take_last_solo_steps()
     kept.step(2)
     kept.saver.finish()
     fresh = small_replica(tmp_path / "fresh", MANIFEST)
@@ -118,7 +118,7 @@ def test_a_meeting_that_counts_while_the_weights_are_copied_is_in_the_next_one(t
                 trainer.ask(messages.Apply(1, "ab" * 16, ""))
                 assert trainer.reply() == messages.Applied(1)
                 yield
-            replica.move()
+            replica.move_fast_weights()
 
         kept.saver.begin(replica, while_the_node_asks())
         kept.saver.finish()
@@ -172,7 +172,7 @@ def test_a_disk_that_refuses_costs_the_checkpoint_only(tmp_path: Path) -> None:
     assert kept.saver.trouble == ""
 
 
-def test_a_damaged_checkpoint_is_passed_over_and_told(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_and_reported(tmp_path: Path) -> None:
     kept = Kept(tmp_path)
     for _ in range(2):
         kept.step(2)

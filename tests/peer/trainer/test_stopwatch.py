@@ -11,7 +11,7 @@ from gossamer.peer.trainer.trainer import Stopwatch
 from tests.peer.small import small_manifest, small_replica
 
 
-class Told:
+class TimedReplica:
     """A stopwatch under a clock that stands still unless moved, and what it told."""
 
     def __init__(self, folder: Path) -> None:
@@ -21,7 +21,7 @@ class Told:
         self.watch = Stopwatch(self.events.append, lambda: self.now_s, lambda: self.queued_s)
         self.replica = small_replica(folder / "payloads", small_manifest())
 
-    def tell(self) -> StepDone:
+    def report(self) -> StepDone:
         self.watch.notify(self.replica, coding_cpu_s=0.25)
         event = self.events[-1]
         assert isinstance(event, StepDone)
@@ -29,61 +29,61 @@ class Told:
 
 
 @pytest.fixture
-def told(tmp_path: Path) -> Told:
-    return Told(tmp_path)
+def timed(tmp_path: Path) -> TimedReplica:
+    return TimedReplica(tmp_path)
 
 
-def test_blocked_time_is_part_of_training_time(told: Told) -> None:
-    with told.watch.blocked("meetings"):
-        told.now_s += 5.0  # before the first inner step nothing is lost
-    with told.watch.training():
-        told.now_s += 2.0
-    with told.watch.blocked("meetings"):
-        told.now_s += 0.5
-    event = told.tell()
+def test_blocked_time_is_part_of_training_time(timed: TimedReplica) -> None:
+    with timed.watch.blocked("meetings"):
+        timed.now_s += 5.0  # before the first inner step nothing is lost
+    with timed.watch.training():
+        timed.now_s += 2.0
+    with timed.watch.blocked("meetings"):
+        timed.now_s += 0.5
+    event = timed.report()
     assert (event.train_s, event.blocked_s) == (2.5, 0.5)
 
 
-def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(told: Told) -> None:
-    with told.watch.training():
-        told.now_s += 2.0
-        told.queued_s += 1.0
-    with told.watch.blocked("meetings"):
-        told.now_s += 0.5
-        told.queued_s += 0.375
-    event = told.tell()
+def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(timed: TimedReplica) -> None:
+    with timed.watch.training():
+        timed.now_s += 2.0
+        timed.queued_s += 1.0
+    with timed.watch.blocked("meetings"):
+        timed.now_s += 0.5
+        timed.queued_s += 0.375
+    event = timed.report()
     assert (event.train_s, event.blocked_s) == (2.5, 0.125)
 
 
-def test_checkpoints_are_shown_apart_and_evaluation_beside(told: Told) -> None:
-    with told.watch.training():
-        told.now_s += 2.0
-    with told.watch.blocked("checkpoints"):
-        told.now_s += 0.5
-    with told.watch.blocked("meetings"):
-        told.now_s += 0.25
-    with told.watch.evaluating():
-        told.now_s += 4.0
-    event = told.tell()
+def test_checkpoints_are_shown_apart_and_evaluation_beside(timed: TimedReplica) -> None:
+    with timed.watch.training():
+        timed.now_s += 2.0
+    with timed.watch.blocked("checkpoints"):
+        timed.now_s += 0.5
+    with timed.watch.blocked("meetings"):
+        timed.now_s += 0.25
+    with timed.watch.evaluating():
+        timed.now_s += 4.0
+    event = timed.report()
     assert (event.train_s, event.blocked_s, event.checkpoint_s, event.evaluation_s) == (2.75, 0.75, 0.5, 4.0)
 
 
-def test_time_counts_even_when_a_step_fails(told: Told) -> None:
-    with pytest.raises(FloatingPointError), told.watch.training():
-        told.now_s += 1.0
+def test_time_counts_even_when_a_step_fails(timed: TimedReplica) -> None:
+    with pytest.raises(FloatingPointError), timed.watch.training():
+        timed.now_s += 1.0
         raise FloatingPointError
-    assert told.tell().train_s == 1.0
+    assert timed.report().train_s == 1.0
 
 
-def test_what_is_told_is_of_the_time_since_the_last(told: Told) -> None:
+def test_a_report_covers_the_time_since_the_last(timed: TimedReplica) -> None:
     for loss in (3.0, 1.0):
-        told.watch.step(InnerStep(loss, 1e-3, 100))
-    assert not told.watch.is_time_to_report()
-    told.now_s += 4.0
-    assert told.watch.is_time_to_report()
-    event = told.tell()
+        timed.watch.step(InnerStep(loss, 1e-3, 100))
+    assert not timed.watch.is_time_to_report()
+    timed.now_s += 4.0
+    assert timed.watch.is_time_to_report()
+    event = timed.report()
     assert (event.loss, event.learning_rate, event.tokens_per_second) == (2.0, 1e-3, 50.0)
-    assert not told.watch.is_time_to_report()
-    told.now_s += 1.0
-    idle = told.tell()
+    assert not timed.watch.is_time_to_report()
+    timed.now_s += 1.0
+    idle = timed.report()
     assert math.isnan(idle.loss) and math.isnan(idle.learning_rate) and idle.tokens_per_second == 0.0

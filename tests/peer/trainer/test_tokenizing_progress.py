@@ -10,23 +10,23 @@ from gossamer.peer.trainer.process import WorkProgress
 from gossamer.protocol.run.sections import TokenizerSection
 
 
-def test_a_large_text_is_told_about_once_a_second() -> None:
-    told: list[Event] = []
+def test_progress_on_a_large_text_is_reported_once_a_second() -> None:
+    emitted: list[Event] = []
     now_s = [0.0]
-    progress = WorkProgress(told.append, "tokenizing the text", lambda: now_s[0])
+    progress = WorkProgress(emitted.append, "tokenizing the text", lambda: now_s[0])
     for tenth in range(1, 31):
         now_s[0] = tenth / 10
         progress(tenth * 1_000_000, 40_000_000)
-    assert [event.share for event in told if isinstance(event, ProgressMade)] == [0.25, 0.5, 0.75]
-    assert told[0] == ProcessReported("starting", "tokenizing the text: 25 % of 40 MB, 3 s left")
+    assert [event.share for event in emitted if isinstance(event, ProgressMade)] == [0.25, 0.5, 0.75]
+    assert emitted[0] == ProcessReported("starting", "tokenizing the text: 25 % of 40 MB, 3 s left")
 
 
-def test_tokenizing_tells_how_many_bytes_are_done(tmp_path: Path) -> None:
+def test_tokenizing_reports_how_many_bytes_are_done(tmp_path: Path) -> None:
     (tmp_path / "text").mkdir()
     for name in "ab":
         (tmp_path / "text" / f"{name}.txt").write_text("word " * 100)
-    told: list[int] = []
+    emitted: list[int] = []
     files = text_files(tmp_path / "text")
-    on_disk(files, read_texts(files), load_tokenizer(TokenizerSection()), tmp_path / "cache", told.append)
-    assert told == sorted(told)
-    assert told[-1] >= 1000
+    on_disk(files, read_texts(files), load_tokenizer(TokenizerSection()), tmp_path / "cache", emitted.append)
+    assert emitted == sorted(emitted)
+    assert emitted[-1] >= 1000

@@ -76,9 +76,9 @@ def test_it_stops_when_asked_and_saves(tmp_path: Path) -> None:
 # --------------------------------------------------------------------------- beginning
 
 
-def test_it_waits_for_the_word(tmp_path: Path) -> None:
+def test_it_waits_for_start(tmp_path: Path) -> None:
     async def test() -> None:
-        async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
+        async with trainer(tmp_path, LONG, waits_for_start=True) as running, node(running) as one:
             await eventually(lambda: one.progress() == [messages.Progress(0, RunPhase.TRAIN, False)], "first word")
             assert running.supervision.states() == [("ready", "")]
             assert not running.events(CheckpointSaved)
@@ -92,7 +92,7 @@ def test_it_waits_for_the_word(tmp_path: Path) -> None:
 
 def test_a_waiting_trainer_that_is_stopped_leaves_nothing(tmp_path: Path) -> None:
     async def test() -> None:
-        async with trainer(tmp_path, LONG, told_to_start=True) as running:
+        async with trainer(tmp_path, LONG, waits_for_start=True) as running:
             await running.stopped()
             assert load_latest(running.home.checkpoints, LONG.run_id) is None
 
@@ -104,9 +104,9 @@ def written(path: Path, content: bytes) -> str:
     return str(path)
 
 
-def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None:
+def test_it_begins_with_a_sources_weights_or_reports_why_not(tmp_path: Path) -> None:
     async def test() -> None:
-        async with trainer(tmp_path, LONG, told_to_start=True) as running, node(running) as one:
+        async with trainer(tmp_path, LONG, waits_for_start=True) as running, node(running) as one:
             num_values = 2 * sum(fragment.slow.numel() for fragment in running.replica.fragments)
             bad, good = (written(tmp_path / name, value * num_values) for name, value in (("bad", b"\xff\xff"), ("good", b"\x23\x3c")))
             refused = await one.end.request(messages.Adopt(bad, 40))
@@ -125,7 +125,7 @@ def test_it_begins_with_a_donors_weights_or_says_why_not(tmp_path: Path) -> None
 # --------------------------------------------------------------------------- the node
 
 
-def test_the_node_hears_what_is_due(tmp_path: Path) -> None:
+def test_the_node_is_notified_of_due_fragments(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, LONG) as running, node(running) as one:
             await eventually(lambda: len({due.fragment for due in one.dues()}) == 3, "every fragment due")
@@ -166,7 +166,7 @@ def test_fragments_that_were_due_go_solo_when_the_node_dies(tmp_path: Path) -> N
     run(test())
 
 
-def test_a_node_that_comes_back_hears_where_things_stand(tmp_path: Path) -> None:
+def test_a_restarted_node_gets_the_trainers_state(tmp_path: Path) -> None:
     manifest = small_manifest(run={"total_steps": 100_000}, outer={"inner_steps": 6, "no_partner": "defer"})
 
     async def test() -> None:
@@ -181,7 +181,7 @@ def test_a_node_that_comes_back_hears_where_things_stand(tmp_path: Path) -> None
     run(test())
 
 
-def test_the_last_averaging_ends_when_the_node_says_so(tmp_path: Path) -> None:
+def test_the_last_averaging_ends_at_the_nodes_notification(tmp_path: Path) -> None:
     async def test() -> None:
         async with trainer(tmp_path, SHORT) as running, node(running) as one:
             await eventually(lambda: any(p.phase is RunPhase.FINISH for p in one.progress()), "the end of the schedule")
@@ -213,7 +213,7 @@ def test_finish_done_before_the_end_means_nothing(tmp_path: Path) -> None:
 
 def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def test() -> None:
-        async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=2) as running:
+        async with trainer(tmp_path, LONG, waits_for_start=True, checkpoint_interval_steps=2) as running:
             async with node(running) as one:
                 one.end.notify(messages.Start())
                 await eventually(lambda: running.replica.own_steps > 3, "some steps")
@@ -237,7 +237,7 @@ def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: P
 
 def test_a_disk_that_refuses_is_the_reason_shown(tmp_path: Path) -> None:
     async def test() -> None:
-        async with trainer(tmp_path, LONG, told_to_start=True, checkpoint_interval_steps=5) as running, node(running) as one:
+        async with trainer(tmp_path, LONG, waits_for_start=True, checkpoint_interval_steps=5) as running, node(running) as one:
             running.home.checkpoints.rmdir()
             running.home.checkpoints.write_text("not a folder")
             one.end.notify(messages.Start())

@@ -112,8 +112,8 @@ def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -
 
     async def test(p2pd: P2pd) -> None:
         async with listening() as port:
-            told = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
-            assert told == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
+            answers = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
+            assert answers == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
 
     play(test)
 
@@ -138,7 +138,7 @@ def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    "said",
+    "data",
     [
         b"\x07\x00\x00",
         b"\x01\x04/ip4\x00",
@@ -146,21 +146,21 @@ def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch
         b"\x01\x01\xff\x00",
     ],
 )
-def test_an_invalid_reply_is_rejected(said: bytes) -> None:
+def test_an_invalid_reply_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
-        asyncio.run(_asked(said))
+        asyncio.run(_asked(data))
 
 
-@pytest.mark.parametrize("said", [b"", b"\x01", b"\x01\x20short"])
-def test_a_truncated_reply_is_unreachable(said: bytes) -> None:
+@pytest.mark.parametrize("data", [b"", b"\x01", b"\x01\x20short"])
+def test_a_truncated_reply_is_unreachable(data: bytes) -> None:
     with pytest.raises(Unreachable):
-        asyncio.run(_asked(said))
+        asyncio.run(_asked(data))
 
 
-async def _asked(said: bytes) -> Answer:
+async def _asked(data: bytes) -> Answer:
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\x10\x00")
-        writer.write(said)
+        writer.write(data)
         writer.close()
 
     with tempfile.TemporaryDirectory() as folder:

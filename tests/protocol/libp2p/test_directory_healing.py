@@ -35,7 +35,7 @@ class Island:
         self.identity = Identity(number.to_bytes(4, "little") * 8)
         self.address = f"/ip4/5.{number}.0.1/tcp/4001"
         network.places[self.identity.peer_id] = self.address
-        p2p: Any = MemoryP2P(network, network.transport(self.identity.peer_id, nobody))
+        p2p: Any = MemoryP2P(network, network.start_peer(self.identity.peer_id, nobody))
         self.p2p = p2p
         shelf = RecordStore(RUN_ID, now=now_s, rng=random.Random(number))
         self.directory = DhtDirectory(RecordProtocol(p2p, shelf, p2p, self._record))
@@ -52,7 +52,7 @@ class Island:
             if not self.directory.num_neighbours and first is not self:
                 await self.p2p.connect(first.identity.peer_id, [first.address])
                 await self.directory.join([first.identity.peer_id])
-            await self.directory.tend()
+            await self.directory.maintain()
             if asyncio.get_running_loop().time() >= looks_s:
                 looks_s = asyncio.get_running_loop().time() + LOOK_S
                 try:

@@ -34,24 +34,24 @@ async def announce(seat: Seat, number: int, **words: Any) -> MemberRecord:
     return made
 
 
-async def swarm(network: MemoryNetwork, num: int, reachable: float = 1.0, liars: int = 0) -> list[Seat]:
+async def swarm(network: MemoryNetwork, num: int, reachable: float = 1.0, num_malicious: int = 0) -> list[Seat]:
     """Start members one after the other; each announces itself twice."""
     rng = random.Random(1)
     seats = [Seat(network, number, is_open=number == 0 or rng.random() < reachable) for number in range(num)]
     for seat in seats:
         await seat.open()
         await announce(seat, 1)
-    for liar in [seat for seat in seats[1:] if seat.is_open][:liars]:
-        liar.misbehave()
+    for attacker in [seat for seat in seats[1:] if seat.is_open][:num_malicious]:
+        attacker.misbehave()
     await asyncio.sleep(60)
     for seat in seats:
         await announce(seat, 2)
     return seats
 
 
-def held_by_nearest(seats: list[Seat], liars: int = 0) -> float:
+def held_by_nearest(seats: list[Seat], num_malicious: int = 0) -> float:
     """Return the share of members whose record is stored by at least half of the nearest honest members."""
-    lying = [seat for seat in seats[1:] if seat.is_open][:liars]
+    lying = [seat for seat in seats[1:] if seat.is_open][:num_malicious]
     honest = [seat for seat in seats if seat.is_open and seat not in lying]
     good = 0
     for seat in seats:
@@ -67,8 +67,8 @@ def play(story: Callable[[MemoryNetwork], Coroutine[Any, Any, None]]) -> None:
 
 def test_announced_records_are_stored_and_found_despite_malicious_peers() -> None:
     async def story(network: MemoryNetwork) -> None:
-        seats = await swarm(network, 40, liars=1)
-        assert held_by_nearest(seats, liars=1) >= 0.95
+        seats = await swarm(network, 40, num_malicious=1)
+        assert held_by_nearest(seats, num_malicious=1) >= 0.95
         found = 0
         for seat in seats[2:]:
             began_s = asyncio.get_running_loop().time()

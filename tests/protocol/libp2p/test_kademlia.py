@@ -46,7 +46,7 @@ def from_peer(identity: Identity) -> Any:
     return SimpleNamespace(remote_id=PeerID(identity.peer_id.raw))
 
 
-def card(identity: Identity, addresses: tuple[str, ...] = HOME) -> Any:
+def own_record(identity: Identity, addresses: tuple[str, ...] = HOME) -> Any:
     return dht_pb2.NodeInfo(node_id=record(identity, addresses=addresses).to_bytes())
 
 
@@ -82,11 +82,11 @@ def test_a_stored_record_is_found_by_another_member() -> None:
     async def test(one: RecordProtocol) -> None:
         hidden = "/ip4/198.51.100.7/tcp/4001/p2p/12D3KooWPjceQrSwdWXPyLLeABRXmuqt69Rg3sBYbU1Nft9HyQ6X/p2p-circuit"
         author = seeded(5)
-        info = card(author, (hidden,))
+        info = own_record(author, (hidden,))
         response = await one.rpc_store(dht_pb2.StoreRequest(peer=info), from_peer(author))
         assert list(response.store_ok) == [True]
         assert len(one.neighbours) == 0, "an unreachable peer must not become a neighbour"
-        answer = await one.rpc_find(find(place_of(author.peer_id), card(CALLER)), from_peer(CALLER))
+        answer = await one.rpc_find(find(place_of(author.peer_id), own_record(CALLER)), from_peer(CALLER))
         assert [seen.to_bytes() for seen in named_in(answer)] == [info.node_id]
 
     play(test)
@@ -94,7 +94,7 @@ def test_a_stored_record_is_found_by_another_member() -> None:
 
 def test_a_peer_that_is_no_member_gets_only_a_pong() -> None:
     async def test(one: RecordProtocol) -> None:
-        for info in (dht_pb2.NodeInfo(), card(STRANGER), card(CALLER), dht_pb2.NodeInfo(node_id=b"junk")):
+        for info in (dht_pb2.NodeInfo(), own_record(STRANGER), own_record(CALLER), dht_pb2.NodeInfo(node_id=b"junk")):
             pong = await one.rpc_ping(dht_pb2.PingRequest(peer=info), from_peer(STRANGER))
             assert not pong.peer.node_id
             assert pong.ByteSize() < 20
@@ -109,7 +109,7 @@ def test_a_peer_that_is_no_member_gets_only_a_pong() -> None:
 
 def test_a_member_gets_our_record_and_becomes_a_neighbour() -> None:
     async def test(one: RecordProtocol) -> None:
-        pong = await one.rpc_ping(dht_pb2.PingRequest(peer=card(CALLER)), from_peer(CALLER))
+        pong = await one.rpc_ping(dht_pb2.PingRequest(peer=own_record(CALLER)), from_peer(CALLER))
         assert MemberRecord.from_bytes(pong.peer.node_id).peer_id == ME.peer_id
         assert [held.peer for held in one.neighbours.all()] == [CALLER.peer_id]
 
@@ -120,7 +120,7 @@ def test_a_lookup_is_for_one_place() -> None:
     async def test(one: RecordProtocol) -> None:
         for keys in ([], [b""], [bytes(200_000)], [bytes(KEY_BYTES)] * (KNOWN + 2)):
             with pytest.raises(BadMessage):
-                await one.rpc_find(dht_pb2.FindRequest(keys=keys, peer=card(CALLER)), from_peer(CALLER))
+                await one.rpc_find(dht_pb2.FindRequest(keys=keys, peer=own_record(CALLER)), from_peer(CALLER))
 
     play(test)
 
@@ -129,11 +129,11 @@ def test_records_that_the_caller_knows_are_sent_as_gists() -> None:
     async def test(one: RecordProtocol) -> None:
         known, moved, new = seeded(5), seeded(6), seeded(7)
         for author in (known, moved, new):
-            one.neighbours.heard(held_of(record(author, 2, addresses=HOME)), "")
+            one.neighbours.note_contact(held_of(record(author, 2, addresses=HOME)), "")
         has = [record(known, 1, addresses=HOME).gist, record(moved, 1, addresses=("/ip4/198.51.100.7/tcp/4001",)).gist, record(ME).gist]
-        answer = await one.rpc_find(find(7, card(CALLER), *has), from_peer(CALLER))
-        told = set(split_reply(answer.results[0].value))
-        assert told == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
+        answer = await one.rpc_find(find(7, own_record(CALLER), *has), from_peer(CALLER))
+        listed = set(split_reply(answer.results[0].value))
+        assert listed == {record(known, 2, addresses=HOME).gist, *(record(who, 2, addresses=HOME).to_bytes() for who in (moved, new))}
         assert answer.peer.node_id == record(ME).gist
 
     play(test)
@@ -142,10 +142,10 @@ def test_records_that_the_caller_knows_are_sent_as_gists() -> None:
 def test_a_reply_holds_a_bounded_number_of_the_nearest_records() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 400):
-            held = one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
+            held = one.shelf.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
             assert held is not None
             one.holdings.put(held, "", NOW_S)
-        response = await one.rpc_find(find(7, card(CALLER)), from_peer(CALLER))
+        response = await one.rpc_find(find(7, own_record(CALLER)), from_peer(CALLER))
         places = [place_of(seen.peer_id) ^ 7 for seen in named_in(response)]
         assert places == sorted(place_of(seeded(number).peer_id) ^ 7 for number in range(100, 400))[:NAMED_TOO]
         assert response.ByteSize() < 2 * NAMED * limits.RECORD_BYTES
@@ -165,18 +165,18 @@ def test_other_types_of_key_are_not_served() -> None:
 def test_a_flood_exhausts_only_the_callers_own_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 120):
-            one.shelf.read(record(seeded(number), addresses=HOME).to_bytes())
-            one.neighbours.heard(held_of(record(seeded(number), addresses=HOME)), str(number))
+            one.shelf.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
+            one.neighbours.note_contact(held_of(record(seeded(number), addresses=HOME)), str(number))
         sent, refused = 0, 0
         for _ in range(1000):
             try:
-                sent += (await one.rpc_find(find(7, card(CALLER)), from_peer(CALLER))).ByteSize()
+                sent += (await one.rpc_find(find(7, own_record(CALLER)), from_peer(CALLER))).ByteSize()
             except Overload:
                 refused += 1
         assert sent <= PER_PEER.capacity + 5000
         assert refused > 900
         other = seeded(9)
-        assert await one.rpc_find(find(7, card(other)), from_peer(other))
+        assert await one.rpc_find(find(7, own_record(other)), from_peer(other))
 
     play(test)
 
@@ -185,7 +185,7 @@ def test_peers_on_the_local_network_do_not_share_a_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
         for caller in NEARBY:
             for _ in range(8):
-                await one.rpc_find(find(7, card(caller)), from_peer(caller))
+                await one.rpc_find(find(7, own_record(caller)), from_peer(caller))
 
     play(test)
 
@@ -221,13 +221,13 @@ def test_valid_records_of_a_reply_are_kept_and_invalid_ones_are_not() -> None:
 
 def test_only_longlived_records_are_declared_as_known() -> None:
     async def test(one: RecordProtocol) -> None:
-        lasting, ending, other = (record(seeded(7), 1, 300, HOME), record(seeded(8), 1, 100, HOME), record(seeded(9), 1, 300, HOME))
-        for made in (lasting, ending):
-            assert one.shelf.read(made.to_bytes())
-        value = b"".join(b"\x08\x00" + made.gist for made in (lasting, ending, other))
+        known_to_last, ending, other = (record(seeded(7), 1, 300, HOME), record(seeded(8), 1, 100, HOME), record(seeded(9), 1, 300, HOME))
+        for made in (known_to_last, ending):
+            assert one.shelf.keep_latest(made.to_bytes())
+        value = b"".join(b"\x08\x00" + made.gist for made in (known_to_last, ending, other))
         asked = answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
-        assert await one.call_find(whom(), 0) == [held_of(lasting)]
-        assert [*asked[0].keys[1:]] == [lasting.gist]
+        assert await one.call_find(whom(), 0) == [held_of(known_to_last)]
+        assert [*asked[0].keys[1:]] == [known_to_last.gist]
 
     play(test)
 
@@ -265,7 +265,7 @@ def test_a_reply_to_another_request_is_ignored(response: object) -> None:
 
 def test_a_silent_neighbour_is_removed_and_a_refusing_one_is_kept() -> None:
     async def test(one: RecordProtocol) -> None:
-        one.neighbours.heard(whom(), "")
+        one.neighbours.note_contact(whom(), "")
         answered(one, P2PHandlerError("too much"))
         assert await one.call_find(whom(), 0) is None
         assert len(one.neighbours) == 1
@@ -278,7 +278,7 @@ def test_a_silent_neighbour_is_removed_and_a_refusing_one_is_kept() -> None:
 
 def test_a_peer_that_presents_the_record_of_another_is_ignored() -> None:
     async def test(one: RecordProtocol) -> None:
-        answered(one, dht_pb2.PingResponse(peer=card(seeded(8))))
+        answered(one, dht_pb2.PingResponse(peer=own_record(seeded(8))))
         assert await one.call_ping(CALLER.peer_id) is None
         assert len(one.neighbours) == 0
 

@@ -37,7 +37,7 @@ def farthest(num: int) -> list[Held]:
 def test_the_routing_table_is_denser_near_its_own_place() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
     for number in range(2, 300):
-        known.heard(held(number), str(number))
+        known.note_contact(held(number), str(number))
     assert BUCKET * 4 < len(known) < BUCKET * 9
     nearest = sorted((held(number) for number in range(2, 300)), key=lambda one: place_of(one.peer) ^ place_of(ME))[:BUCKET]
     assert {one.peer for one in nearest} <= {one.peer for one in known.all()}
@@ -48,22 +48,22 @@ def test_a_newcomer_replaces_only_a_silent_neighbour() -> None:
     known = Neighbours(ME, clock, random.Random(1))
     *first, second, third = farthest(BUCKET + 2)
     for number, one in enumerate(first):
-        known.heard(one, str(number))
-    known.heard(second, "another")
+        known.note_contact(one, str(number))
+    known.note_contact(second, "another")
     assert second not in known.all()
     clock.now_s = module.SILENT_S
     for one in first[1:]:
-        known.heard(one, "")
-    known.heard(third, "another")
+        known.note_contact(one, "")
+    known.note_contact(third, "another")
     assert third in known.all() and first[0] not in known.all()
 
 
 def test_many_peers_of_one_network_make_room_for_others() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
-    *crowd, other = farthest(3 * BUCKET)
-    for one in crowd:
-        known.heard(one, "6.6.0.0/16")
-    known.heard(other, "7.7.0.0/16")
+    *others_, other = farthest(3 * BUCKET)
+    for one in others_:
+        known.note_contact(one, "6.6.0.0/16")
+    known.note_contact(other, "7.7.0.0/16")
     assert other in known.all() and len(known) == BUCKET
 
 
@@ -71,7 +71,7 @@ def test_sometimes_a_newcomer_replaces_any_neighbour() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
     members = farthest(BUCKET + 100)
     for number, one in enumerate(members):
-        known.heard(one, str(number))
+        known.note_contact(one, str(number))
     stayed = len(set(members[:BUCKET]) & set(known.all()))
     assert stayed <= BUCKET // 2 and len(known) == BUCKET
 
@@ -79,7 +79,7 @@ def test_sometimes_a_newcomer_replaces_any_neighbour() -> None:
 def test_an_older_record_does_not_replace_a_newer_one() -> None:
     known = Neighbours(ME, Clock(), random.Random(1))
     for sequence in (2, 1):
-        known.heard(held(5, sequence), "")
+        known.note_contact(held(5, sequence), "")
     assert known.all() == [held(5, 2)]
     known.lost(held(5).peer)
     assert known.all() == []
@@ -90,7 +90,7 @@ def test_quietest_returns_the_neighbour_that_was_silent_the_longest() -> None:
     known = Neighbours(ME, clock, random.Random(1))
     for second, number in enumerate((5, 6)):
         clock.now_s = second
-        known.heard(held(number), "")
+        known.note_contact(held(number), "")
     assert known.quietest(2.0) is None
     clock.now_s = 3.0
     assert known.quietest(2.0) == held(5)
@@ -127,7 +127,7 @@ def test_near_key_ids_push_out_only_their_own(monkeypatch: pytest.MonkeyPatch) -
     for one in reversed(near):
         holdings.put(one, "6.6.0.0/16", NOW_S)
     assert set(honest) <= set(holdings.all())
-    assert near[0] in holdings.all(), "of a crowd the nearest stay"
+    assert near[0] in holdings.all(), "of many the nearest stay"
 
 
 def test_expired_records_make_room_first(monkeypatch: pytest.MonkeyPatch) -> None:

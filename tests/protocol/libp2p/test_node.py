@@ -159,7 +159,7 @@ def test_a_bootstrap_that_comes_later_is_found() -> None:
     gc.collect()
 
 
-def test_a_busy_port_is_told_on_entering() -> None:
+def test_a_busy_port_is_reported_on_entering() -> None:
     async def main() -> None:
         with home() as folder:
             async with new_node(folder / "one") as one:

@@ -55,7 +55,7 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
     gc.collect()
 
 
-def test_a_partner_that_accepts_and_says_nothing_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_partner_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.ACCEPT_S", 0.3)
 
     async def main() -> None:

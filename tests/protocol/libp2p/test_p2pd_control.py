@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.libp2p.hivemind_imports import Multiaddr, p2pd_pb2, read_pbmsg_safe, write_pbmsg
-from gossamer.protocol.libp2p.p2pd import Control, stream_opener
+from gossamer.protocol.libp2p.p2pd import Control, read_stream_header
 from tests.protocol.peers import seeded
 
 OTHER_END = Multiaddr("/ip4/203.0.113.5/tcp/4001")
@@ -99,7 +99,7 @@ def test_an_inbound_stream_names_its_peer(peer: bytes, is_good: bool) -> None:
     async def main() -> object:
         reader = asyncio.StreamReader()
         reader.feed_data(bytes([len(info)]) + info + b"more")
-        who = await stream_opener(reader)
+        who = await read_stream_header(reader)
         assert await reader.readexactly(4) == b"more"
         return who
 

@@ -36,7 +36,7 @@ class World(Control):
         self.own: tuple[str, ...] = ()
         self.gone: set[PeerId] = set()
 
-    def says(self, number: int, reached: Reached, *, relays: bool = False, end: str = "/ip4/5.5.0.1/tcp/1") -> None:
+    def set_answer(self, number: int, reached: Reached, *, relays: bool = False, end: str = "/ip4/5.5.0.1/tcp/1") -> None:
         self.partners[PARTNERS[number]] = Answer(reached, SEEN, relay(number) if relays else "")
         self.ends[PARTNERS[number]] = end
 
@@ -78,7 +78,7 @@ async def within(seconds: float, work: Awaitable[str]) -> str:
 
 def test_a_peer_that_partners_reach_is_open(world: World) -> None:
     async def test() -> None:
-        world.says(0, Reached.YES, relays=True)
+        world.set_answer(0, Reached.YES, relays=True)
         known = Reachability()
         assert await within(60, known.until_role_changes(world, 4001)) == ""
         assert (known.is_open, known.open_at, known.through) == (True, SEEN, ())
@@ -88,8 +88,8 @@ def test_a_peer_that_partners_reach_is_open(world: World) -> None:
 
 def test_an_unreachable_peer_uses_its_partners_as_relays(world: World) -> None:
     async def test() -> None:
-        world.says(0, Reached.NO, relays=True)
-        world.says(1, Reached.NO)
+        world.set_answer(0, Reached.NO, relays=True)
+        world.set_answer(1, Reached.NO)
         known = Reachability()
         assert "relay" in await within(5, known.until_role_changes(world, 4001))
         assert (known.is_open, known.open_at, known.through) == (False, "", (relay(0),))
@@ -99,10 +99,10 @@ def test_an_unreachable_peer_uses_its_partners_as_relays(world: World) -> None:
 
 def test_without_partners_the_reachability_stays_unknown(world: World) -> None:
     async def test() -> None:
-        world.says(0, Reached.NO, relays=True, end="/ip4/192.168.1.7/tcp/1")
-        world.says(1, Reached.NO, relays=True, end=PLACE)
-        world.says(2, Reached.NOT_TRIED, relays=True)
-        world.says(3, Reached.NO)
+        world.set_answer(0, Reached.NO, relays=True, end="/ip4/192.168.1.7/tcp/1")
+        world.set_answer(1, Reached.NO, relays=True, end=PLACE)
+        world.set_answer(2, Reached.NOT_TRIED, relays=True)
+        world.set_answer(3, Reached.NO)
         world.partners[PARTNERS[3]] = None
         known = Reachability()
         assert await within(60, known.until_role_changes(world, 4001)) == ""
@@ -114,7 +114,7 @@ def test_without_partners_the_reachability_stays_unknown(world: World) -> None:
 def test_one_malicious_partner_has_no_effect(world: World) -> None:
     async def test() -> None:
         for number in range(4):
-            world.says(number, Reached.YES if number else Reached.NO)
+            world.set_answer(number, Reached.YES if number else Reached.NO)
         known = Reachability()
         await within(1000, known.until_role_changes(world, 4001))
         assert known.is_open is True
@@ -124,10 +124,10 @@ def test_one_malicious_partner_has_no_effect(world: World) -> None:
 
 def test_a_relay_that_appears_later_is_used(world: World) -> None:
     async def test() -> None:
-        world.says(0, Reached.NO)
+        world.set_answer(0, Reached.NO)
         known = Reachability()
         assert await within(30, known.until_role_changes(world, 4001)) == ""
-        world.says(1, Reached.NO, relays=True)
+        world.set_answer(1, Reached.NO, relays=True)
         assert await within(10, known.until_role_changes(world, 4001))
         assert known.through == (relay(1),)
 
@@ -137,8 +137,8 @@ def test_a_relay_that_appears_later_is_used(world: World) -> None:
 def test_a_dead_relay_is_replaced_within_half_a_minute(world: World) -> None:
     async def test() -> None:
         world.own = (PLACE,)
-        world.says(0, Reached.NO, relays=True)
-        world.says(1, Reached.NO, relays=True)
+        world.set_answer(0, Reached.NO, relays=True)
+        world.set_answer(1, Reached.NO, relays=True)
         known = Reachability((relay(0),))
         assert await within(400, known.until_role_changes(world, 4001)) == "", "no change is needed"
         world.gone.add(PARTNERS[0])
@@ -178,7 +178,7 @@ def test_full_relays_cause_restarts_with_back_off(world: World) -> None:
 def test_a_peer_that_becomes_reachable_drops_its_relays(world: World) -> None:
     async def test() -> None:
         world.own = (PLACE,)
-        world.says(1, Reached.YES)
+        world.set_answer(1, Reached.YES)
         known = Reachability((relay(0),))
         assert "no relay" in await within(20, known.until_role_changes(world, 4001))
         assert known.through == ()

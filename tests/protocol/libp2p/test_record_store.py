@@ -42,7 +42,7 @@ def record(author: Identity, sequence: int = 1, lifetime_s: int = 100, addresses
 
 def test_a_valid_record_is_kept_unchanged(own: RecordStore) -> None:
     made = record(ALICE)
-    assert own.read(made.to_bytes()) == Held(made, made.to_bytes())
+    assert own.keep_latest(made.to_bytes()) == Held(made, made.to_bytes())
     assert own.records() == [made]
 
 
@@ -67,7 +67,7 @@ BAD = list(bad_offers())
 
 @pytest.mark.parametrize(("name", "data"), BAD, ids=[name for name, _ in BAD])
 def test_invalid_records_are_rejected(own: RecordStore, name: str, data: bytes) -> None:
-    assert own.read(data) is None
+    assert own.keep_latest(data) is None
     assert own.records() == []
 
 
@@ -76,48 +76,48 @@ def test_an_unexpected_error_rejects_the_record(own: RecordStore, monkeypatch: p
         raise ValueError("a case that nobody thought of")
 
     monkeypatch.setattr(MemberRecord, "check", fail)
-    assert own.read(record(ALICE).to_bytes()) is None
+    assert own.keep_latest(record(ALICE).to_bytes()) is None
 
 
 def test_an_older_record_never_replaces_a_newer_one(own: RecordStore) -> None:
     newer, older = record(ALICE, sequence=2, lifetime_s=50), record(ALICE, sequence=1, lifetime_s=200)
     for made in (older, newer, older):
-        assert own.read(made.to_bytes()) is not None, "an older record is valid too"
+        assert own.keep_latest(made.to_bytes()) is not None, "an older record is valid too"
     assert own.records() == [newer]
 
 
 def test_records_are_forgotten_when_they_expire(own: RecordStore, clock: Clock) -> None:
-    held = own.read(record(ALICE, lifetime_s=50).to_bytes())
+    held = own.keep_latest(record(ALICE, lifetime_s=50).to_bytes())
     assert held is not None and own.is_in_force(held)
     clock.now_s += 50
     assert own.records() == []
     assert not own.is_in_force(held)
-    assert own.read(held.data) is None
+    assert own.keep_latest(held.data) is None
 
 
 def test_records_of_nonmembers_are_not_kept(clock: Clock) -> None:
     own = RecordStore(RUN_ID, lambda made: made.credential == CREDENTIAL, clock)
-    assert own.read(record(ALICE).to_bytes()) is None
+    assert own.keep_latest(record(ALICE).to_bytes()) is None
 
 
 def test_many_records_of_one_network_leave_room_for_others(own: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 20)
     others = [record(seeded(number), addresses=(f"/ip4/8.{number}.0.1/tcp/1",)) for number in range(10)]
-    crowd = [record(seeded(number), addresses=("/ip4/6.6.0.1/tcp/1",)) for number in range(100, 150)]
-    for made in (*others, *crowd):
-        own.read(made.to_bytes())
+    others_ = [record(seeded(number), addresses=("/ip4/6.6.0.1/tcp/1",)) for number in range(100, 150)]
+    for made in (*others, *others_):
+        own.keep_latest(made.to_bytes())
     kept = own.records()
     assert set(others) <= set(kept) and len(kept) == 20
-    assert kept[-10:] != crowd[:10] and kept[-10:] != crowd[-10:], "any of the records of one network may stay"
+    assert kept[-10:] != others_[:10] and kept[-10:] != others_[-10:], "any of the records of one network may stay"
 
 
 def test_expired_records_make_room_first(own: RecordStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 2)
     for author, lifetime_s in ((ALICE, 10), (BOB, 10)):
-        own.read(record(author, lifetime_s=lifetime_s).to_bytes())
+        own.keep_latest(record(author, lifetime_s=lifetime_s).to_bytes())
     clock.now_s += 20
     made = record(seeded(7))
-    own.read(made.to_bytes())
+    own.keep_latest(made.to_bytes())
     assert own.records() == [made]
 
 

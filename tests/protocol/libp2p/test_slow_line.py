@@ -96,12 +96,12 @@ def play(test: Callable[[World], Coroutine[None, None, None]]) -> None:
     gc.collect()
 
 
-async def say_all(stream: Stream) -> None:
+async def send_all(stream: Stream) -> None:
     for number in range(NUM_CHUNKS):
         await stream.send(chunk(number, CHUNK))
 
 
-async def hear_all(stream: Stream) -> None:
+async def receive_all(stream: Stream) -> None:
     assert [await number_of(stream) for _ in range(NUM_CHUNKS)] == list(range(NUM_CHUNKS))
 
 
@@ -110,12 +110,12 @@ def test_the_last_messages_of_a_handler_arrive_over_a_slow_line(monkeypatch: pyt
 
     async def give(purpose: Purpose, stream: Stream) -> None:
         await stream.receive()
-        await say_all(stream)
+        await send_all(stream)
 
     async def test(world: World) -> None:
         stream = await world.slow_stream(give)
         await stream.send(chunk(0))
-        await hear_all(stream)
+        await receive_all(stream)
         await stream.close()
 
     play(test)
@@ -123,17 +123,17 @@ def test_the_last_messages_of_a_handler_arrive_over_a_slow_line(monkeypatch: pyt
 
 def test_the_last_messages_of_a_caller_arrive_over_a_slow_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.LINGER_S", LINGER_S)
-    heard = asyncio.Event()
+    received = asyncio.Event()
 
     async def take(purpose: Purpose, stream: Stream) -> None:
-        await hear_all(stream)
-        heard.set()
+        await receive_all(stream)
+        received.set()
 
     async def test(world: World) -> None:
         stream = await world.slow_stream(take)
-        await say_all(stream)
+        await send_all(stream)
         await stream.close()
-        await heard.wait()
+        await received.wait()
 
     play(test)
 

@@ -30,16 +30,16 @@ class World:
     def __init__(self) -> None:
         self.asked: list[Held] = []
         self.under_way = self.most_at_once = 0
-        self.names: Callable[[Held], list[Held]] = lambda whom: BY_PLACE[max(0, BY_PLACE.index(whom) - 12) :][:8]
+        self.names: Callable[[Held], list[Held]] = lambda peer: BY_PLACE[max(0, BY_PLACE.index(peer) - 12) :][:8]
         self.hanging: set[Held] = set()
 
-    async def ask(self, whom: Held) -> list[Held] | None:
-        self.asked.append(whom)
+    async def ask(self, peer: Held) -> list[Held] | None:
+        self.asked.append(peer)
         self.under_way += 1
         self.most_at_once = max(self.most_at_once, self.under_way)
         try:
-            await asyncio.sleep(3.0 if whom in self.hanging or whom in DEAD else 0.1)
-            return None if whom in DEAD or whom in self.hanging else self.names(whom)
+            await asyncio.sleep(3.0 if peer in self.hanging or peer in DEAD else 0.1)
+            return None if peer in DEAD or peer in self.hanging else self.names(peer)
         finally:
             self.under_way -= 1
 
@@ -68,20 +68,20 @@ def test_a_lookup_makes_at_most_the_allowed_calls() -> None:
 def test_a_malicious_peer_costs_a_few_calls() -> None:
     world = World()
     honest = world.names
-    liar = BY_PLACE[-3]
+    attacker = BY_PLACE[-3]
     near = nearest(DEAD, PLACE, 16)
-    world.names = lambda whom: near if whom == liar else honest(whom)
+    world.names = lambda peer: near if peer == attacker else honest(peer)
     found, took_s = walk(world)
     assert found == BY_PLACE[:4]
-    assert sum(whom in DEAD for whom in world.asked) <= 3 * AT_ONCE
+    assert sum(peer in DEAD for peer in world.asked) <= 3 * AT_ONCE
     assert took_s < WALK_S
 
 
 def test_a_peer_that_a_trusted_member_also_names_is_queried() -> None:
     world = World()
     honest = world.names
-    liar = BY_PLACE[-3]
-    world.names = lambda whom: [*DEAD[:4], *BY_PLACE[:4]] if whom == liar else honest(whom)
+    attacker = BY_PLACE[-3]
+    world.names = lambda peer: [*DEAD[:4], *BY_PLACE[:4]] if peer == attacker else honest(peer)
     assert walk(world)[0] == BY_PLACE[:4]
 
 

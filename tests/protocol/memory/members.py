@@ -58,7 +58,7 @@ class Seat:
         self.is_open = is_open
         address = HOST_ADDRESS if number == 0 else f"/ip4/{102 + number % 100}.{number * 7 % 250}.{number % 250}.9/tcp/4001"
         self.addresses = (address,) if is_open else (RELAY,)
-        self.life = network.transport(self.peer_id, nobody)
+        self.life = network.start_peer(self.peer_id, nobody)
         network.places[self.peer_id] = address
         if not is_open:
             network.hidden[self.peer_id] = ()

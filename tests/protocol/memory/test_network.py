@@ -18,7 +18,7 @@ A, B, C = (seeded(number) for number in (1, 2, 3))
 
 
 def pair(network: MemoryNetwork) -> tuple[MemoryPeer, MemoryPeer]:
-    return network.transport(A.peer_id, nobody), network.transport(B.peer_id, echo)
+    return network.start_peer(A.peer_id, nobody), network.start_peer(B.peer_id, echo)
 
 
 @pytest.mark.parametrize("is_delivered", [False, True])
@@ -33,11 +33,11 @@ def test_a_peer_crashes_at_the_kth_message_it_sends(is_delivered: bool) -> None:
         for number in range(3):
             await stream.send(chunk(number))
             await asyncio.sleep(0.15)  # the third reply is in flight when its sender crashes
-        heard = []
+        arrived = []
         with pytest.raises(PeerGone):
             while True:
-                heard.append(await number_of(stream))
-        assert heard == ([0, 1, 2] if is_delivered else [0, 1])
+                arrived.append(await number_of(stream))
+        assert arrived == ([0, 1, 2] if is_delivered else [0, 1])
         assert deaths == [B.peer_id]
         assert not network.is_up(B.peer_id)
         await network.close()
@@ -46,25 +46,25 @@ def test_a_peer_crashes_at_the_kth_message_it_sends(is_delivered: bool) -> None:
 
 
 def test_a_peer_crashes_when_its_kth_message_arrives() -> None:
-    heard: list[int] = []
+    arrived: list[int] = []
 
     async def listen(purpose: Purpose, stream: Stream) -> None:
         while True:
-            heard.append(await number_of(stream))
+            arrived.append(await number_of(stream))
 
     async def main() -> None:
         network = ScriptedNetwork(link=Link(latency_s=0.1))
-        a = network.transport(A.peer_id, nobody)
-        network.transport(B.peer_id, listen)
+        a = network.start_peer(A.peer_id, nobody)
+        network.start_peer(B.peer_id, listen)
         network.kill_at(B.peer_id, received=3)
         stream = await a.connect(B.peer_id, (), Purpose.MEET)
         for number in range(3):
             await stream.send(chunk(number))
         await expect_over(stream)
-        assert heard == [0, 1]
+        assert arrived == [0, 1]
         with pytest.raises(Unreachable):
             await a.connect(B.peer_id, (), Purpose.MEET)
-        network.transport(B.peer_id, echo)
+        network.start_peer(B.peer_id, echo)
         again = await a.connect(B.peer_id, (), Purpose.MEET)
         await again.send(chunk(9))
         assert await number_of(again) == 9
@@ -132,7 +132,7 @@ def test_a_peer_behind_a_router_is_reached_through_its_relay_or_its_own_connecti
     async def main() -> None:
         network = MemoryNetwork(link=Link(latency_s=0.1))
         a, b = pair(network)
-        network.transport(C.peer_id, echo)
+        network.start_peer(C.peer_id, echo)
         network.hidden[B.peer_id] = (C.peer_id,)
         place = f"/ip4/192.0.2.3/tcp/1/p2p/{C.peer_id}/p2p-circuit"
 
@@ -200,7 +200,7 @@ def _gossip(seed: int) -> list[tuple[float, str, int]]:
 
     async def main() -> None:
         network = ScriptedNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, bytes_per_s=1e6))
-        transports = [network.transport(peer.peer_id, listen) for peer in peers]
+        transports = [network.start_peer(peer.peer_id, listen) for peer in peers]
         network.kill_at(peers[2].peer_id, received=40)
         async with asyncio.TaskGroup() as group:
             for number, transport in enumerate(transports):

@@ -172,7 +172,7 @@ def wire_frame(**bodies: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "reason"),
     [
         (b"", "an empty frame"),
         (wire_frame(refusal=peer_pb2.Refusal()), "0 is not a valid RefusalCode"),
@@ -186,8 +186,8 @@ def wire_frame(**bodies: Any) -> bytes:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_invalid_field_values_are_rejected(data: bytes, says: str) -> None:
-    with pytest.raises(BadMessage, match=says):
+def test_invalid_field_values_are_rejected(data: bytes, reason: str) -> None:
+    with pytest.raises(BadMessage, match=reason):
         from_frame(data)
 
 

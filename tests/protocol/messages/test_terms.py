@@ -156,7 +156,7 @@ def test_an_invite_run_admits_holders_of_an_invite_and_issuers() -> None:
 
 
 @pytest.mark.parametrize(
-    ("shown", "says"),
+    ("shown", "reason"),
     [
         (None, "no invite"),
         (named(issuer=MALLORY), "may not invite"),
@@ -173,8 +173,8 @@ def test_an_invite_run_admits_holders_of_an_invite_and_issuers() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_an_invite_run_rejects_all_other_peers(shown: Credential | None, says: str) -> None:
-    with pytest.raises(Refused, match=says) as caught:
+def test_an_invite_run_rejects_all_other_peers(shown: Credential | None, reason: str) -> None:
+    with pytest.raises(Refused, match=reason) as caught:
         check_member(ALICE.peer_id, shown, TERMS, NOW_S)
     assert caught.value.code is RefusalCode.NOT_INVITED
 

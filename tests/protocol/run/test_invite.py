@@ -187,7 +187,7 @@ def test_an_invite_for_another_peer_names_that_peer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("bootstraps", "says"),
+    ("bootstraps", "reason"),
     [
         ((), "0 addresses; it must have 1 to 8"),
         ((ADDRESS,) * 9, "9 addresses; it must have 1 to 8"),
@@ -195,10 +195,10 @@ def test_an_invite_for_another_peer_names_that_peer() -> None:
         (("localhost:4001",), "is not an address like"),
     ],
 )
-def test_invalid_addresses_are_rejected_when_issued_and_when_parsed(bootstraps: tuple[str, ...], says: str) -> None:
-    with pytest.raises(BadInvite, match=says):
+def test_invalid_addresses_are_rejected_when_issued_and_when_parsed(bootstraps: tuple[str, ...], reason: str) -> None:
+    with pytest.raises(BadInvite, match=reason):
         issue(bootstraps=bootstraps)
-    with pytest.raises(BadInvite, match=says):
+    with pytest.raises(BadInvite, match=reason):
         replace(INVITE, bootstraps=bootstraps)
 
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -76,7 +77,7 @@ def test_every_change_changes_the_run_id() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "reason"),
     [
         ("[outer]\ngama = 1", "outer.gama is not a key of a manifest; did you mean outer.gamma?"),
         ("[outr]\n", "outr is not a key of a manifest; did you mean outer?"),
@@ -90,12 +91,33 @@ def test_every_change_changes_the_run_id() -> None:
     ],
     ids=lambda value: value[:24],
 )
-def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, says: str) -> None:
+def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, reason: str) -> None:
     with pytest.raises(BadManifest) as caught:
         Manifest.from_toml(text)
-    assert says in str(caught.value)
+    assert reason in str(caught.value)
     assert "peer init" in caught.value.hint
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[run]\ntotal_steps = " + "9" * 5000,
+        "[run]\nname = " + "[" * 30_000,
+        "[run]\nname = " + "{a=" * 15_000,
+        "[run]\nname" + ".a" * 30_000 + " = 1",
+        "[model.config" + ".a" * 500 + "]\nx = 1",
+        "[run" + ".a" * 30_000 + "]",
+        "x = {y" + ".a" * 30_000 + " = 1}",
+    ],
+    ids=["digits", "arrays", "tables", "dotted", "deep", "header", "inline"],
+)
+def test_a_manifest_that_python_cannot_read_in_time_is_rejected_at_once(text: str) -> None:
+    began_s = time.process_time()
+    with pytest.raises(BadManifest) as caught:
+        Manifest.from_toml(text)
+    assert caught.value.hint
+    assert time.process_time() - began_s < 1.0
 
 
 def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
@@ -112,6 +134,8 @@ def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
         b"null",
         b'{"run":{"seed":NaN}}',
         b"[" * 60_000,
+        b'{"run":{"protocol":1,"name":' + b"[" * 990 + b"]" * 990 + b"}}",
+        b'{"run":{"protocol":1,"total_steps":' + b"9" * 5000 + b"}}",
         b"\xff",
         Manifest().canonical_bytes().replace(b'"seed":0', b'"seed":0,"seed":0'),
         Manifest().canonical_bytes().replace(b'"seed":0', b'"seed":0.0'),
@@ -164,7 +188,7 @@ def test_a_mixture_survives_round_trips_through_toml_and_canonical_bytes() -> No
 
 
 @pytest.mark.parametrize(
-    ("mixture", "says"),
+    ("mixture", "reason"),
     [
         ([], 'source = "mixture" requires a list'),
         ([{"source": "builtin", "weight": 0}], "data.mixture.0.weight is 0: should be greater than 0"),
@@ -181,8 +205,8 @@ def test_a_mixture_survives_round_trips_through_toml_and_canonical_bytes() -> No
         ([{"source": "mixture", "weight": 1}], "cannot contain a mixture"),
     ],
 )
-def test_an_invalid_mixture_is_rejected_with_its_entry(mixture: list[dict[str, object]], says: str) -> None:
-    with pytest.raises(BadManifest, match=says):
+def test_an_invalid_mixture_is_rejected_with_its_entry(mixture: list[dict[str, object]], reason: str) -> None:
+    with pytest.raises(BadManifest, match=reason):
         Manifest.checked({"data": {"source": "mixture", "mixture": mixture}})
 
 

@@ -67,18 +67,43 @@ def fault(**tables: Any) -> str:
     ids=lambda value: str(value)[:24],
 )
 def test_an_invalid_value_is_reported_with_its_key_and_the_legal_values(section: str, key: str, value: object, legal: str) -> None:
-    says = fault(**{section: {key: value}})
-    assert says.startswith(f"{section}.{key} is ")
-    assert legal in says
+    reason = fault(**{section: {key: value}})
+    assert reason.startswith(f"{section}.{key} is ")
+    assert legal in reason
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({"vocab_size": 10**12}, "config.vocab_size is 1000000000000"),
+        ({"hidden_size": 10**9}, "config.hidden_size is 1000000000"),
+        ({"hidden_size": -(10**9)}, "config.hidden_size is -1000000000"),
+        ({"num_hidden_layers": 10**4}, "config.num_hidden_layers is 10000"),
+        ({"n_layer": 10**4}, "config.n_layer is 10000"),
+        ({"text_config": {"decoder_layers": 10**4}}, "config.text_config.decoder_layers is 10000"),
+        ({"attention_types": [[["global"], 10**9]]}, "config.attention_types is 1000000000"),
+    ],
+)
+def test_a_number_in_the_model_config_that_no_model_has_is_rejected(config: dict[str, Any], reason: str) -> None:
+    assert reason in fault(model={"config": config})
+
+
+def test_the_config_of_a_large_model_passes() -> None:
+    large = {"vocab_size": 262_144, "hidden_size": 16_384, "num_hidden_layers": 126, "max_position_embeddings": 10_000_000}
+    ModelSection(config=large | {"rope_parameters": {"rope_theta": 1_000_000_000}})
+
+
+def test_a_batch_of_more_tokens_than_anyone_trains_on_is_rejected() -> None:
+    assert "tokens" in fault(inner={"batch_size": 1 << 20, "sequence_length": 1 << 24})
 
 
 @pytest.mark.parametrize(("alpha", "bound"), [(0.0, 2.0), (0.5, 1.5), (0.9, 0.38)])
 def test_gamma_is_limited_to_the_bound_of_stability(alpha: float, bound: float) -> None:
     OuterSection(alpha=alpha, gamma=bound - 1e-9)
     for gamma in (bound + 1e-9, 0.0, -0.7):
-        says = fault(outer={"alpha": alpha, "gamma": gamma})
-        assert "gamma must satisfy 0 < gamma < 2(1 - alpha^2)" in says
-        assert f"{bound:.4g}" in says
+        reason = fault(outer={"alpha": alpha, "gamma": gamma})
+        assert "gamma must satisfy 0 < gamma < 2(1 - alpha^2)" in reason
+        assert f"{bound:.4g}" in reason
 
 
 def test_the_bound_of_gamma_holds_only_for_noloco() -> None:
@@ -103,7 +128,7 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "says"),
+    ("model", "reason"),
     [
         ({"hub": "org/name"}, "hub requires revision"),
         ({"hub": "org/name", "revision": "main"}, "branches and tags can move"),
@@ -114,19 +139,19 @@ def test_a_hub_model_needs_only_its_name_and_commit() -> None:
         ({"architecture": "../llama", "config": {"a": 1}}, "should be a transformers model type"),
         ({"config": {"a": float("inf")}}, "config.a holds inf"),
         ({"config": {"a": [None]}}, "config.a holds None"),
-        ({"config": {"a": {"b": {"c": {"d": {"e": 1}}}}}}, "config.a.b.c.d holds"),
-        ({"config": {"a": 1 << 63}}, "config.a holds"),
+        ({"config": {"a": {"b": {"c": {"d": {"e": 1}}}}}}, "config.a.b.c.d nests"),
+        ({"config": {"a": 1 << 63}}, "config.a is"),
         ({"config": {"a": "\ud800"}}, "config.a holds"),
         ({"config": {"\ud800": 1}}, "config holds"),
     ],
     ids=str,
 )
-def test_a_model_has_exactly_one_source(model: dict[str, Any], says: str) -> None:
-    assert says in fault(model=model)
+def test_a_model_has_exactly_one_source(model: dict[str, Any], reason: str) -> None:
+    assert reason in fault(model=model)
 
 
 @pytest.mark.parametrize(
-    ("data", "says"),
+    ("data", "reason"),
     [
         ({"source": "huggingface"}, "requires name and revision"),
         ({"source": "huggingface", "name": "org/name"}, "requires name and revision"),
@@ -135,8 +160,8 @@ def test_a_model_has_exactly_one_source(model: dict[str, Any], says: str) -> Non
     ],
     ids=str,
 )
-def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], says: str) -> None:
-    assert says in fault(data=data)
+def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], reason: str) -> None:
+    assert reason in fault(data=data)
 
 
 def test_an_allow_list_has_members() -> None:

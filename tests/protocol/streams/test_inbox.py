@@ -72,6 +72,6 @@ def test_the_first_reason_is_kept() -> None:
         inbox.end("first")
         inbox.end("second")
         assert inbox.ended == "first"
-        await inbox.arrived()
+        await inbox.wait_for_message()
 
     run(main())

@@ -126,8 +126,8 @@ async def exchange(throttles: tuple[Throttle, Throttle], caller: Talk, answerer:
         await answerer(stream)
         answered.set()
 
-    a = throttles[0].over(network.transport(A.peer_id, throttles[0].handler(answer)))
-    network.transport(B.peer_id, throttles[1].handler(answer))
+    a = throttles[0].limited_transport(network.start_peer(A.peer_id, throttles[0].limited_handler(answer)))
+    network.start_peer(B.peer_id, throttles[1].limited_handler(answer))
     stream = await a.connect(B.peer_id, (), Purpose.MEET)
     await caller(stream)
     await answered.wait()

@@ -82,14 +82,14 @@ def test_both_ends_know_their_partner(play: Play) -> None:
 
 
 def test_messages_sent_before_closing_are_delivered(play: Play) -> None:
-    heard: asyncio.Queue[int] = asyncio.Queue()
+    received: asyncio.Queue[int] = asyncio.Queue()
 
     async def slow(purpose: Purpose, stream: Stream) -> None:
         await asyncio.sleep(0.2)
         for _ in range(20):
-            heard.put_nowait(await number_of(stream))
+            received.put_nowait(await number_of(stream))
         await expect_over(stream)
-        heard.put_nowait(-1)
+        received.put_nowait(-1)
 
     async def scenario(world: World) -> None:
         a, b = await world.peer(nobody), await world.peer(slow)
@@ -99,7 +99,7 @@ def test_messages_sent_before_closing_are_delivered(play: Play) -> None:
         await stream.close()
         await stream.close()
         await expect_over(stream)
-        assert [await heard.get() for _ in range(21)] == [*range(20), -1]
+        assert [await received.get() for _ in range(21)] == [*range(20), -1]
 
     play(scenario)
 

@@ -1,0 +1,71 @@
+"""What an issuer knows of its invites for anybody: how many peers each may admit, and which it has admitted.
+
+An invite for anybody can be used offline by any number of keys. Its issuer's peer therefore gives each key that shows it a credential in
+that key's own name, and closes the invite once its uses are taken. Closing ends what rests on the invite alone, not what is in a name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterable
+from typing import Final
+
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.identity import PeerId
+
+USES: Final = 16  # of an invite for anybody, unless its issuer says otherwise
+MAX_ADMITTED: Final = 4096  # keys cost nothing; the oldest are forgotten, but stay members
+LAST_ROUNDS: Final = 10  # for which a full invite stays open, so that members that rest on it come for a credential in their name
+
+
+class IssuedInvites:
+    """The issuer's files about its invites: `peer invite` adds to one, the running peer to the other."""
+
+    def __init__(self, home: Home) -> None:
+        self._home = home
+        self._rounds: dict[PeerId, int] = {}  # for which an invite has been full, by its bearer key
+
+    def uses(self) -> dict[PeerId, int]:
+        """Return how many peers each invite may admit, by its bearer key; those without a limit are not listed."""
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, GossamerError):
+            return {PeerId.from_text(bearer): int(uses) for bearer, uses in json.loads(self._home.invites.read_text()).items()}
+        return {}
+
+    def limit(self, bearer: PeerId, uses: int) -> None:
+        """Note how many peers an invite may admit. Raises OSError."""
+        known = {str(one): most for one, most in self.uses().items()}
+        write_whole(self._home.invites, json.dumps(known | {str(bearer): uses}).encode())
+
+    def admitted(self) -> dict[PeerId, PeerId]:
+        """Return the peers with a credential in their name, each with the bearer key of its invite."""
+        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, GossamerError):
+            found = json.loads(self._home.members.read_text())
+            return {PeerId.from_text(peer): PeerId.from_text(bearer) for peer, bearer in found.items()}
+        return {}
+
+    def admit(self, peer: PeerId, bearer: PeerId) -> bool:
+        """Note that a peer gets a credential in its name; return False, and note nothing, if the invite's uses are taken by others."""
+        admitted = self.admitted()
+        if admitted.get(peer) == bearer:
+            return True
+        if list(admitted.values()).count(bearer) >= self.uses().get(bearer, MAX_ADMITTED):
+            return False
+        kept = list({**admitted, peer: bearer}.items())[-MAX_ADMITTED:]
+        with contextlib.suppress(OSError):  # a full disk: the count is lost, the member is not
+            write_whole(self._home.members, json.dumps({str(one): str(its) for one, its in kept}).encode())
+        return True
+
+    def to_close(self, seen: Iterable[tuple[PeerId, PeerId]]) -> list[PeerId]:
+        """Return the bearer keys of the invites to close in this round. `seen`: peers that announce themselves, with theirs."""
+        named = self.admitted()
+        holders = {*named.items(), *seen}
+        due = []
+        for bearer, uses in self.uses().items():
+            num_named = sum(its == bearer for its in named.values())
+            is_full = sum(its == bearer for _, its in holders) >= uses
+            self._rounds[bearer] = self._rounds.get(bearer, 0) + 1 if is_full else 0
+            if num_named >= uses or self._rounds[bearer] > LAST_ROUNDS:
+                due.append(bearer)
+        return due

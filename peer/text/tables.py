@@ -1,0 +1,116 @@
+"""Documents in a column of a local file: parquet, or one JSON object per line. Whatever the file holds, memory stays bounded.
+
+A file of kilobytes can describe gigabytes. So a text that parquet holds once stays in memory once, and a line of JSON has a largest size.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import pyarrow
+import pyarrow.parquet
+
+from gossamer.peer.text.document import Document
+from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
+
+ROWS: Final = 1000  # of a parquet file, decoded at once
+MAX_LINE_BYTES: Final = 1 << 26  # of JSON, parsed to about four times as much
+MAX_GROUP_VALUES: Final = 1 << 26  # tokens in a row group: 512 MiB
+MAX_GROUP_BYTES: Final = 1 << 30  # in a row group, uncompressed
+
+
+def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
+    """Yield the documents of a local file, `json` (one object per line) or `parquet`.
+
+    Raises BadSettings for a file that is not such a table, BadManifest if it has no such column of text.
+    """
+    try:
+        yield from _parquet(file, column) if kind == "parquet" else _json(file, column)
+    except GossamerError:
+        raise
+    except Exception as error:  # of many types
+        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it") from error
+
+
+def _json(file: Path, column: str) -> Iterator[Document]:
+    is_checked = False
+    with pyarrow.input_stream(str(file), compression="detect") as raw, io.BufferedReader(raw) as lines:
+        while line := lines.readline(MAX_LINE_BYTES + 1):
+            if len(line) > MAX_LINE_BYTES:
+                raise ValueError(f"a line has more than {MAX_LINE_BYTES >> 20} MB")
+            if not line.strip():
+                continue
+            row = json.loads(line)
+            if not isinstance(row, dict):
+                raise ValueError("a line is not an object")
+            if not is_checked:
+                need_column(str(file), column, row)
+                is_checked = True
+            yield _from_json(row.get(column))
+
+
+def _from_json(value: object) -> Document:
+    match value:
+        case None:
+            return ""
+        case str():
+            return value.encode().decode()  # fails for half a surrogate pair
+        case list() if is_document(value):
+            return np.asarray(value, dtype=np.int64)
+    raise ValueError("a row has neither text nor tokens in the column")
+
+
+def _parquet(file: Path, column: str) -> Iterator[Document]:
+    schema = pyarrow.parquet.read_schema(file)
+    fields: dict[str, Any] = {field.name: "" if _is_text(field.type) else [] if _is_tokens(field.type) else None for field in schema}
+    need_column(str(file), column, fields)
+    once = [column] if fields[column] == "" else []  # a text that is repeated stays in memory once
+    with pyarrow.parquet.ParquetFile(file, read_dictionary=once) as table:
+        groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
+        for chunk in (group.column(place) for group in groups for place in range(group.num_columns)):
+            is_large = chunk.num_values > MAX_GROUP_VALUES or chunk.total_uncompressed_size > MAX_GROUP_BYTES
+            if is_large and chunk.path_in_schema.split(".")[0] == column:
+                raise ValueError("a row group is too large; write the file with smaller ones")
+        for batch in table.iter_batches(batch_size=ROWS, columns=[column]):
+            yield from map(from_arrow, batch.column(0))
+
+
+def _is_text(kind: Any) -> bool:
+    plain = kind.value_type if pyarrow.types.is_dictionary(kind) else kind
+    return bool(pyarrow.types.is_string(plain) or pyarrow.types.is_large_string(plain))
+
+
+def _is_tokens(kind: Any) -> bool:
+    is_list = pyarrow.types.is_list(kind) or pyarrow.types.is_large_list(kind)
+    return bool(is_list and pyarrow.types.is_integer(kind.value_type))
+
+
+def from_arrow(value: Any) -> Document:
+    """Return a scalar of Arrow as a document."""
+    if not value.is_valid:
+        return ""
+    found = value.as_py() if not hasattr(value, "values") else value.values.to_numpy(zero_copy_only=False)
+    return found if isinstance(found, str) else found.astype(np.int64)
+
+
+def need_column(name: str, column: str, row: Mapping[str, Any]) -> None:
+    """Raise BadManifest, with the columns of text, if a row has neither text nor tokens in the manifest's column."""
+    if is_document(row.get(column)):
+        return
+    columns = ", ".join(name for name, value in row.items() if is_document(value))
+    raise BadManifest(
+        f"{name} has no text in a column {column!r}",
+        hint=f"set [data] column; its columns of text: {columns}"
+        if columns
+        else "it has no column of text: name another data set in [data]",
+    )
+
+
+def is_document(value: object) -> bool:
+    """Return whether a value of a row is text or tokens."""
+    return isinstance(value, str) or (isinstance(value, list) and all(type(token) is int for token in value))

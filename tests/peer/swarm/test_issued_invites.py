@@ -1,0 +1,74 @@
+"""The issuer's count of the peers that an invite for anybody has admitted."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.swarm.issued_invites import LAST_ROUNDS, MAX_ADMITTED, IssuedInvites
+from gossamer.protocol.identity import Identity, PeerId
+from tests.protocol.peers import seeded
+
+FIRST, SECOND = (Identity(letter * 32).peer_id for letter in (b"f", b"s"))
+
+
+def peer(number: int) -> PeerId:
+    return seeded(number).peer_id
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def test_a_limited_invite_admits_each_peer_once_and_so_many(home: Home) -> None:
+    issued = IssuedInvites(home)
+    issued.limit(FIRST, 2)
+    issued.limit(SECOND, 1)
+    assert [issued.admit(peer(number), FIRST) for number in (1, 2, 3, 1)] == [True, True, False, True]
+    assert IssuedInvites(home).admitted() == {peer(1): FIRST, peer(2): FIRST}
+    assert IssuedInvites(home).uses() == {FIRST: 2, SECOND: 1}
+
+
+def test_an_invite_without_a_limit_admits_everybody_and_stays_open(home: Home) -> None:
+    issued = IssuedInvites(home)
+    assert all(issued.admit(peer(number), FIRST) for number in range(1, 40))
+    assert issued.to_close([]) == []
+
+
+def test_an_invite_closes_when_its_uses_are_taken(home: Home) -> None:
+    issued = IssuedInvites(home)
+    issued.limit(FIRST, 2)
+    issued.admit(peer(1), FIRST)
+    assert issued.to_close([(peer(1), FIRST)]) == []
+    issued.admit(peer(2), FIRST)
+    assert issued.to_close([]) == [FIRST]
+
+
+def test_keys_that_never_come_for_a_credential_count_after_some_rounds(home: Home) -> None:
+    issued = IssuedInvites(home)
+    issued.limit(FIRST, 3)
+    seen = [(peer(number), FIRST) for number in range(1, 9)]
+    assert not any(issued.to_close(seen) for _ in range(LAST_ROUNDS))
+    assert issued.to_close(seen) == [FIRST]
+
+
+def test_damaged_files_count_as_none(home: Home) -> None:
+    issued = IssuedInvites(home)
+    for damage in (b"", b"[]", b'{"x": 1}', b"\xff"):
+        home.invites.write_bytes(damage)
+        home.members.write_bytes(damage)
+        assert not issued.uses() and not issued.admitted()
+    assert issued.admit(peer(1), FIRST)
+
+
+def test_the_record_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gossamer.peer.swarm.issued_invites.MAX_ADMITTED", 5)
+    assert MAX_ADMITTED > 5
+    issued = IssuedInvites(home)
+    for number in range(1, 9):
+        issued.limit(FIRST, 100)
+        issued.admit(peer(number), FIRST)
+    assert list(issued.admitted()) == [peer(number) for number in range(4, 9)]
