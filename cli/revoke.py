@@ -93,9 +93,8 @@ def find_member(
 def _peer(peer: PeerId, admitted: Mapping[PeerId, PeerId]) -> tuple[list[PeerId], str]:
     bearer = admitted.get(peer)
     if bearer is None:
-        return [
-            peer
-        ], f"{peer.short()} is no longer a member; if it has an invite for anybody, revoke that too, or it returns under another key"
+        advice = "if it has an invite for anybody, revoke that too, or it returns under another key"
+        return [peer], f"{peer.short()} is no longer a member; {advice}"
     num_others = list(admitted.values()).count(bearer) - 1
     stay = f"other peers that came by it and stay: {num_others}"
     return [peer, closing_of(bearer)], f"{peer.short()} is no longer a member, and its invite is closed ({stay})"

@@ -1,4 +1,4 @@
-"""What one side of a meeting does at each transition; the table in machine.py defines when.
+"""The actions of one side of a meeting; the table in machine.py defines at which transition each is taken.
 
 Each action returns commands; one that ends the meeting returns Finish last. An action raises Refused or PeerMisbehaved if the partner is to
 blame, and has then changed nothing.

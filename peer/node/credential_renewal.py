@@ -92,8 +92,8 @@ class CredentialRenewal:
 
     async def _close_used_up(self) -> None:
         """As an issuer, close the invites for anybody whose uses are taken."""
-        me, bearers = self.membership.identity, self.issued.uses()
-        if me.peer_id not in self.terms.issuers or not bearers:
+        me = self.membership.identity
+        if me.peer_id not in self.terms.issuers:
             return
         shown = [(entry.peer_id, entry.record.credential) for entry in self.gossip.book.announced(loop_s()) if entry.record]
         seen = [(peer, credential.bearer) for peer, credential in shown if credential and credential.bearer]

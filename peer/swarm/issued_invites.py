@@ -1,4 +1,4 @@
-"""What an issuer knows of its invites for anybody: how many peers each may admit, and which it has admitted.
+"""An issuer's records of its invites for anybody: how many peers each may admit, and which it has admitted.
 
 An invite for anybody can be used offline by any number of keys. Its issuer's peer therefore gives each key that shows it a credential in
 that key's own name, and closes the invite once its uses are taken. Closing ends what rests on the invite alone, not what is in a name.
@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable
-from typing import Final
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, Final, TypeVar
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
+
+V = TypeVar("V")
 
 USES: Final = 16  # of an invite for anybody, unless its issuer says otherwise
 MAX_ADMITTED: Final = 4096  # keys cost nothing; the oldest are forgotten, but stay members
@@ -29,9 +32,7 @@ class IssuedInvites:
 
     def uses(self) -> dict[PeerId, int]:
         """Return how many peers each invite may admit, by its bearer key; those without a limit are not listed."""
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, GossamerError):
-            return {PeerId.from_text(bearer): int(uses) for bearer, uses in json.loads(self._home.invites.read_text()).items()}
-        return {}
+        return _read(self._home.invites, int)
 
     def limit(self, bearer: PeerId, uses: int) -> None:
         """Note how many peers an invite may admit. Raises OSError."""
@@ -40,10 +41,7 @@ class IssuedInvites:
 
     def admitted(self) -> dict[PeerId, PeerId]:
         """Return the peers with a credential in their name, each with the bearer key of its invite."""
-        with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, GossamerError):
-            found = json.loads(self._home.members.read_text())
-            return {PeerId.from_text(peer): PeerId.from_text(bearer) for peer, bearer in found.items()}
-        return {}
+        return _read(self._home.members, PeerId.from_text)
 
     def admit(self, peer: PeerId, bearer: PeerId) -> bool:
         """Note that a peer gets a credential in its name; return False, and note nothing, if the invite's uses are taken by others."""
@@ -59,13 +57,23 @@ class IssuedInvites:
 
     def to_close(self, seen: Iterable[tuple[PeerId, PeerId]]) -> list[PeerId]:
         """Return the bearer keys of the invites to close in this round. `seen`: peers that announce themselves, with theirs."""
+        limits = self.uses()
+        if not limits:
+            return []
         named = self.admitted()
         holders = {*named.items(), *seen}
         due = []
-        for bearer, uses in self.uses().items():
+        for bearer, uses in limits.items():
             num_named = sum(its == bearer for its in named.values())
             is_full = sum(its == bearer for _, its in holders) >= uses
             self._rounds[bearer] = self._rounds.get(bearer, 0) + 1 if is_full else 0
             if num_named >= uses or self._rounds[bearer] > LAST_ROUNDS:
                 due.append(bearer)
         return due
+
+
+def _read(file: Path, value: Callable[[Any], V]) -> dict[PeerId, V]:
+    """Read values by peer id; an unreadable file counts as empty."""
+    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, GossamerError):
+        return {PeerId.from_text(peer): value(text) for peer, text in json.loads(file.read_text()).items()}
+    return {}

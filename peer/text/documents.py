@@ -19,12 +19,8 @@ from gossamer.protocol.errors import BadSettings
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
-TABLES = {
-    ".jsonl": "json",
-    ".jsonl.gz": "json",
-    ".jsonl.zst": "json",
-    ".parquet": "parquet",
-}  # endings of names, and the words of the datasets library
+# Endings of names, and the words of the datasets library.
+TABLES = {".jsonl": "json", ".jsonl.gz": "json", ".jsonl.zst": "json", ".parquet": "parquet"}
 
 # Of little value for training, or not on every machine: generated tables and texts, installed packages, tests.
 SKIPPED_FOLDERS = frozenset({"encodings", "idle_test", "lib-dynload", "pydoc_data", "site-packages", "dist-packages", "test", "tests"})

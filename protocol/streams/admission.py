@@ -88,9 +88,8 @@ class Admission:
         self._has_met = has_met
         self._of_strangers = Budgets(_loop_s, CALLS_FROM_STRANGERS, CALLS_FROM_ONE)
         self._of_met = Budgets(_loop_s, CALLS_FROM_MET, CALLS_FROM_ONE)
-        self._connections: dict[
-            InboundConnection, None
-        ] = {}  # ordered by the time since which a connection has been silent or over, longest first
+        # Ordered by the time since which a connection has been silent or over, longest first.
+        self._connections: dict[InboundConnection, None] = {}
 
     def admit(
         self, partner: PeerId, drop: Callable[[], object], carried: Callable[[], int], observed: str = ""
