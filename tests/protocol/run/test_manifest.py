@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import random
-import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +13,7 @@ from gossamer.protocol.errors import BadContents, BadManifest, BadSignature, Gos
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.wire import peer_pb2
+from tests.processor_time import takes_at_most
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -113,11 +113,12 @@ def test_an_invalid_manifest_is_rejected_with_the_reason(text: str, reason: str)
     ids=["digits", "arrays", "tables", "dotted", "deep", "header", "inline"],
 )
 def test_a_manifest_that_python_cannot_read_in_time_is_rejected_at_once(text: str) -> None:
-    began_s = time.process_time()
-    with pytest.raises(BadManifest) as caught:
-        Manifest.from_toml(text)
-    assert caught.value.hint
-    assert time.process_time() - began_s < 1.0
+    def rejected() -> None:
+        with pytest.raises(BadManifest) as caught:
+            Manifest.from_toml(text)
+        assert caught.value.hint
+
+    assert takes_at_most(1.0, rejected)
 
 
 def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
