@@ -8,13 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
+import os
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
+
+log = logging.getLogger(__name__)
 
 V = TypeVar("V")
 
@@ -27,21 +32,21 @@ class IssuedInvites:
     """The issuer's files about its invites: `peer invite` adds to one, the running peer to the other."""
 
     def __init__(self, home: Home) -> None:
-        self._home = home
+        self._limits = _Table(home.invites, int, "its invites have no limit")
+        self._members = _Table(home.members, PeerId.from_text, "the members so far do not count towards the limit of their invite")
         self._rounds: dict[PeerId, int] = {}  # for which an invite has been full, by its bearer key
 
     def uses(self) -> dict[PeerId, int]:
         """Return how many peers each invite may admit, by its bearer key; those without a limit are not listed."""
-        return _read(self._home.invites, int)
+        return self._limits.read()
 
     def limit(self, bearer: PeerId, uses: int) -> None:
         """Note how many peers an invite may admit. Raises OSError."""
-        known = {str(one): most for one, most in self.uses().items()}
-        write_whole(self._home.invites, json.dumps(known | {str(bearer): uses}).encode())
+        self._limits.write(self.uses() | {bearer: uses})
 
     def admitted(self) -> dict[PeerId, PeerId]:
         """Return the peers with a credential in their name, each with the bearer key of its invite."""
-        return _read(self._home.members, PeerId.from_text)
+        return self._members.read()
 
     def admit(self, peer: PeerId, bearer: PeerId) -> bool:
         """Note that a peer gets a credential in its name; return False, and note nothing, if the invite's uses are taken by others."""
@@ -52,7 +57,7 @@ class IssuedInvites:
             return False
         kept = list({**admitted, peer: bearer}.items())[-MAX_ADMITTED:]
         with contextlib.suppress(OSError):  # a full disk: the count is lost, the member is not
-            write_whole(self._home.members, json.dumps({str(one): str(its) for one, its in kept}).encode())
+            self._members.write(dict(kept))
         return True
 
     def to_close(self, seen: Iterable[tuple[PeerId, PeerId]]) -> list[PeerId]:
@@ -72,8 +77,32 @@ class IssuedInvites:
         return due
 
 
-def _read(file: Path, value: Callable[[Any], V]) -> dict[PeerId, V]:
-    """Read values by peer id; an unreadable file counts as empty."""
-    with contextlib.suppress(OSError, ValueError, TypeError, AttributeError, GossamerError):
-        return {PeerId.from_text(peer): value(text) for peer, text in json.loads(file.read_text()).items()}
-    return {}
+@dataclass(slots=True)
+class _Table(Generic[V]):
+    """A file of values by peer id, which other processes write too. It is parsed only when it has changed."""
+
+    file: Path
+    value: Callable[[Any], V]
+    without: str  # what it means that the file is damaged
+    _read: dict[PeerId, V] = field(default_factory=dict)
+    _version: tuple[int, int, int] | None = None
+
+    def read(self) -> dict[PeerId, V]:
+        """Return a copy of the values. A damaged file counts as empty, with a warning."""
+        try:
+            status = os.stat(self.file)
+            version = status.st_mtime_ns, status.st_size, status.st_ino
+            if version != self._version:
+                self._version, self._read = version, {}
+                self._read = {PeerId.from_text(peer): self.value(text) for peer, text in json.loads(self.file.read_text()).items()}
+        except FileNotFoundError:
+            self._version, self._read = None, {}
+        except (OSError, ValueError, RecursionError, TypeError, AttributeError, GossamerError):
+            log.warning("%s is damaged: %s; restore the file, or delete it", self.file, self.without)
+        return dict(self._read)
+
+    def write(self, values: dict[PeerId, V]) -> None:
+        """Replace the file. Raises OSError."""
+        write_whole(
+            self.file, json.dumps({str(peer): value if isinstance(value, int) else str(value) for peer, value in values.items()}).encode()
+        )

@@ -55,12 +55,15 @@ def test_keys_that_never_come_for_a_credential_count_after_some_rounds(home: Hom
     assert issued.to_close(seen) == [FIRST]
 
 
-def test_damaged_files_count_as_none(home: Home) -> None:
+def test_damaged_files_count_as_none_with_one_warning_each(home: Home, caplog: pytest.LogCaptureFixture) -> None:
     issued = IssuedInvites(home)
     for damage in (b"", b"[]", b'{"x": 1}', b"\xff"):
         home.invites.write_bytes(damage)
         home.members.write_bytes(damage)
-        assert not issued.uses() and not issued.admitted()
+        caplog.clear()
+        for _ in range(3):
+            assert not issued.uses() and not issued.admitted()
+        assert [str(home.invites) in caplog.text, str(home.members) in caplog.text, len(caplog.records)] == [True, True, 2]
     assert issued.admit(peer(1), FIRST)
 
 
