@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 from collections.abc import Callable
 from functools import cached_property
 from pathlib import Path
@@ -88,7 +89,7 @@ class AskedReplica(Replica):
 
     @cached_property
     def exchange(self) -> TrainerExchange:
-        return TrainerExchange(NoLink(), self.payloads, self, self.emit)
+        return TrainerExchange(NoLink(), self.payloads, self, self.emit, random.Random(0))
 
     def handle(self, request: messages.Request) -> messages.Reply | None:
         return self.exchange.carry_out(request)

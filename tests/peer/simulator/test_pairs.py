@@ -10,6 +10,7 @@ import torch
 
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import messages
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Matcher, Pair, PairPeer, matcher
 from gossamer.peer.simulator.population import Population
@@ -160,7 +161,7 @@ def by_hand(**choices: object) -> tuple[Population, Gossip, Nobody]:
     population = small_population(small_scenario(peers=3, **choices))
     matcher: Matcher = Nobody()
     assert isinstance(matcher, Nobody)
-    return population, Gossip(population, pair_rule(population.scenario), matcher), matcher
+    return population, Gossip(population, pair_rule(population.scenario), matcher, members(population)), matcher
 
 
 def step(population: Population, table: Gossip, *peers: int) -> None:
@@ -173,7 +174,7 @@ def test_a_swarm_of_two_that_meets_on_schedule_is_heavy_ball_diloco(gamma: float
     """NoLoCo with N = 2 against the float64 oracle of DiLoCo: the replicas are equal after each exchange, gamma plays no part."""
     pair = {"peers": 2, "steps": 12, "inner_steps": 4, "blocks_per_fragment": 2, "alpha": 0.5, "beta": 0.7, "gamma": gamma}
     population = small_population(small_scenario(method="noloco", matching="scheduled", **pair))
-    table = Gossip(population, pair_rule(population.scenario), matcher(population.scenario, 2))
+    table = Gossip(population, pair_rule(population.scenario), matcher(population.scenario, 2), members(population))
     exchanged = []
     for now in range(1, 13):
         step(population, table, 0, 1)

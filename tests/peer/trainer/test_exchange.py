@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,7 +63,7 @@ class Peer:
         self.parameters = {name.split(".")[-1]: tensor.detach() for name, tensor in self.replica.parameters.items()}
         self.move(torch.Generator().manual_seed(5), 0.5)
         self.payloads = PayloadFolder(folder / name)
-        self.exchange = TrainerExchange(NoLink(), self.payloads, self.replica, ignored)
+        self.exchange = TrainerExchange(NoLink(), self.payloads, self.replica, ignored, random.Random(0))
         self.side = Side(self.exchange.carry_out, self.payloads)
 
     def solo(self, phase: RunPhase = RunPhase.TRAIN) -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.trainer.fragment_state import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LIMIT, UNRELATED, Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LEAST_KEPT, LIMIT, UNRELATED, Lengths, MergeGate
 
 WEIGHTS = 30.0  # a length
 STEPS = 5  # in which it has moved
@@ -21,7 +21,8 @@ NOTHING = moved(0.0)
 
 
 def merged(gate: MergeGate, gap: float, own: Lengths) -> bool:
-    if gate.judge(gap, own):
+    """Merge a gap if the gate accepts it whole."""
+    if gate.judge(gap, own) or gate.kept(gap, own, 1.0) < 1.0:
         return False
     gate.accept(gap, own)
     return True
@@ -50,8 +51,22 @@ def test_identical_weights_may_always_meet() -> None:
 def test_before_the_first_meeting_the_gate_is_measured_by_the_weights() -> None:
     """Recorded: a fresh peer, its weights 25.9 long, met a host that had made 55 steps alone; the gap was 46.4."""
     assert merged(MergeGate(), 46.4, moved(0.04, 25.9, math.hypot(25.9, 46.4)))
-    reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
-    assert "more than the 60 that honest training explains" in reason
+    assert not merged(MergeGate(), FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
+    reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS / LEAST_KEPT + 0.1, moved(0.0, partner=1000.0))
+    assert "far more than the 60 that honest training explains" in reason
+
+
+def test_a_gap_is_clipped_to_the_share_of_the_limit_that_the_partner_has() -> None:
+    gate, own = steady(), moved(1.0)
+    limit = gate.limit(own)
+    assert gate.kept(0.0, own, 0.5) == 1.0 and gate.kept(0.5 * limit, own, 0.5) == 1.0
+    assert gate.kept(limit, own, 0.5) == pytest.approx(0.5) and gate.kept(2 * limit, own, 1.0) == pytest.approx(0.5)
+    assert gate.judge(1.01 * limit / LEAST_KEPT, own) and not gate.judge(0.99 * limit / LEAST_KEPT, own)
+
+
+def test_a_gap_that_only_the_allowance_covers_is_told_apart() -> None:
+    gate, own = steady(num_meetings=3), moved(1.0)
+    assert gate.draws(gate.limit(own), own) and not gate.draws(LIMIT, own)
 
 
 def test_a_peer_alone_for_long_may_meet_as_far_away_as_it_has_moved() -> None:
@@ -63,16 +78,16 @@ def test_a_peer_alone_for_long_may_meet_as_far_away_as_it_has_moved() -> None:
 
 def test_steps_that_the_clock_made_without_us_count_as_moved() -> None:
     """`moved` brings them along: who stood still may be as far from the others as they have come."""
-    assert not steady().judge(12.0, moved(0.5 * (1 + 10), fast=60.0))
-    assert steady().judge(12.0, moved(0.5, fast=60.0))
+    assert merged(steady(), 12.0, moved(0.5 * (1 + 10), fast=60.0))
+    assert not merged(steady(), 12.0, moved(0.5, fast=60.0))
 
 
 def test_two_reaches_are_honest_and_more_is_not() -> None:
     gate = steady(num_meetings=3)
     limit = gate.limit(moved(1.0))
     assert LIMIT < limit < 3 * LIMIT
-    assert not gate.judge(limit, moved(1.0))
-    assert gate.judge(limit + 0.01, moved(1.0))
+    assert gate.kept(limit, moved(1.0), 1.0) == 1.0
+    assert gate.kept(limit + 0.01, moved(1.0), 1.0) < 1.0
 
 
 def test_a_far_partner_takes_the_allowance_with_it_and_training_earns_it_back() -> None:
@@ -112,7 +127,7 @@ def test_what_leads_back_where_training_came_from_is_not_explained_by_training()
     gate = steady(num_meetings=3)
     reach = 1.0 + (gate.state()["reach"] or 0.0)
     assert not gate.judge(reach, replace(moved(1.0), back=reach))
-    assert gate.judge(1.6 * reach, replace(moved(1.0), back=1.6 * reach))
+    assert gate.draws(1.6 * reach, replace(moved(1.0), back=1.6 * reach))
 
 
 def test_a_refused_gap_leaves_no_trace() -> None:
