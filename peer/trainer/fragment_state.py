@@ -133,7 +133,7 @@ class MergeGate:
 
     def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON-able."""
-        return asdict(self._bounds)
+        return {**asdict(self._bounds), "gaps": list(self._bounds.gaps)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Restore what `state` returned, now or before there were `gaps`."""

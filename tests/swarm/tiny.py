@@ -71,7 +71,7 @@ def tiny_terms(manifest: Manifest) -> RunTerms:
 
 @functools.cache
 def _tokens(text: int) -> Tokens:
-    """A noisy walk over the vocabulary: there is something to learn, and always something left. Texts 1 and 2 are of one half of it each."""
+    """A noisy walk over the vocabulary, of text 1 and 2 over one half each: there is something to learn, and always something left."""
     draws = np.random.default_rng(5 + text)
     size, first = (VOCABULARY // 2, VOCABULARY // 2 * (text - 1)) if text else (VOCABULARY, 0)
     walk = (first + np.cumsum(draws.integers(1, 4, 6000)) % size).astype(np.uint8)
