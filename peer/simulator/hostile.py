@@ -86,7 +86,7 @@ class Attacker:
             memory=self._memories[fragment],
             pursue=lambda start, goal: self._pursue(self._fragments[fragment].codec.fragment, start, goal),
             loss=lambda weights: self._loss(self._fragments[fragment].codec.fragment, weights),
-            is_unnoticed=lambda weights, shift: self._is_unnoticed(self._fragments[fragment].codec.fragment, weights, shift),
+            is_unnoticed=lambda weights, shift: self._is_unnoticed(self._fragments[fragment], weights, shift),
             draws=self._draws,
         )
 
@@ -107,12 +107,12 @@ class Attacker:
             fragment: partner for fragment, partner in self._followed.items() if self._fragments[fragment].meeting is not None
         }
 
-    def _is_unnoticed(self, piece: Fragment, weights: Tensor, shift: Tensor) -> bool:
+    def _is_unnoticed(self, state: FragmentState, weights: Tensor, shift: Tensor) -> bool:
         """Return whether an honest peer that has met whom this one has met would move weights of a fragment by the whole shift."""
-        parameters = dict(self._model.named_parameters())
+        piece, parameters = state.codec.fragment, dict(self._model.named_parameters())
         own = gather(piece, parameters)
         scatter(piece, weights, parameters)
-        judgement = self._probe.judge(copy.deepcopy(self._probe_gate), piece, shift, 1.0, is_behind=False)
+        judgement = self._probe.judge(copy.deepcopy(self._probe_gate), piece, shift, 1.0, own - state.slow, is_behind=False)
         scatter(piece, own, parameters)
         return not judgement.reason and judgement.part == 1.0
 

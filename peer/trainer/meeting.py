@@ -106,7 +106,8 @@ class MeetingSide:
         self._accepted = replace(clipped, part=1.0)
         whole = self.step(self.failed_blocks)
         is_behind = lag_steps > max(LAG_STEPS, 2 * self.since.steps) or clipped.own.back > BEHIND * clipped.gap_length
-        judgement = probe.judge(gate, self.state.codec.fragment, whole.shift, clipped.part, is_behind=is_behind)
+        own = self.snapshot - self.state.on_device(self.state.slow)
+        judgement = probe.judge(gate, self.state.codec.fragment, whole.shift, clipped.part, own, is_behind=is_behind)
         self._accepted = None if judgement.reason else replace(clipped, part=judgement.part)
         return judgement, whole if judgement.part == 1.0 or judgement.reason else self.step(self.failed_blocks)
 

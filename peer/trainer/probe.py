@@ -31,6 +31,7 @@ POOL_TOKENS: Final = 16_384  # of held-out text, from which sequences are drawn
 SIGMAS: Final = 3.0  # of spread that a gain may lie below what is typical...
 SLACK: Final = 0.01  # ...and than this, in standard deviations of the loss of single tokens, like the next one
 MOST_SPREAD: Final = 0.03  # of honest gains, measured at FIRST_TOKENS (docs/log.md)
+OWN_SPREAD: Final = 0.2  # of honest gains at least, in parts of what our own movement since the last outer step has gained
 LOW: Final = 1.0  # spreads below what is typical: more is measured
 MEDIAN_TO_SIGMA: Final = 1.48  # from the median of absolute deviations to a standard deviation
 ENOUGH: Final = 8  # accepted gains, from which their own spread is known
@@ -71,11 +72,11 @@ class Probe:
         self._model = copy.deepcopy(model, memo=dict(twins))  # apart from the model in training, which may be computing on another thread
         self._twins = {name: (p, twins[id(p)]) for name, p in model.named_parameters()}
 
-    def judge(self, gate: ProbeGate, fragment: Fragment, shift: Tensor, clipped: float, *, is_behind: bool) -> Judgement:
+    def judge(self, gate: ProbeGate, fragment: Fragment, shift: Tensor, clipped: float, own: Tensor, *, is_behind: bool) -> Judgement:
         """Measure what adding `shift`, f32[numel], to a fragment does to the loss, and have the gate judge it.
 
-        Where the first gain is low, more is measured, and a smaller part too: a half, or `clipped` if that is less. `is_behind`: the shift
-        leads back along our own way.
+        Where the first gain is low, more is measured: a smaller part, a half or `clipped` if that is less, and what our own movement since
+        the last outer step, `own`, has gained. `is_behind`: the shift leads back along our own way.
         """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
@@ -83,7 +84,8 @@ class Probe:
         if not gate.is_low(gain):
             return gate.judge(gain, None, is_behind=is_behind)
         part = min(0.5, clipped)
-        return gate.judge(self._gain(fragment, shift, drawn), (part, self._gain(fragment, part * shift, drawn)), is_behind=is_behind)
+        whole, smaller, undone = (self._gain(fragment, moved, drawn) for moved in (shift, part * shift, -own))
+        return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
 
     def _gain(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Gain:
         with evaluating(self._model):
@@ -134,6 +136,15 @@ class ProbeCost:
 
 
 @dataclass(frozen=True, slots=True)
+class Closer:
+    """What is measured beside a low gain."""
+
+    part: float  # a smaller part of the merge...
+    gain: Gain  # ...and its gain
+    own: float  # gain of our own movement since the last outer step, nats per token
+
+
+@dataclass(frozen=True, slots=True)
 class Judgement:
     """What the gate says of a gain."""
 
@@ -152,28 +163,29 @@ class ProbeGate:
     def __init__(self) -> None:
         self._gains: deque[tuple[float, float, int]] = deque(maxlen=REMEMBERED)  # accepted: value, noise, tokens
 
-    def is_low(self, gain: Gain) -> bool:
-        """Return whether a gain is low enough to measure more."""
-        return not self._deviation(gain) >= -LOW
+    def is_low(self, gain: Gain, own: float = 0.0) -> bool:
+        """Return whether a gain is low enough to measure more. `own`: what our own movement has gained, if that is measured."""
+        return not self._deviation(gain, own) >= -LOW
 
-    def judge(self, gain: Gain, smaller: tuple[float, Gain] | None, *, is_behind: bool) -> Judgement:
-        """Judge the gain of a merge, and of a smaller part of it (None: not measured). An accepted gain is remembered.
+    def judge(self, gain: Gain, closer: Closer | None, *, is_behind: bool) -> Judgement:
+        """Judge the gain of a merge, by what was measured beside it (None: nothing). An accepted gain is remembered.
 
-        A partner that is behind costs what we are ahead of it, and does no harm by that: it may follow us, and we do not go back.
+        A partner that is behind costs what we are ahead of it, and does no harm by that: it may follow us, and we do not go back. While we
+        learn fast, the gains of honest partners differ by parts of what we have learned alone.
         """
-        deviation = self._deviation(gain)
+        own = max(0.0, closer.own) if closer else 0.0
+        deviation = self._deviation(gain, own)
         if not math.isfinite(deviation):
             return Judgement(gain, "the loss on our text would not be finite", 0.0, -math.inf)
-        if smaller is None or not self.is_low(gain):
+        if closer is None or not self.is_low(gain, own):
             self._gains.append((gain.value, gain.noise, gain.num_tokens))
             return Judgement(gain, "", 1.0, deviation)
-        least = min(0.0, self._typical(gain)) - SLACK * gain.scale - SIGMAS * self._spread(gain)
+        least = min(0.0, self._typical(gain)) - SLACK * gain.scale - SIGMAS * self._spread(gain, own)
         if gain.value < least and not is_behind:
             reason = f"it would raise the loss on our text by {-gain.value:.3g} nats per token, and honest messages by {-least:.3g} at most"
             return Judgement(gain, reason, 0.0, deviation)
         self._gains.append((max(gain.value, least), gain.noise, gain.num_tokens))
-        part, gain_of_part = smaller
-        return Judgement(gain, "", 0.0 if self.is_low(gain_of_part) else part, 0.0 if is_behind else deviation)
+        return Judgement(gain, "", 0.0 if self.is_low(closer.gain, own) else closer.part, 0.0 if is_behind else deviation)
 
     def _typical(self, gain: Gain) -> float:
         """Return the typical gain, within bounds.
@@ -184,11 +196,14 @@ class ProbeGate:
         median = statistics.median(value for value, _, _ in self._gains) if self._gains else 0.0
         return min(SLACK * gain.scale, max(-MOST_SPREAD * gain.scale, median))
 
-    def _deviation(self, gain: Gain) -> float:
-        return (gain.value - self._typical(gain)) / max(1e-9, self._spread(gain))
+    def _deviation(self, gain: Gain, own: float = 0.0) -> float:
+        return (gain.value - self._typical(gain)) / max(1e-9, self._spread(gain, own))
 
-    def _spread(self, gain: Gain) -> float:
+    def _spread(self, gain: Gain, own: float = 0.0) -> float:
         """Return the standard deviation of honest gains measured on as many tokens: of the gains themselves, and of their noise."""
+        return max(OWN_SPREAD * own, self._usual_spread(gain))
+
+    def _usual_spread(self, gain: Gain) -> float:
         most = MOST_SPREAD * gain.scale
         if len(self._gains) < ENOUGH:
             return most

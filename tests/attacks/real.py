@@ -20,7 +20,8 @@ from gossamer.peer.simulator.population import Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.probe import Probe, probe_pool
 from gossamer.peer.trainer.replica import InnerStep
-from tests.attacks.trial import Outcome, Setup, open_gates
+from tests.attacks.trial import Outcome, Setup
+from tests.peer.open_gates import open_gates
 from tests.swarm.tiny import CountedReplica, tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

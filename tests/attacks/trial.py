@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -23,10 +22,9 @@ from gossamer.peer.simulator.population import Diverged, Population, populate
 from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
-from gossamer.peer.trainer.probe import Gain, Judgement, ProbeGate
 from gossamer.protocol.run.manifest import Manifest
 from tests.attacks.clipping import train_clipped
+from tests.peer.open_gates import open_gates
 
 SETTINGS = "method=noloco codec=modulo4 batch_size=2 sequence_length=64 steps=80 inner_steps=5"
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
@@ -57,40 +55,6 @@ class Outcome:
     merged: int
     refused: int  # meetings, over all members, since the turn
     obeyed: float = 0.0  # share of triggers
-
-
-class OpenGate(MergeGate):
-    """A gate that accepts everything finite."""
-
-    def judge(self, gap: float, own: Lengths) -> str:
-        return "" if gap < float("inf") else "the partner's message is not finite"
-
-    def kept(self, gap: float, own: Lengths, share: float) -> float:
-        return 1.0
-
-
-class OpenProbeGate(ProbeGate):
-    """A gate that accepts every gain."""
-
-    def judge(self, gain: Gain, smaller: tuple[float, Gain] | None, *, is_behind: bool) -> Judgement:
-        return Judgement(gain, "", 1.0, 0.0)
-
-
-class Gated(Protocol):
-    """A peer or a replica."""
-
-    probe_gate: ProbeGate
-
-    @property
-    def fragments(self) -> Sequence[FragmentState]: ...
-
-
-def open_gates(peers: Sequence[Gated]) -> None:
-    """Have peers accept everything finite."""
-    for peer in peers:
-        peer.probe_gate = OpenProbeGate()
-        for fragment in peer.fragments:
-            fragment.gate = OpenGate()
 
 
 class Trial:
