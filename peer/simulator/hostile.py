@@ -8,7 +8,6 @@ accept. `Attacker` and `HostileSide` know nothing of the simulator: tests/attack
 from __future__ import annotations
 
 import contextlib
-import copy
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -112,7 +111,7 @@ class Attacker:
         piece, parameters = state.codec.fragment, dict(self._model.named_parameters())
         own = gather(piece, parameters)
         scatter(piece, weights, parameters)
-        judgement = self._probe.judge(copy.deepcopy(self._probe_gate), piece, shift, 1.0, own - state.slow, is_behind=False)
+        judgement = self._probe.judge(self._probe_gate, piece, shift, 1.0, own - state.slow, is_behind=False)
         scatter(piece, own, parameters)
         return not judgement.reason and judgement.part == 1.0
 

@@ -55,9 +55,13 @@ class MeetingSide:
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
+        self._probed: tuple[ProbeGate, Judgement] | None = None
 
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
-        """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed, and weights whose sum is 1."""
+        """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed.
+
+        The mean of the pair is conserved if the weights of both sides add up to 1: if neither side counts fewer of the other's tokens.
+        """
         state = self.state
         message = rule.message(state.on_device(state.slow), self.snapshot, weight)
         self._sketch = state.codec.sketch(message, seed)
@@ -79,7 +83,7 @@ class MeetingSide:
         """
         if self._encoded is None or self._message is None:
             raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
-        state, self._accepted = self.state, None
+        state, self._accepted, self._probed = self.state, None, None
         try:
             gap = state.codec.gap(self._encoded, partner_payload)
         except ValueError as error:
@@ -108,6 +112,7 @@ class MeetingSide:
         is_behind = lag_steps > max(LAG_STEPS, 2 * self.since.steps) or clipped.own.back > BEHIND * clipped.gap_length
         own = self.snapshot - self.state.on_device(self.state.slow)
         judgement = probe.judge(gate, self.state.codec.fragment, whole.shift, clipped.part, own, is_behind=is_behind)
+        self._probed = gate, judgement
         self._accepted = None if judgement.reason else replace(clipped, part=judgement.part)
         return judgement, whole if judgement.part == 1.0 or judgement.reason else self.step(self.failed_blocks)
 
@@ -139,6 +144,9 @@ class MeetingSide:
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
         self.state.gate.accept(accepted.gap_length, accepted.own, accepted.part)
+        if self._probed is not None:
+            gate, judgement = self._probed
+            gate.accept(judgement)
         if self._rule is FINISH:
             self.state.final_gap = max(self.state.final_gap, accepted.gap_length)
 
@@ -158,8 +166,8 @@ class MeetingSide:
 def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     """Return our share of the pair's tokens: at least a sixteenth of the partner's, but 0 for a peer without tokens.
 
-    A peer claims its own tokens. Without the bound, a peer that overstates them would count for the whole pair. Both sides compute the
-    weight from the same two numbers, so their weights sum to 1.
+    A peer claims its own tokens. Without the bound, a peer that overstates them would count for the whole pair. The weights of both sides
+    add up to 1 if both compute them from the same two numbers.
     """
     if not own_tokens or not partner_tokens:  # a joining peer has trained nothing yet: its weights are other peers', and count with them
         return token_weight(own_tokens, partner_tokens)

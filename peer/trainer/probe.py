@@ -152,6 +152,7 @@ class Judgement:
     reason: str  # why the merge is harmful; empty if it is not
     part: float  # of the merge that is of use: all, a smaller part, or none: then only the partner profits
     deviation: float  # of the gain from what is typical, in spreads of honest gains; negative: the merge is worse
+    least: float = -math.inf  # as which a lower gain is remembered
 
 
 class ProbeGate:
@@ -168,7 +169,7 @@ class ProbeGate:
         return not self._deviation(gain, own) >= -LOW
 
     def judge(self, gain: Gain, closer: Closer | None, *, is_behind: bool) -> Judgement:
-        """Judge the gain of a merge, by what was measured beside it (None: nothing). An accepted gain is remembered.
+        """Judge the gain of a merge, by what was measured beside it (None: nothing). Changes nothing.
 
         A partner that is behind costs what we are ahead of it, and does no harm by that: it may follow us, and we do not go back. While we
         learn fast, the gains of honest partners differ by parts of what we have learned alone.
@@ -178,14 +179,18 @@ class ProbeGate:
         if not math.isfinite(deviation):
             return Judgement(gain, "the loss on our text would not be finite", 0.0, -math.inf)
         if closer is None or not self.is_low(gain, own):
-            self._gains.append((gain.value, gain.noise, gain.num_tokens))
             return Judgement(gain, "", 1.0, deviation)
         least = min(0.0, self._typical(gain)) - SLACK * gain.scale - SIGMAS * self._spread(gain, own)
         if gain.value < least and not is_behind:
             reason = f"it would raise the loss on our text by {-gain.value:.3g} nats per token, and honest messages by {-least:.3g} at most"
             return Judgement(gain, reason, 0.0, deviation)
-        self._gains.append((max(gain.value, least), gain.noise, gain.num_tokens))
-        return Judgement(gain, "", 0.0 if self.is_low(closer.gain, own) else closer.part, 0.0 if is_behind else deviation)
+        part = 0.0 if self.is_low(closer.gain, own) else closer.part
+        return Judgement(gain, "", part, 0.0 if is_behind else deviation, least)
+
+    def accept(self, judgement: Judgement) -> None:
+        """Remember the gain of a merge that counts."""
+        gain = judgement.gain
+        self._gains.append((max(gain.value, judgement.least), gain.noise, gain.num_tokens))
 
     def _typical(self, gain: Gain) -> float:
         """Return the typical gain, within bounds.
