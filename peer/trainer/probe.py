@@ -68,7 +68,8 @@ class Probe:
         self._dtype = dtype
         self._pool = pool
         self._rng = rng
-        twins = {id(p): nn.Parameter(p.detach(), requires_grad=False) for p in model.parameters()}
+        # `data`, not `detach()`: a gradient that is being computed is not to see that a twin was written to
+        twins = {id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()}
         self._model = copy.deepcopy(model, memo=dict(twins))  # apart from the model in training, which may be computing on another thread
         self._twins = {name: (p, twins[id(p)]) for name, p in model.named_parameters()}
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from gossamer.peer.link import messages
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
 from gossamer.peer.sync.pieces import Pieces, RunResult, to_bits
@@ -134,7 +135,10 @@ def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Pa
 
 def test_peers_do_not_linger_for_one_that_has_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
-        *quick, slow = sorted(swarm.start(3), key=lambda peer: peer.peer_id)  # the last one does not write it down
+        peers = swarm.start(3)
+        await swarm.until(lambda: all(peer.node for peer in peers))
+        place = SybilGroups(peers[0].book, swarm.terms).drawn
+        *quick, slow = sorted(peers, key=lambda peer: place(peer.peer_id, None))  # the last one does not write it down
         at_once = slow.link.request
 
         async def later(request: messages.AnsweredRequest) -> messages.Reply:
