@@ -33,7 +33,7 @@ HARMED: Final = 1.0  # spreads of honest gains below the typical one: an accepte
 SHORTFALL: Final = (0.5, 3.0)  # spreads below the typical gain: not counted, and counted at most of one probe
 DOUBTFUL: Final = 4.0  # shortfall, from which the partner counts as one without a record...
 HARMFUL: Final = 6.0  # ...and as one that has sent a harmful message
-RESTS_S: Final = (60.0, 600.0, 4 * 3600.0, 24 * 3600.0, math.inf)  # by strikes: a harmful message is one strike...
+RESTS_S: Final = (10.0, 120.0, 4 * 3600.0, 24 * 3600.0, math.inf)  # by strikes: a harmful message is one strike...
 STRIKES_PER_PROBE: Final = 0.5  # ...which two accepted probes make up for
 GROUP_STRIKES: Final = 2  # at most, that harmful peers of the same origin add to a newcomer's first strike
 HOURS: Final = 3  # rungs of RESTS_S: so far for a newcomer of a harmful origin, and while no other record is good
@@ -304,4 +304,6 @@ def rest_text(rest_s: float) -> str:
     """Return a length of time in words."""
     if rest_s == math.inf:
         return "for good"
-    return f"for {rest_s / 3600:.1f} hours" if rest_s >= 3600 else f"for {max(1, math.ceil(rest_s / 60))} min"
+    if rest_s >= 3600.0:
+        return f"for {rest_s / 3600.0:.1f} hours"
+    return f"for {math.ceil(rest_s / 60.0)} min" if rest_s > 60.0 else f"for {max(1, math.ceil(rest_s))} s"

@@ -81,26 +81,30 @@ class Probe:
         """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
-        gain = self._gain(fragment, shift, drawn[:first])
+        (gain,) = self._gains(fragment, [shift], drawn[:first])
         if not gate.is_low(gain):
             return gate.judge(gain, None, is_behind=is_behind)
         part = min(0.5, clipped)
-        whole, smaller, undone = (self._gain(fragment, moved, drawn) for moved in (shift, part * shift, -own))
+        whole, smaller, undone = self._gains(fragment, [shift, part * shift, -own], drawn)
         return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
 
-    def _gain(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Gain:
+    def _gains(self, fragment: Fragment, shifts: Sequence[Tensor], sequences: Tensor) -> list[Gain]:
+        """Measure what adding each of some shifts to a fragment would take from the loss."""
+        moved, gains = {piece.name: self._twins[piece.name][1] for piece in fragment.pieces}, []
         with evaluating(self._model):
-            for live, twin in self._twins.values():
-                twin.data = live.data  # the same memory
+            self._share_memory()
             before = token_losses(self._model, sequences, self._dtype)
-            moved = {piece.name: self._twins[piece.name][1] for piece in fragment.pieces}
-            for twin in moved.values():
-                twin.data = twin.data.clone()
-            add(fragment, shift, moved)
-            after = token_losses(self._model, sequences, self._dtype)
-            for live, twin in self._twins.values():
-                twin.data = live.data  # frees the copies
-        return Gain.of(before, after)
+            for shift in shifts:
+                for twin in moved.values():
+                    twin.data = twin.data.clone()
+                add(fragment, shift, moved)
+                gains.append(Gain.of(before, token_losses(self._model, sequences, self._dtype)))
+                self._share_memory()  # frees the copies
+        return gains
+
+    def _share_memory(self) -> None:
+        for live, twin in self._twins.values():
+            twin.data = live.data
 
 
 def probe_pool(corpus: Corpus) -> Tensor:
@@ -172,7 +176,8 @@ class ProbeGate:
     def judge(self, gain: Gain, closer: Closer | None, *, is_behind: bool) -> Judgement:
         """Judge the gain of a merge, by what was measured beside it (None: nothing). Changes nothing.
 
-        A partner that is behind costs what we are ahead of it, and does no harm by that: it may follow us, and we do not go back. While we
+        A message is harmful if a smaller part of it is so too: right after we have merged, the whole of an honest one may lead too far. A
+        partner that is behind costs what we are ahead of it, and does no harm by that: it may follow us, and we do not go back. While we
         learn fast, the gains of honest partners differ by parts of what we have learned alone.
         """
         own = max(0.0, closer.own) if closer else 0.0
@@ -182,11 +187,13 @@ class ProbeGate:
         if closer is None or not self.is_low(gain, own):
             return Judgement(gain, "", 1.0, deviation)
         least = min(0.0, self._typical(gain)) - SLACK * gain.scale - SIGMAS * self._spread(gain, own)
-        if gain.value < least and not is_behind:
+        best = closer.gain if closer.gain.value > gain.value else gain
+        deviation = self._deviation(best, own)
+        if best.value < least and not is_behind:
             reason = f"it would raise the loss on our text by {-gain.value:.3g} nats per token, and honest messages by {-least:.3g} at most"
             return Judgement(gain, reason, 0.0, deviation)
         part = 0.0 if self.is_low(closer.gain, own) else closer.part
-        return Judgement(gain, "", part, 0.0 if is_behind else deviation, least)
+        return Judgement(best, "", part, 0.0 if is_behind else deviation, least)
 
     def accept(self, judgement: Judgement) -> None:
         """Remember the gain of a merge that counts."""

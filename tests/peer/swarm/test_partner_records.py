@@ -209,8 +209,8 @@ def test_reasons_fit_a_refusal() -> None:
         records.rejected(C, NOW_S)
     for peer in (A, C, D):
         assert 10 < len(records.why_shunned(peer, NOW_S)) < REFUSAL_DETAIL_CHARS
-    assert [rest_text(rest_s) for rest_s in (1.0, 60.0, 600.0, 14400.0, math.inf)] == [
-        "for 1 min", "for 1 min", "for 10 min", "for 4.0 hours", "for good",
+    assert [rest_text(rest_s) for rest_s in (0.2, 60.0, 120.0, 14400.0, math.inf)] == [
+        "for 1 s", "for 60 s", "for 2 min", "for 4.0 hours", "for good",
     ]  # fmt: skip
 
 

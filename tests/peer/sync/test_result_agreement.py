@@ -135,7 +135,7 @@ def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Pa
 
 def test_peers_do_not_linger_for_one_that_has_all_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
-        peers = swarm.start(3)
+        peers = swarm.start(4)
         await swarm.until(lambda: all(peer.node for peer in peers))
         place = SybilGroups(peers[0].book, swarm.terms).drawn
         *quick, slow = sorted(peers, key=lambda peer: place(peer.peer_id, None))  # the last one does not write it down

@@ -42,8 +42,8 @@ def gain(value: float) -> Gain:
 
 
 def judged(gate: ProbeGate, value: float, part: float | None = None, own: float = 0.0, *, is_behind: bool = False) -> Judgement:
-    """Judge a gain; the smaller part of the merge gains half of it unless `part` says what."""
-    return gate.judge(gain(value), Closer(0.5, gain(value / 2 if part is None else part), own), is_behind=is_behind)
+    """Judge a gain; half of the merge gains `part`, by default as much."""
+    return gate.judge(gain(value), Closer(0.5, gain(value if part is None else part), own), is_behind=is_behind)
 
 
 def experienced() -> ProbeGate:
@@ -168,6 +168,12 @@ def test_of_a_low_gain_only_the_part_that_is_of_use_is_merged() -> None:
     assert not judged(gate, low).reason
 
 
+def test_a_message_of_which_a_part_does_no_harm_is_not_harmful() -> None:
+    """Right after a merge, the whole of an honest message may lead too far."""
+    judgement = judged(experienced(), -3 * WORST, part=TYPICAL)
+    assert not judgement.reason and judgement.part == 0.5 and judgement.deviation > -1.0
+
+
 def test_a_partner_that_is_behind_is_not_to_blame_and_changes_little() -> None:
     judgement = judged(experienced(), -2 * WORST, is_behind=True)
     assert not judgement.reason and judgement.part == 0.0 and judgement.deviation == 0.0
@@ -185,12 +191,12 @@ def test_many_small_harms_do_not_shift_what_is_typical_without_end() -> None:
     gate, cost = experienced(), 0.0
     for _ in range(200):
         value = -cost - 0.01
-        while not judged(gate, value - 0.005, part=1.0).reason:
+        while not judged(gate, value - 0.005).reason:
             value -= 0.005
-        if judged(gate, value, part=1.0).reason:
+        if judged(gate, value).reason:
             break
         cost = -value
-        gate.accept(judged(gate, value, part=1.0))
+        gate.accept(judged(gate, value))
     assert cost < WORST + MOST_SPREAD * SCALE
 
 
