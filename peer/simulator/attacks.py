@@ -274,7 +274,7 @@ class Attack:
 
     craft: Craft
     tokens: int | None = None  # that it claims to have trained since its last meeting; None: the true count
-    lead_steps: int = 0  # that it claims to be ahead of every honest member
+    lead_steps: int = 0  # that it claims to be ahead of every honest member; negative: behind the last one
     trains: bool = True
     adopts: bool = True  # takes the partner's weights over after a meeting, and not its own outer step
     strikes: float = 1.0  # probability that a message is hostile
@@ -309,6 +309,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "reversed-many-tokens": Attack(reverse, tokens=MANY_TOKENS),
     "ascent-many-tokens": Attack(ascend_aimed, tokens=MANY_TOKENS),
     "reversed-ahead": Attack(reverse, lead_steps=150),
+    "ascent-behind": Attack(ascend_aimed, lead_steps=-50),
     "ascent-at-times": Attack(ascend_aimed, strikes=0.25),
     "ascent-at-end": Attack(ascend_aimed, from_share=Fraction(9, 10)),
     "backdoor": Attack(backdoor),

@@ -27,7 +27,7 @@ from gossamer.peer.simulator.pairs import PairPeer
 from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica, Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep, Since
 from gossamer.peer.trainer.meeting import MeetingSide
-from gossamer.peer.trainer.probe import Probe, ProbeGate
+from gossamer.peer.trainer.probe import Probe, ProbeGate, Shifts
 from gossamer.protocol.identity import PeerId
 
 LOSS_BATCHES: Final = 4  # on which an attacker measures a loss
@@ -111,7 +111,8 @@ class Attacker:
         piece, parameters = state.codec.fragment, dict(self._model.named_parameters())
         own = gather(piece, parameters)
         scatter(piece, weights, parameters)
-        judgement = self._probe.judge(self._probe_gate, piece, shift, 1.0, own - state.slow, is_behind=False)
+        shifts = Shifts(shift, torch.zeros_like(shift), own - state.slow)
+        judgement = self._probe.judge(self._probe_gate, piece, shifts, 0.5, is_behind=False)
         scatter(piece, own, parameters)
         return not judgement.reason and judgement.part == 1.0
 
@@ -186,6 +187,11 @@ class HostileSide(MeetingSide):
             return super().failed_blocks
         return torch.zeros(self.state.codec.num_blocks, dtype=torch.bool)
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether a partner's global step is followed: the own one is as the attack claims."""
+        return not self._attack.adopts and super().is_whole
+
     def step(self, failed_blocks: Tensor) -> OuterStep:
         """Return a step that moves nothing, for the partner's weights are taken over."""
         if not self._attack.adopts:
@@ -243,7 +249,7 @@ class HostilePeer(PairPeer):
         """Train on the next batch, or only claim to; its own divergence ends nothing."""
         self.attacker.take_over()
         if self.is_hostile and self.attack.lead_steps:
-            self.replica.global_step = max(peer.replica.global_step for peer in self._honest) + self.attack.lead_steps
+            self.replica.global_step = self._step_claimed([peer.replica.global_step for peer in self._honest])
         if self.attack.trains or not self.is_hostile:
             with contextlib.suppress(Diverged):
                 super().inner_step(num_tokens)
@@ -252,6 +258,10 @@ class HostilePeer(PairPeer):
         self.replica.global_step += 1
         for fragment in self.fragments:
             fragment.count(num_tokens)
+
+    def _step_claimed(self, honest: Sequence[int]) -> int:
+        lead = self.attack.lead_steps
+        return max(honest) + lead if lead > 0 else max(0, min(honest) + lead)
 
     def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
         """Open a meeting, hostile to honest members."""

@@ -171,9 +171,10 @@ class PairPeer:
         if reason := side.judge(payload, trust.share):
             return reason
         self._judgement = None
-        if not side.is_clipped and not trust.must_probe and self._probe_draws.random() >= PROBED_SHARE:
-            return ""
         lag_steps = self.replica.global_step - partner.replica.global_step
+        must_probe = trust.must_probe or side.is_clipped or -lag_steps > self.replica.slack_steps
+        if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
+            return ""
         self._judgement, _ = side.probe(self.probe, self.probe_gate, lag_steps=lag_steps)
         if self._judgement.reason:
             self.records.harmful(partner.peer_id, self.now_s)
@@ -253,7 +254,8 @@ class Pair:
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
         side.state.move_fast_weights()
-        member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
+        if side.is_whole:
+            member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 
 

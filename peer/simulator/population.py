@@ -143,10 +143,15 @@ class SimulatedReplica:
         self.own_steps += 1
         self.global_step += 1
 
+    @property
+    def slack_steps(self) -> int:
+        """How far a partner may be ahead without being followed."""
+        return self._manifest.outer.nominal_steps
+
     def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step as a real peer does, at most a bounded factor faster than the own steps."""
-        slack_steps, total_steps = self._manifest.outer.nominal_steps, self._settings.total_steps
-        self.global_step = follow_global_step(self.global_step, partner_global_step, slack_steps, self.own_steps, total_steps)
+        total_steps = self._settings.total_steps
+        self.global_step = follow_global_step(self.global_step, partner_global_step, self.slack_steps, self.own_steps, total_steps)
 
 
 @dataclass(slots=True)

@@ -379,6 +379,7 @@ class TrainerExchange:
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
+            is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.is_clipped)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
@@ -396,7 +397,7 @@ class TrainerExchange:
             meeting, step = self._outer_step(request)
             meeting.side.merge(step)
             self._replica.journal(request.meeting_id)
-            self._replica.count_outer_step(meeting.fragment, meeting.partner_global_step)
+            self._replica.count_outer_step(meeting.fragment, meeting.partner_global_step if meeting.side.is_whole else 0)
             self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
         return messages.Applied(request.meeting)

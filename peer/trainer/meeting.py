@@ -17,7 +17,7 @@ from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
-from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate, Shifts
 
 BEHIND: Final = 0.6  # of a gap leads back along our own movement: the partner has not come as far
 LAG_STEPS: Final = 10  # at least: the global steps of peers that train together differ by a few
@@ -100,21 +100,25 @@ class MeetingSide:
         """Whether the accepted gap is longer than may be merged without a probe."""
         return self._need_accepted().part < 1.0
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the accepted gap is merged: then the partner's global step may be followed too."""
+        return self._need_accepted().part == 1.0
+
     def probe(self, probe: Probe, gate: ProbeGate, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
         """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step that is left.
 
         A message that is harmful is no longer accepted. `lag_steps`: the global steps that the partner says to be behind us. A partner is
         behind too if its gap mostly leads back along our own movement.
         """
-        clipped = self._need_accepted()
-        self._accepted = replace(clipped, part=1.0)
-        whole = self.step(self.failed_blocks)
+        clipped, failed = self._need_accepted(), self.failed_blocks
+        solo, whole = self._part_of_step(0.0, failed), self._part_of_step(1.0, failed)
         is_behind = lag_steps > max(LAG_STEPS, 2 * self.since.steps) or clipped.own.back > BEHIND * clipped.gap_length
-        own = self.snapshot - self.state.on_device(self.state.slow)
-        judgement = probe.judge(gate, self.state.codec.fragment, whole.shift, clipped.part, own, is_behind=is_behind)
+        shifts = Shifts(whole.shift, solo.shift, self.snapshot - self.state.on_device(self.state.slow))
+        judgement = probe.judge(gate, self.state.codec.fragment, shifts, min(0.5, clipped.part), is_behind=is_behind)
         self._probed = gate, judgement
         self._accepted = None if judgement.reason else replace(clipped, part=judgement.part)
-        return judgement, whole if judgement.part == 1.0 or judgement.reason else self.step(self.failed_blocks)
+        return judgement, whole if judgement.part == 1.0 or judgement.reason else self._part_of_step(judgement.part, failed)
 
     @property
     def failed_blocks(self) -> Tensor:
@@ -123,16 +127,20 @@ class MeetingSide:
 
     def step(self, failed_blocks: Tensor) -> OuterStep:
         """Compute the outer step with the partner; blocks that failed on either side, the same for both, are taken alone."""
+        return self._part_of_step(self._need_accepted().part, failed_blocks)
+
+    def _part_of_step(self, taken: float, failed_blocks: Tensor) -> OuterStep:
+        """Compute this part of the outer step with the partner; the rest is the step without one."""
         accepted, state = self._need_accepted(), self.state
         failed = state.codec.failed_values(failed_blocks)
 
         def step(slow: Tensor, momentum: Tensor, part: slice) -> tuple[Tensor, Tensor]:
             alone, gap, fast = None if failed is None else failed[part], accepted.gap.values[part], self.snapshot[part]
             pair = self._rule.pair_step(slow, momentum, fast, self._weight, gap, alone)
-            if accepted.part == 1.0:
+            if taken == 1.0:
                 return pair
             solo = self._rule.solo_step(slow, momentum, fast)
-            return solo[0].lerp_(pair[0], accepted.part), solo[1].lerp_(pair[1], accepted.part)
+            return solo[0].lerp_(pair[0], taken), solo[1].lerp_(pair[1], taken)
 
         return state.in_slabs(self.snapshot, step)
 

@@ -73,34 +73,37 @@ class Probe:
         self._model = copy.deepcopy(model, memo=dict(twins))  # apart from the model in training, which may be computing on another thread
         self._twins = {name: (p, twins[id(p)]) for name, p in model.named_parameters()}
 
-    def judge(self, gate: ProbeGate, fragment: Fragment, shift: Tensor, clipped: float, own: Tensor, *, is_behind: bool) -> Judgement:
-        """Measure what adding `shift`, f32[numel], to a fragment does to the loss, and have the gate judge it.
+    def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
+        """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
 
-        Where the first gain is low, more is measured: a smaller part, a half or `clipped` if that is less, and what our own movement since
-        the last outer step, `own`, has gained. `is_behind`: the shift leads back along our own way.
+        Where the first gain is low, more is measured: this part of the merge too, and what our own movement has gained. `is_behind`: the
+        merge leads back along our own way.
         """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
-        (gain,) = self._gains(fragment, [shift], drawn[:first])
+        (gain,) = self._gains(fragment, shifts.solo, [shifts.pair], drawn[:first])
         if not gate.is_low(gain):
             return gate.judge(gain, None, is_behind=is_behind)
-        part = min(0.5, clipped)
-        whole, smaller, undone = self._gains(fragment, [shift, part * shift, -own], drawn)
+        candidates = [shifts.pair, shifts.solo.lerp(shifts.pair, part), -shifts.own]
+        whole, smaller, undone = self._gains(fragment, shifts.solo, candidates, drawn)
         return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
 
-    def _gains(self, fragment: Fragment, shifts: Sequence[Tensor], sequences: Tensor) -> list[Gain]:
-        """Measure what adding each of some shifts to a fragment would take from the loss."""
-        moved, gains = {piece.name: self._twins[piece.name][1] for piece in fragment.pieces}, []
+    def _gains(self, fragment: Fragment, base: Tensor, shifts: Sequence[Tensor], sequences: Tensor) -> list[Gain]:
+        """Measure what each of some shifts of a fragment, in place of the base, takes from the loss."""
+        before, *after = (self._losses(fragment, shift, sequences) for shift in (base, *shifts))
+        return [Gain.of(before, each) for each in after]
+
+    def _losses(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Tensor:
+        """Return the loss of each token with a fragment shifted."""
+        moved = {piece.name: self._twins[piece.name][1] for piece in fragment.pieces}
         with evaluating(self._model):
             self._share_memory()
-            before = token_losses(self._model, sequences, self._dtype)
-            for shift in shifts:
-                for twin in moved.values():
-                    twin.data = twin.data.clone()
-                add(fragment, shift, moved)
-                gains.append(Gain.of(before, token_losses(self._model, sequences, self._dtype)))
-                self._share_memory()  # frees the copies
-        return gains
+            for twin in moved.values():
+                twin.data = twin.data.clone()
+            add(fragment, shift, moved)
+            losses = token_losses(self._model, sequences, self._dtype)
+            self._share_memory()  # frees the copies
+        return losses
 
     def _share_memory(self) -> None:
         for live, twin in self._twins.values():
@@ -138,6 +141,15 @@ class ProbeCost:
         if not self._probes_s:
             return 1.0
         return min(1.0, max(LEAST_SHARE, COST_SHARE * train_s / self._num_asked * self._num_probes / self._probes_s))
+
+
+@dataclass(frozen=True, slots=True)
+class Shifts:
+    """Where a meeting may move a fragment's fast weights, f32[numel] each, on the model's device."""
+
+    pair: Tensor  # by the outer step with the partner
+    solo: Tensor  # by the outer step without one
+    own: Tensor  # where our own training since the last outer step has moved them
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
     rule = pair_rule(population.scenario)
     manifest = small_manifest(codec={"name": codec})
     real = [small_replica(tmp_path / f"{n}", manifest, b"peer-%d" % n) for n in range(2)]
+    open_probes([*outers, *real])
     sides = (replica_side(real[0], tmp_path / "0"), replica_side(real[1], tmp_path / "1"))
     for number in range(2 * len(population.layout.codecs)):
         fragment = number % len(population.layout.codecs)

@@ -27,6 +27,7 @@ from gossamer.peer.trainer.probe import (
     Probe,
     ProbeCost,
     ProbeGate,
+    Shifts,
     probe_pool,
 )
 from gossamer.peer.trainer.replica import Replica
@@ -77,6 +78,12 @@ def replica(tmp_path: Path) -> Replica:
     return small_replica(tmp_path, small_manifest())
 
 
+def judge(probe: Probe, gate: ProbeGate, replica: Replica, size: float) -> Judgement:
+    """Judge a merge that shifts a fragment at random; nothing else would."""
+    fragment, shift = shift_of(replica, size)
+    return probe.judge(gate, fragment, Shifts(shift, 0.0 * shift, 0.0 * shift), 0.5, is_behind=False)
+
+
 def probe_of(replica: Replica, pool: Tensor) -> Probe:
     return Probe(replica.model, torch.float32, pool, random.Random(1))
 
@@ -94,13 +101,15 @@ def mean_loss(replica: Replica, sequences: Tensor) -> float:
 def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: Replica) -> None:
     pool = probe_pool(replica.corpus)[: MORE_TOKENS // 64]
     fragment, shift = shift_of(replica, 0.05)
-    own = 0.3 * shift.roll(7)
+    own, solo = 0.3 * shift.roll(7), 0.2 * shift.roll(70)
     gate = Watched(suspects=True)
-    probe_of(replica, pool[:1].expand(200, -1)).judge(gate, fragment, shift, 0.25, own, is_behind=False)
+    probe_of(replica, pool[:1].expand(200, -1)).judge(gate, fragment, Shifts(shift, solo, own), 0.25, is_behind=False)
     ((whole, closer),) = gate.seen
     assert closer is not None and closer.part == 0.25
+    add(fragment, solo, replica.parameters)
     before = mean_loss(replica, pool[:1])
-    for moved, found in ((shift, whole.value), (0.25 * shift, closer.gain.value), (-own, -closer.own)):
+    add(fragment, -solo, replica.parameters)
+    for moved, found in ((shift, whole.value), (0.25 * shift + 0.75 * solo, closer.gain.value), (-own, -closer.own)):
         add(fragment, moved, replica.parameters)
         assert found == pytest.approx(before - mean_loss(replica, pool[:1]), abs=2e-5)
         add(fragment, -moved, replica.parameters)
@@ -110,7 +119,7 @@ def test_more_is_measured_only_where_the_first_gain_is_low(replica: Replica) -> 
     pool = probe_pool(replica.corpus)
     for suspects, num_tokens in ((False, FIRST_TOKENS), (True, FIRST_TOKENS + MORE_TOKENS)):
         gate = Watched(suspects=suspects)
-        probe_of(replica, pool).judge(gate, *shift_of(replica, 0.01), 1.0, shift_of(replica, 0.0)[1], is_behind=False)
+        judge(probe_of(replica, pool), gate, replica, 0.01)
         ((whole, closer),) = gate.seen
         assert (closer is not None) == suspects
         assert whole.num_tokens == pytest.approx(num_tokens, rel=0.25), "in whole sequences"
@@ -119,7 +128,7 @@ def test_more_is_measured_only_where_the_first_gain_is_low(replica: Replica) -> 
 def test_each_meeting_has_its_own_draw(replica: Replica) -> None:
     probe, gate = probe_of(replica, probe_pool(replica.corpus)), Watched(suspects=False)
     for _ in range(5):
-        probe.judge(gate, *shift_of(replica, 0.05), 1.0, shift_of(replica, 0.0)[1], is_behind=False)
+        judge(probe, gate, replica, 0.05)
     assert len({whole.value for whole, _ in gate.seen}) == 5
 
 
@@ -131,7 +140,7 @@ def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed
     before = [tensor.clone() for tensor in replica.parameters.values()]
     replica.model.zero_grad()
     loss = next_token_loss(replica.model, batch)
-    probe.judge(Watched(suspects=True), *shift_of(replica, 0.05), 1.0, shift_of(replica, 0.01)[1], is_behind=False)
+    judge(probe, Watched(suspects=True), replica, 0.05)
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(torch.equal(one, other) for one, other in zip(before, replica.parameters.values(), strict=True))
     for parameter, gradient in zip(replica.model.parameters(), wanted, strict=True):
@@ -139,9 +148,7 @@ def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed
 
 
 def test_a_shift_that_breaks_the_model_is_refused(replica: Replica) -> None:
-    fragment, shift = shift_of(replica, 1e30)
-    probe = probe_of(replica, probe_pool(replica.corpus))
-    judgement = probe.judge(ProbeGate(), fragment, shift, 1.0, shift_of(replica, 0.0)[1], is_behind=False)
+    judgement = judge(probe_of(replica, probe_pool(replica.corpus)), ProbeGate(), replica, 1e30)
     assert "would not be finite" in judgement.reason and judgement.part == 0.0
 
 
