@@ -131,10 +131,10 @@ class Meetings:
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         partner = stream.partner
-        self._need_fit(hello, partner)
+        self._need_fit(hello, stream)
         while (active := self.active.get(hello.fragment)) is not None:
             await self._wait_behind(active, partner)
-            self._need_fit(hello, partner)  # the state may have changed meanwhile
+            self._need_fit(hello, stream)  # the state may have changed meanwhile
         if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
         self.inbound.add(partner)
@@ -143,12 +143,13 @@ class Meetings:
         finally:
             self.inbound.discard(partner)
 
-    def _need_fit(self, hello: Hello, partner: PeerId) -> None:
+    def _need_fit(self, hello: Hello, stream: Stream) -> None:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
-        membership, lifecycle = self.membership, self.lifecycle
+        membership, lifecycle, partner = self.membership, self.lifecycle, stream.partner
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
         self.peer_exchange.book.note_call(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
         self.peer_exchange.book.shows(partner, hello.credential)
+        self.peer_exchange.book.connected(partner, stream.observed)
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)

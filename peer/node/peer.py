@@ -144,7 +144,7 @@ class NodePeer:
             for address in addresses:
                 self.book.add_address(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
-        self.records = PartnerRecords(lambda peer: [origin for origin in self.book.get(peer).origins if origin])
+        self.records = PartnerRecords(lambda peer: self.book.get(peer).seen_origins)
         self.partner_file = PartnerFile(home, self.records, emit)
         self.partner_file.load()
 
@@ -162,7 +162,7 @@ class NodePeer:
 
     def has_met(self, partner: PeerId) -> bool:
         """Return whether a meeting with a peer has been completed."""
-        return self.book.get(partner).meetings > 0
+        return self.book.get(partner).has_met
 
     def is_member(self, record: MemberRecord) -> bool:
         """Return whether a record is a member's; False before the manifest is known."""

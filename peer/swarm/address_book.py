@@ -75,6 +75,11 @@ class KnownPeer:
         return network, str(credential.bearer or "") if credential else ""
 
     @property
+    def seen_origins(self) -> list[str]:
+        """Its invite, and the network in which a connection has shown it: what it cannot choose."""
+        return [origin for origin in (self.network, self.origins[1]) if origin]
+
+    @property
     def has_global_step(self) -> bool:
         """Whether its global step is known."""
         return self.record is not None or self.global_step > 0
