@@ -16,7 +16,7 @@ PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-
 
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes: each would compile our sources anew
 
-.PHONY: help faults lab demo image swarm test coverage check format proto pictures clean install
+.PHONY: help faults attacks lab demo image swarm test coverage check format proto pictures clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
@@ -25,6 +25,7 @@ help:
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
 	@echo "make faults  the whole fault suite, one core for two hours; FAULTS='R1 R5' for some of it"
+	@echo "make attacks every attack of a member on swarms of 4, 8 and 10, one core for an hour; ATTACKS='ascent stale' for some of it"
 	@echo "make lab     peers behind routers of four kinds meet, in network namespaces (as root)"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"
 	@echo "make format  format the sources"
@@ -60,6 +61,9 @@ coverage: $(STAMP)
 
 faults: $(STAMP)
 	$(BIN)/python -m tests.faults $(FAULTS)
+
+attacks: $(STAMP)
+	$(BIN)/python -m tests.attacks $(ATTACKS)
 
 lab: $(STAMP)
 	$(BIN)/python -m tests.lab.pairs --bulk

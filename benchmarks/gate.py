@@ -1,23 +1,19 @@
-"""What the merge gate refuses: of honest swarms, where it should be nothing, and of one malicious peer in five.
+"""What the merge gate refuses of honest swarms, where it should be nothing. Attacks: `python -m tests.attacks`.
 
-    python -m benchmarks.gate [honest | hostile | both] [--seeds N ...] [--only NAME ...]
+    python -m benchmarks.gate [--seeds N ...] [--only NAME ...]
 
-Honest swarms: four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `longest` is the largest gap
-relative to the gate's limit: above 1 it was refused. `left` is the smallest allowance, in lengths of the weights.
-Hostile swarms: five peers of equal speed; after 40 of 80 steps the last one sends, at each meeting, what its row says instead of its
-weights. `tried` counts these meetings, `merged` those that the honest side accepted. `loss` is that of the honest peers at the end, `worse`
-its difference to the same swarm whose fifth peer meets nobody from then on. Three minutes of a core for each table and seed.
+Four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `longest` is the largest gap relative to the
+gate's limit: above 1 it was refused. `left` is the smallest allowance, in lengths of the weights. Three minutes of a core for each seed.
 """
 
 from __future__ import annotations
 
 import argparse
-import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache, partial
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -25,20 +21,18 @@ from torch import Tensor
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import method, pair_rule
 from gossamer.peer.simulator.pairs import Floor, Gossip, Matcher, PairPeer, matcher
 from gossamer.peer.simulator.population import Population, populate
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import load_texts
-from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate, Since
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
 from gossamer.protocol.run.manifest import Manifest
 
 BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
-TURNS_AT = 40  # steps after which the hostile peer is one
-EVAL_BATCHES = 128
 Apart = Callable[[Fraction, int, int], bool]  # (now, one, other): they cannot meet
 Paused = Callable[[Fraction, int], bool]  # (now, peer): it makes no steps
 
@@ -140,14 +134,14 @@ class WatchedGate(MergeGate):
         self.limits.append(gap / max(1e-9, self.limit(own)))
         return super().judge(gap, own)
 
-    def accept(self, gap: float, own: Lengths) -> None:
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
         """Accept, and record it."""
-        super().accept(gap, own)
+        super().accept(gap, own, kept)
         self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 
-def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], None] | None = None) -> tuple[Gossip, Population]:
-    """Train a disturbed swarm; `intervene` may change it before the meetings of each instant."""
+def train(trouble: Trouble, seed: int) -> tuple[Gossip, Population]:
+    """Train a disturbed swarm."""
     small = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
     made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
     transfers = dict(trouble.transfers)
@@ -160,7 +154,8 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
         def cannot_meet(now: Fraction, one: int, other: int) -> bool:
             return trouble.apart(now, one, other) or trouble.paused(now, one) or trouble.paused(now, other)
 
-        table = Gossip(population, pair_rule(made), Parted(matcher(made, len(population.layout.codecs)), cannot_meet))
+        parted = Parted(matcher(made, len(population.layout.codecs)), cannot_meet)
+        table = Gossip(population, pair_rule(made), parted, members(population))
         for member in table.peers:
             for fragment in member.fragments:
                 fragment.gate = WatchedGate()
@@ -171,8 +166,6 @@ def train(trouble: Trouble, seed: int, intervene: Callable[[Fraction, Gossip], N
             for time in [time for time in transfers if time <= now]:
                 source, joiner = transfers.pop(time)
                 take_over(table.peers[source], table.peers[joiner])
-            if intervene:
-                intervene(now, table)
             table.boundary(now, here)
     return table, population
 
@@ -192,85 +185,6 @@ def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
     scatter(fragment.codec.fragment, fragment.slow, peer.replica.parameters)
 
 
-# ---------------------------------------------------------------------- what a malicious peer sends
-
-
-class OpenGate(MergeGate):
-    """A gate that accepts everything, and counts."""
-
-    num_merged = 0
-
-    def judge(self, gap: float, own: Lengths) -> str:
-        """Accept every message."""
-        return ""
-
-    def accept(self, gap: float, own: Lengths) -> None:
-        """Count the merge."""
-        self.num_merged += 1
-
-
-Forgery = Callable[
-    [FragmentState, Tensor], Tensor
-]  # what is sent instead of a fragment's weights; from an honest peer's fragment, and noise
-
-
-def noise(size: float) -> Forgery:
-    """Send an honest peer's weights plus noise, in lengths of the weights."""
-    return lambda state, draw: state.fast() + draw * (size * state.fast().norm() / draw.norm())
-
-
-def flipped(times: float) -> Forgery:
-    """Send an honest peer's progress reversed and multiplied."""
-    return lambda state, draw: state.slow - times * (state.fast() - state.slow)
-
-
-def foreign(trained: bool) -> Forgery:
-    """Send weights of another model of the same size, or a first step towards them."""
-    return lambda state, draw: draw * (state.fast().norm() / draw.norm() if trained else 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Hostile:
-    """The behaviour of the last of five peers."""
-
-    forge: Forgery
-    overstates: bool = False  # of more tokens than anybody trains, and of a clock as far ahead as may meet
-
-
-HOSTILE: Mapping[str, Hostile] = {
-    "noise, a tenth of the weights": Hostile(noise(0.1)),
-    "noise, a third": Hostile(noise(0.33)),
-    "noise, as long as they": Hostile(noise(1.0)),
-    "noise, three times": Hostile(noise(3.0)),
-    "noise, a hundred times": Hostile(noise(100.0)),
-    "the sign turned, ten times": Hostile(flipped(10.0)),
-    "another model's weights": Hostile(foreign(trained=True)),
-    "zeros": Hostile(foreign(trained=False)),
-    "noise, a third, and overstating": Hostile(noise(0.33), overstates=True),
-    "noise, three times, and overstating": Hostile(noise(3.0), overstates=True),
-    "another model's weights, and overstating": Hostile(foreign(trained=True), overstates=True),
-}
-
-
-FIVE = Trouble("peers=5 steps=80 inner_steps=5")
-
-
-def forge(attacker: Hostile, draws: torch.Generator, now: Fraction, table: Gossip) -> None:
-    """Replace the last peer's weights by those that it sends."""
-    if now < TURNS_AT:
-        return
-    honest, hostile = table.peers[0], table.peers[-1]
-    for theirs, mine in zip(honest.fragments, hostile.fragments, strict=True):
-        if not isinstance(mine.gate, OpenGate):
-            mine.gate = OpenGate()
-        draw = torch.randn(mine.slow.shape, generator=draws)
-        put(mine, attacker.forge(theirs, draw), hostile)
-        if attacker.overstates:
-            mine.since = Since(10**9, 10**6)
-    if attacker.overstates:
-        hostile.replica.global_step = honest.replica.global_step + 150
-
-
 # ---------------------------------------------------------------------- tables
 
 
@@ -286,46 +200,16 @@ def print_honest(name: str, seeds: Sequence[int]) -> None:
     print(f"{name:<40}{meetings:>9}{refused:>9}{longest:>9.2f}{left:>7.2f}", flush=True)
 
 
-def print_hostile(name: str, seeds: Sequence[int]) -> None:
-    """Print a row of the second table."""
-    merged, refused, losses, without = 0, 0, list[float](), list[float]()
-    for seed in seeds:
-        table, population = train(FIVE, seed, partial(forge, HOSTILE[name], torch.Generator().manual_seed(seed)))
-        merged += sum(fragment.gate.num_merged for fragment in table.peers[-1].fragments if isinstance(fragment.gate, OpenGate))
-        refused += population.traffic.refused
-        losses += honest_losses(population)
-        without += losses_without(seed)
-    loss, better = statistics.fmean(losses), statistics.fmean(without)
-    print(f"{name:<40}{merged + refused:>9}{merged:>9}{loss:>9.3f}{loss - better:>+8.3f}", flush=True)
-
-
-@cache
-def losses_without(seed: int) -> list[float]:
-    """Return the losses of the four honest peers without the fifth."""
-    return honest_losses(train(replace(FIVE, apart=alone(4, TURNS_AT, 80)), seed)[1])
-
-
-def honest_losses(population: Population) -> list[float]:
-    """Return the losses of all peers but the last."""
-    return held_out_losses(population.replicas[:-1], population.texts.held_out, EVAL_BATCHES)
-
-
 def main() -> None:
-    """Print the requested tables."""
+    """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("table", nargs="?", choices=["honest", "hostile", "both"], default="both")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
-    parser.add_argument("--only", nargs="+", default=[*HONEST, *HOSTILE], metavar="NAME")
+    parser.add_argument("--only", nargs="+", default=list(HONEST), metavar="NAME")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    if given.table != "hostile":
-        print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}")
-        for name in [name for name in HONEST if name in given.only]:
-            print_honest(name, given.seeds)
-    if given.table != "honest":
-        print(f"{'hostile':<40}{'tried':>9}{'merged':>9}{'loss':>9}{'worse':>8}")
-        for name in [name for name in HOSTILE if name in given.only]:
-            print_hostile(name, given.seeds)
+    print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}")
+    for name in [name for name in HONEST if name in given.only]:
+        print_honest(name, given.seeds)
 
 
 if __name__ == "__main__":

@@ -1,24 +1,101 @@
-"""`peer peers`: the partners of the running peer and the results of their meetings."""
+"""`peer peers`: the partners of the running peer, the results of their meetings, and their records."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import asdict
+from typing import Annotated, Any
+
+import typer
 
 from gossamer.cli.figures import age_text, bytes_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.partners import Partner
+from gossamer.peer.swarm.partner_records import PartnerRecords
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import PeerId
 
 COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last seen")
 
+Forgive = Annotated[
+    str,
+    typer.Option("--forgive", metavar="PEERID", help="Forget this partner's record, so that it is met again. Its last six characters do."),
+]
 
-def peers(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
-    """Show the partners of the running peer: route, traffic, and results of their meetings."""
-    answer = ask(Home(home).path, {"verb": "peers"})
-    print(json.dumps(answer) if as_json else table(answer["peers"], time.time()))
+
+def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json = False) -> None:
+    """Show the partners of the running peer: route, traffic, results of their meetings, and what their messages did to the loss."""
+    folder, records = Home(home), PartnerRecords()
+    if folder.partners.exists():
+        records.load(folder.partners.read_bytes())
+    if forgive:
+        partner = named(forgive, records.peers())
+        kept = folder.forgiven.read_text() if folder.forgiven.exists() else ""
+        write_whole(folder.forgiven, f"{kept}{partner}\n".encode())
+        words = f"the record of {partner.short()} is forgotten within seconds while this peer runs, else at its next start"
+        print(json.dumps({"forgiven": str(partner)}) if as_json else words)
+        return
+    now_s = time.time()
+    rows = with_records(ask(folder.path, {"verb": "peers"})["peers"], records, now_s)
+    print(json.dumps({"peers": rows}) if as_json else described(rows, now_s))
+
+
+def named(text: str, partners: Sequence[PeerId]) -> PeerId:
+    """Return the partner with this id, or whose id ends so. Raises BadSettings."""
+    found = [partner for partner in partners if text and str(partner).endswith(text)]
+    if len(found) != 1:
+        words = f"{len(found)} partners with a record have an id that ends in {text!r}"
+        raise BadSettings(words, hint="`peer peers --json` shows whole ids")
+    return found[0]
+
+
+def with_records(rows: Sequence[Mapping[str, Any]], records: PartnerRecords, now_s: float) -> list[dict[str, Any]]:
+    """Return the rows, each with its partner's `record` (None: there is none), and rows for other partners that rest."""
+    shown = {str(peer): record_of(records, peer, now_s) for peer in records.peers()}
+    met = {row["peer_id"] for row in rows}
+    resting = [
+        asdict(Partner(str(peer), seen=records.get(peer).met_s))
+        for peer in records.peers()
+        if str(peer) not in met and records.get(peer).rests(now_s)
+    ]
+    return [{**row, "record": shown.get(row["peer_id"])} for row in (*rows, *resting)]
+
+
+def record_of(records: PartnerRecords, peer: PeerId, now_s: float) -> dict[str, Any]:
+    """Return a partner's record as a JSON-able object."""
+    record = records.get(peer)
+    until_s = record.rests_until_s
+    return {
+        "merged": record.merged,
+        "probed": record.probed,
+        "helped": record.helped,
+        "harmed": record.harmed,
+        "refused": record.refused,
+        "gain": record.gain if record.probed else None,
+        "is_doubtful": records.is_doubtful(peer),
+        "rests": record.rests(now_s),
+        "rests_until": until_s if record.rests(now_s) and until_s < math.inf else None,
+        "words": record.words(),
+    }
+
+
+def described(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
+    """Return the table, and below it the records in words."""
+    records = [f"{row['peer_id'][-6:]}  {record_text(row['record'])}" for row in rows if row["record"]]
+    return "\n".join([table(rows, now_s), *(["", *records] if records else [])])
+
+
+def record_text(record: Mapping[str, Any]) -> str:
+    """Return a record as one sentence, with the end of its rest in local time."""
+    until_s, words = record["rests_until"], str(record["words"])
+    if record["rests"]:
+        return words + (f"; rests until {time.strftime('%Y-%m-%d %H:%M', time.localtime(until_s))}" if until_s else "; rests for good")
+    return words + ("; its mean gain is clearly below the others'" if record["is_doubtful"] else "")
 
 
 def table(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:

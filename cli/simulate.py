@@ -67,6 +67,10 @@ class SimulationOptions(RunOptions):
     """Probability that a peer is away for a period of --inner-steps."""
     skew: Annotated[str | None, Setting("SHARE")] = None
     """Share of each batch that comes from the peer's own part of the text."""
+    attack: Annotated[str | None, Setting("NAME")] = None
+    """What the attackers do from the middle of the run on: ascent, sign-flip, stale and others; away: they meet nobody."""
+    attackers: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """Peers that attack. All figures are of the honest peers."""
     settings: Annotated[tuple[str, ...], Setting("NAME=VALUE", "--set")] = ()
     """Any other setting, such as learning_rate or alpha."""
     sweep: Annotated[tuple[str, ...], Setting("NAME=V1,V2")] = ()
@@ -142,7 +146,10 @@ def simulation_request(manifest: Path | None, options: SimulationOptions) -> Sim
     from gossamer.peer.simulator.choices import SimulationRequest  # slow to import, like all that needs torch
 
     steps = NUM_STEPS if options.steps is None and manifest is None else options.steps
-    chosen = {name: getattr(options, name) for name in ("method", "codec", "peers", "inner_steps", "matching", "seed", "token_weights")}
+    chosen = {
+        name: getattr(options, name)
+        for name in ("method", "codec", "peers", "inner_steps", "matching", "seed", "token_weights", "attack", "attackers")
+    }
     chosen |= {"line_mbit": options.bandwidth, "step_s": options.step_seconds, "steps": steps}
     texts = {name: getattr(options, name) for name in ("speeds", "delay", "drop_out", "skew")}
     return SimulationRequest(

@@ -33,13 +33,19 @@ def result_text(result: Result) -> str:
     others = "".join(
         f", {count} {word}" for count, word in ((result.solo, "alone"), (result.dropped, "dropped"), (result.refused, "refused")) if count
     )
+    attacked = (
+        f"Attackers: {result.attackers} of {result.peers} peers; {result.hostile_merged} of {result.hostile} hostile messages merged.\n"
+        if result.attackers
+        else ""
+    )
     rate = result.tokens / result.train_seconds
     return (
         "held-out loss, nats per token\n"
-        f"  mean of {result.peers} peers         {loss_text(result.eval_loss_mean)} ({loss_text(low)} to {loss_text(high)})\n"
+        f"  mean of {len(result.eval_loss)} peers         {loss_text(result.eval_loss_mean)} ({loss_text(low)} to {loss_text(high)})\n"
         f"  average of their weights {loss_text(result.eval_loss_averaged)}\n\n"
         f"{result.method} with {result.codec}: {result.meetings} exchanges{others}; {result.bits_per_param:.2f} bits per value, "
         f"{bytes_text(result.sent_bytes)} sent per peer. Spread of the weights: {result.weight_std:.2e}.\n"
+        f"{attacked}"
         f"{result.tokens} tokens, {result.virtual_steps:g} steps of virtual time. "
         f"Training took {result.train_seconds:.1f} s ({rate:.0f} tokens/s), everything {result.wall_seconds:.1f} s."
     )

@@ -125,6 +125,13 @@ def network_of(address: str, ip4_bits: int = NETWORK_BITS[4], ip6_bits: int = NE
     return host_of(address) if ip is None else str(ipaddress.ip_network((ip, ip4_bits if ip.version == 4 else ip6_bits), strict=False))
 
 
+def network_seen(observed: str) -> str:
+    """Return the network in which a connection's remote multiaddr lies: on a local network the host, empty behind a relay."""
+    if not observed or route(observed) == "relayed":
+        return ""
+    return network_of(observed) if route(observed) == "direct" else host_of(observed)
+
+
 def _ip(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     try:
         return ipaddress.ip_address(host_of(address))

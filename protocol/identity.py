@@ -60,6 +60,11 @@ class PeerId:
         return str(self)[-6:]
 
     @classmethod
+    def of_public_key(cls, raw: bytes) -> PeerId:
+        """Return the id of an Ed25519 key, 32 bytes."""
+        return cls(_PEER_ID_PREFIX + raw)
+
+    @classmethod
     def from_text(cls, text: str) -> PeerId:
         """Parse the text form, "12D3Koo...". Raises BadSettings, because the text comes from an operator."""
         try:
@@ -141,7 +146,7 @@ class Identity:
 
     def __init__(self, seed: bytes) -> None:
         self._key = Ed25519PrivateKey.from_private_bytes(seed)
-        self.peer_id = PeerId(_PEER_ID_PREFIX + self._key.public_key().public_bytes_raw())
+        self.peer_id = PeerId.of_public_key(self._key.public_key().public_bytes_raw())
 
     def __repr__(self) -> str:
         return f"Identity({self.peer_id})"

@@ -84,6 +84,9 @@ class Encode(OfMeeting):
 class Check(OfMeeting):
     """Decode the partner's payload and judge it without applying it. Answered by Checked."""
 
+    must_probe: bool = True  # measure in any case what the merge does to the loss on own text; False: in a random share of the meetings
+    share: float = 1.0  # of the longest gap that honest training explains: the most that may be merged of this partner's
+
 
 class Apply(OfMeeting):
     """Take the outer step of a meeting that counts. Answered by Applied; a second one with the same id changes nothing."""
@@ -138,6 +141,7 @@ class Adopt(OfFile):
 
     global_step: int
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
+    is_agreed: bool = False  # most partners have taken it: only its form is judged
 
 
 class Drop(OfMeeting):
@@ -209,6 +213,9 @@ class Checked(OfMeeting):
     accepted: bool
     reason: str  # why not, empty when accepted
     failed_blocks: str  # hex bitmap, lowest bit first; empty: none
+    gain: float | None = None  # nats per token by which the merge lowers the loss on own text; None: it was not measured
+    deviation: float = 0.0  # of the gain from what is typical, in spreads of honest gains; negative: the merge is worse
+    is_harmful: bool = False  # not accepted because of its gain
 
 
 class Applied(OfMeeting):
@@ -259,12 +266,12 @@ class Progress(LinkRecord):
     tokens: int = 0  # trained by this peer since it joined
 
 
-CodingRequest = Prepare | Encode | Check
+CodingRequest = Prepare | Encode
 WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
-MeetingRequest = CodingRequest | Open | Apply
+MeetingRequest = CodingRequest | Open | Check | Apply
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
-BesideRequest = Open | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
+BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
 Request = AnsweredRequest | Notification
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved

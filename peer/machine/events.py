@@ -136,6 +136,14 @@ class MeetingDone(Stamped):
     round_trip_s: Figure = math.nan  # from our decision to the partner's, its disk included; null where it decided first
 
 
+class PartnerShunned(Stamped):
+    """A partner's message was refused as harmful: for a time the partner is not called, and its calls are refused."""
+
+    partner: str  # PeerId, base58
+    reason: str  # one sentence: the evidence, and what was done
+    until: Figure  # Unix seconds; null: for good
+
+
 class IntervalSet(Stamped):
     """How often this peer meets has changed."""
 

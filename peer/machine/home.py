@@ -36,6 +36,8 @@ class Home:
         self.invites: Final = self.path / "invites.json"  # uses of the invites for anybody that this peer has issued
         self.members: Final = self.path / "members.json"  # who has used them
         self.peers: Final = self.path / "peers.json"  # address book
+        self.partners: Final = self.path / "partners.json"  # record of each partner
+        self.forgiven: Final = self.path / "forgiven"  # peer ids whose records the operator wants forgotten, one a line; absent: none
         self.checkpoints: Final = self.path / "checkpoints"
         self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly
         self.journal: Final = self.path / "journal"

@@ -52,6 +52,7 @@ class Actions:
         self._failed = b""  # once it is decided: bitmap of the blocks that failed on either side
         self._is_confirmed = self.role is Role.RESPONDER  # only the initiator waits for Committed
         self._partner_is_done = False  # once it is decided: the partner sends nothing more
+        self.checked: Checked | None = None  # own trainer's judgement of the partner's payload, once it is there
 
     @property
     def role(self) -> Role:
@@ -112,8 +113,10 @@ class Actions:
         return [commands.Send(self.own_hello), *self._pair(first, pairing(first, self.own_hello))]
 
     def _pair(self, partner: Hello, pair: Pairing) -> list[Command]:
+        assert self.own_hello is not None
         self._partner.hello, self.pairing = partner, pair
-        return [commands.AskTrainer(Prepare(self.number, partner.tokens, partner.global_step, pair.seed, pair.phase))]
+        tokens = self.greeting.trust.counted_tokens(partner.tokens, self.own_hello.tokens)
+        return [commands.AskTrainer(Prepare(self.number, tokens, partner.global_step, pair.seed, pair.phase))]
 
     # ------------------------------------------------------------------ actions: exchange
 
@@ -140,7 +143,8 @@ class Actions:
 
     def check(self, _: object) -> list[Command]:
         """Have own trainer decode and check the partner's payload."""
-        return [commands.AskTrainer(Check(self.number))]
+        trust = self.greeting.trust
+        return [commands.AskTrainer(Check(self.number, trust.must_probe, trust.share))]
 
     def store(self, chunk: Chunk) -> list[Command]:
         """Store the bytes."""
@@ -159,7 +163,7 @@ class Actions:
 
     def give_verdict(self, checked: Checked) -> list[Command]:
         """Keep the own verdict; a responder sends it."""
-        self._own_failed = bytes.fromhex(checked.failed_blocks)
+        self.checked, self._own_failed = checked, bytes.fromhex(checked.failed_blocks)
         return [] if self.initiates else [commands.Send(Verdict(self.pairing.meeting_id, self._own_failed))]
 
     # ------------------------------------------------------------------ actions: decision and doubt
@@ -209,6 +213,7 @@ class Actions:
 
     def reject(self, checked: Checked) -> list[Command]:
         """End as GATED: refuse the partner's payload."""
+        self.checked = checked
         return self.end(MeetingOutcome.GATED, checked.reason, RefusalCode.GATE, checked.reason)
 
     def take_refusal(self, refusal: Refusal) -> list[Command]:

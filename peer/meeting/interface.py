@@ -9,6 +9,7 @@ from enum import Enum, auto
 
 from gossamer.peer.link.messages import Opened
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Hello, RunPhase
@@ -27,6 +28,7 @@ class Greeting:
     partner_hello: Hello | None = None  # verified; None on the initiator's side
     records: tuple[bytes, ...] = ()  # signed member records for peer exchange: our own, and other peers'
     timeout_s: float = math.inf  # timeout for a silent partner, from earlier meetings; the run's deadline bounds it
+    trust: Trust = Trust()  # how far the partner is trusted, by its record
 
     @property
     def fragment_terms(self) -> FragmentTerms:

@@ -70,6 +70,13 @@ def next_token_loss(
         return loss_in_parts(model, inputs, targets, math.ceil(num_logits / MAX_LOGITS))
 
 
+def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the cross entropy of each token of int64[B, L+1] given its predecessors, f32[B * L]. Holds all logits at once."""
+    with computing_in(dtype, tokens.device):
+        logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+
+
 def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -> Tensor:
     """Return the loss of a model with a plain head without holding all logits at once."""
     hidden: Tensor = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1)

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import MeetingDone
+from gossamer.peer.machine.events import Event, MeetingDone, PartnerShunned
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState, has_ended
@@ -18,6 +18,7 @@ from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
 from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.partner_records import PartnerRecords, rest_text
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
@@ -44,6 +45,8 @@ class Meetings:
     own: OwnSide
     rng: random.Random
     on_done: Callable[[Meeting, MeetingDone], None]
+    records: PartnerRecords
+    emit: Callable[[Event], None]
     _numbers: itertools.count[int] = field(init=False)  # an earlier node of the same trainer used other numbers
     active: dict[int, Driver] = field(default_factory=dict)  # by fragment
     completed: Counter[int] = field(default_factory=Counter)  # meetings so far, by fragment
@@ -62,6 +65,7 @@ class Meetings:
         try:
             await self._end("taking over newer weights", RefusalCode.NOT_READY)
             yield
+            self.records.forget_rejections()
         finally:
             self.lifecycle.end_takeover()
 
@@ -88,7 +92,7 @@ class Meetings:
         if not self._may_call(fragment):
             return None
         called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
-        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called})
+        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called}, shunned=self.shunned())
         if partner is None:
             tried.clear()
             return None
@@ -98,6 +102,11 @@ class Meetings:
             return await self._run_meeting(partner.peer_id, None, fragment, None)
         finally:
             self._num_outbound -= 1
+
+    def shunned(self) -> set[PeerId]:
+        """Return the live peers that rest after harmful messages."""
+        live = (entry.peer_id for entry in self.peer_exchange.book.live(loop_s()))
+        return self.records.shunned(live, self.peer_exchange.time.local_s())
 
     def _may_call(self, fragment: int) -> bool:
         is_free = fragment not in self.active and fragment not in self.lifecycle.stale
@@ -122,10 +131,10 @@ class Meetings:
 
     async def _answer_hello(self, stream: Stream, hello: Hello) -> None:
         partner = stream.partner
-        self._need_fit(hello, partner)
+        self._need_fit(hello, stream)
         while (active := self.active.get(hello.fragment)) is not None:
             await self._wait_behind(active, partner)
-            self._need_fit(hello, partner)  # the state may have changed meanwhile
+            self._need_fit(hello, stream)  # the state may have changed meanwhile
         if len(self.inbound) >= MAX_INBOUND or partner in self.inbound or self._is_full:
             raise Refused(RefusalCode.BUSY, "in as many meetings as I allow")
         self.inbound.add(partner)
@@ -134,11 +143,13 @@ class Meetings:
         finally:
             self.inbound.discard(partner)
 
-    def _need_fit(self, hello: Hello, partner: PeerId) -> None:
+    def _need_fit(self, hello: Hello, stream: Stream) -> None:
         """Raise Refused, or PeerMisbehaved, unless we may meet the sender of this Hello."""
-        membership, lifecycle = self.membership, self.lifecycle
+        membership, lifecycle, partner = self.membership, self.lifecycle, stream.partner
         check_hello(hello, membership.terms, membership.identity.peer_id, partner, self.peer_exchange.time.now_s())
         self.peer_exchange.book.note_call(partner, loop_s(), hello.global_step, finished=has_ended(hello, membership))
+        self.peer_exchange.book.shows(partner, hello.credential)
+        self.peer_exchange.book.connected(partner, stream.observed)
         if (code := lifecycle.refusal) is not None:
             is_over = code is RefusalCode.NOT_READY and lifecycle.has_agreed and not has_ended(hello, membership)
             raise Refused(RefusalCode.WRONG_PHASE, "the run has ended here") if is_over else Refused(code)
@@ -149,6 +160,8 @@ class Meetings:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "backing off after a failed meeting with you")
+        if self.records.is_shunned(partner, now_s := self.peer_exchange.time.local_s()):
+            raise Refused(RefusalCode.GATE, self.records.why_shunned(partner, now_s))
 
     async def _wait_behind(self, active: Driver, partner: PeerId) -> None:
         """Wait for the end of the meeting on the fragment that a partner calls about. Raises Refused.
@@ -209,6 +222,7 @@ class Meetings:
             partner_hello=hello,
             records=self.peer_exchange.records_for(partner),
             timeout_s=self.peer_exchange.book.get(partner).timeout_s,
+            trust=self.records.trust(partner),
         )
         meeting = Meeting(next(self._numbers), greeting)
         driver = self.active[fragment] = Driver(meeting, stream, self.own, self.caller)
@@ -226,9 +240,33 @@ class Meetings:
                 self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)
             return finish
         self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
+        self.peer_exchange.book.connected(partner, driver.stream.observed)
         learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
         self.on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
+        self._record(meeting, finish)
         return finish
+
+    def _record(self, meeting: Meeting, finish: Finish) -> None:
+        """Update the partner's record, and report a message that was refused as harmful."""
+        records, partner, now_s = self.records, meeting.partner, self.peer_exchange.time.local_s()
+        checked, is_gated = meeting.checked, finish.outcome is MeetingOutcome.GATED
+        if meeting.partner_hello is not None:
+            self.peer_exchange.book.shows(partner, meeting.partner_hello.credential)
+        if finish.outcome is MeetingOutcome.COMPLETED and checked is not None:
+            if records.merged(partner, now_s, checked.gain, checked.deviation):
+                self._shun(partner, "its latest messages together helped far less than those of others", now_s)
+        elif is_gated and checked is not None and checked.is_harmful:
+            records.harmful(partner, now_s)
+            self._shun(partner, f"{checked.reason}; it was not merged", now_s)
+        elif is_gated or (finish.refusal is RefusalCode.GATE and meeting.has_commitment(finish)):
+            records.rejected(partner, now_s)
+
+    def _shun(self, partner: PeerId, evidence: str, now_s: float) -> None:
+        """Report that a partner rests."""
+        until_s = self.records.rests_until_s(partner)
+        number = self.records.get(partner).refused
+        text = f"{partner.short()} sent a harmful message, its number {number}: {evidence}; the partner rests {rest_text(until_s - now_s)}"
+        self.emit(PartnerShunned(str(partner), text, until_s))
 
 
 async def send_last(stream: Stream, message: Refusal | Outcome) -> None:

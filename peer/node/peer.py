@@ -23,11 +23,13 @@ from gossamer.peer.node.dispatcher import Answer, Dispatcher
 from gossamer.peer.node.final_averaging import FinalAveraging
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
+from gossamer.peer.node.partner_file import PartnerFile
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
+from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -142,6 +144,9 @@ class NodePeer:
             for address in addresses:
                 self.book.add_address(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
+        self.records = PartnerRecords(lambda peer: self.book.get(peer).seen_origins)
+        self.partner_file = PartnerFile(home, self.records, emit)
+        self.partner_file.load()
 
     def _handler_of(self, purpose: Purpose) -> Answer | None:
         if purpose is Purpose.MEET:
@@ -157,7 +162,7 @@ class NodePeer:
 
     def has_met(self, partner: PeerId) -> bool:
         """Return whether a meeting with a peer has been completed."""
-        return self.book.get(partner).meetings > 0
+        return self.book.get(partner).has_met
 
     def is_member(self, record: MemberRecord) -> bool:
         """Return whether a record is a member's; False before the manifest is known."""
@@ -280,7 +285,9 @@ class NodePeer:
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
         caller = Caller(network.transport, self.book, terms.run_id)
-        meetings = Meetings(membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended))
+        meetings = Meetings(
+            membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit
+        )
         searches = Searches(membership, meetings, link, rng)
         source = StateSource(link, own.payloads, lifecycle, terms, meetings.until_quiet)
         sources = Sources(member.client, SybilGroups(self.book, terms), rng)

@@ -44,6 +44,9 @@ SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "delay": ("delay_steps", Fraction, "a number"),
     "speeds": ("speeds", _speeds, "numbers with : or , between them, like 4:1"),
     "matching": ("matching", str, "text"),
+    "attack": ("attack", str, "text"),
+    "attackers": ("attackers", int, "a whole number"),
+    "attack_from": ("attack_from", Fraction, "a number"),
     "token_weights": ("token_weights", {"true": True, "false": False}.__getitem__, "true or false"),
     **{name: (name, float, "a number") for name in NUMBERS},
 }
@@ -90,6 +93,8 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
         codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
         round_bytes = model_plan(codecs, manifest.outer.alpha).round_bytes
         made = replace(made, auto_steps=afforded_steps(round_bytes, made.line_mbit * 1e6 / 8, made.step_s))
+    if made.attack and not chosen.meets_in_pairs:
+        raise BadSettings(f"--attack has no effect with method {name}", hint="peers of method noloco meet in pairs and can be attacked")
     chosen.train(made, 1)  # refuse a method's bad settings now, not after the model is built
     return made
 

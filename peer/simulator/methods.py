@@ -15,6 +15,7 @@ from typing import Any, Final
 from gossamer.optim.diloco import DiLoCoSettings, StreamingSchedule, learning_rate_for
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.groups import GroupRule, data_parallel, feedback_decay, train_group
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.pairs import gossip, train_alone
 from gossamer.peer.simulator.population import Population, Size
 from gossamer.peer.simulator.scenario import Scenario, known
@@ -36,6 +37,7 @@ class Method:
     common_vectors: int = 0
     one_replica: bool = False
     at_own_rate: bool = False  # peers step independently and meet in pairs or never, without error feedback; else all together
+    meets_in_pairs: bool = False
     own_length: bool = False  # at own rates: a schedule is as long as its peer's training; else all follow the fastest peer
 
     def size(self, scenario: Scenario) -> Size:
@@ -78,10 +80,11 @@ def _group(*, nesterov: bool, streams: bool = False) -> Callable[[Scenario, int]
 
 METHODS: Final[dict[str, Method]] = {
     "noloco": Method(
-        lambda scenario, _: partial(gossip, rule=pair_rule(scenario)),
+        lambda scenario, _: partial(gossip, rule=pair_rule(scenario), members=members),
         lambda _: {"alpha": 0.0, "beta": 1.0, "gamma": 1.0, "codec": PAIR_CODEC},
         own_vectors=2,
         at_own_rate=True,
+        meets_in_pairs=True,
     ),
     "diloco": Method(_group(nesterov=True), lambda _: {"alpha": 0.9, "beta": 0.7, "codec": "fp32"}, common_vectors=2),
     "diloco-heavy-ball": Method(_group(nesterov=False), lambda _: {"alpha": 0.3, "beta": 0.7, "codec": "fp32"}, common_vectors=2),

@@ -8,7 +8,7 @@ drop it when the gate of one side refuses the message, or when a peer leaves bef
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
@@ -20,8 +20,15 @@ from gossamer.optim.fragments import Countdown
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
+from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
+from gossamer.protocol.identity import PeerId
+
+PROBED_SHARE = 0.2  # of the meetings with partners of a good record
+STEP_S = 1.0
+NEVER_STEPS = 1 << 30
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
@@ -32,10 +39,10 @@ def train_alone(population: Population) -> Iterator[Fraction]:
         yield now
 
 
-def gossip(population: Population, rule: NoLoCo) -> Iterator[Fraction]:
+def gossip(population: Population, rule: NoLoCo, members: Callable[[Population], list[PairPeer]]) -> Iterator[Fraction]:
     """Train peers that meet in pairs; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
-    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)))
+    table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)), members(population))
     for now, arrived in scenario.steps_at_own_rates():
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
@@ -146,17 +153,52 @@ def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
 
 
 class PairPeer:
-    """A peer that meets others: its replica, and the state of each fragment between meetings."""
+    """A peer that meets others: its replica, the state of each fragment between meetings, and how it judges messages."""
 
     def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
         self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
+        self.peer_id = PeerId.of_public_key(replica.number.to_bytes(32, "big"))
+        self.records = PartnerRecords()
+        self.probe_gate = ProbeGate()
+        self._judgement: Judgement | None = None
+        self._probe_draws = Random(f"probes/{replica.number}")
+        self.probe = Probe(replica.model, replica.dtype, replica.other_text(), self._probe_draws)
+
+    def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
+        """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
+        trust = self.records.trust(partner.peer_id)
+        if reason := side.judge(payload, trust.share):
+            return reason
+        self._judgement = None
+        lag_steps = self.replica.global_step - partner.replica.global_step
+        must_probe = trust.must_probe or side.is_clipped or -lag_steps > self.replica.slack_steps
+        if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
+            return ""
+        self._judgement, _ = side.probe(self.probe, self.probe_gate, lag_steps=lag_steps)
+        if self._judgement.reason:
+            self.records.harmful(partner.peer_id, self.now_s)
+        return self._judgement.reason
+
+    def note_merge(self, partner: PairPeer) -> None:
+        """Note in the partner's record that the message judged last is merged."""
+        judged = self._judgement
+        self.records.merged(partner.peer_id, self.now_s, judged.gain.value if judged else None, judged.deviation if judged else 0.0)
+
+    @property
+    def now_s(self) -> float:
+        """Return the time of the records: an inner step takes STEP_S."""
+        return STEP_S * self.replica.own_steps
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
         self.replica.inner_step()
         for fragment in self.fragments:
             fragment.count(num_tokens)
+
+    def open(self, fragment: int, partner: PairPeer) -> MeetingSide:
+        """Open this peer's side of a meeting over a fragment."""
+        return MeetingSide(self.fragments[fragment])
 
     def solo_step(self, fragment: int, rule: NoLoCo) -> None:
         """Take the outer step of a fragment without a partner."""
@@ -186,8 +228,8 @@ class Pair:
 
     def open(self, member: PairPeer) -> None:
         """Take this side's snapshot."""
-        replica = member.replica
-        self.sides[replica.number] = MeetingSide(member.fragments[self.fragment])
+        replica, (one, other) = member.replica, self.peers
+        self.sides[replica.number] = member.open(self.fragment, other if member is one else one)
         self.global_step[replica.number] = replica.global_step
 
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
@@ -197,8 +239,12 @@ class Pair:
         weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
         sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
         payloads = one.encode(sketches[1]), two.encode(sketches[0])
-        reason = one.judge(payloads[1]) or two.judge(payloads[0])
+        first, second = sorted(self.peers, key=lambda peer: list(self.sides).index(peer.replica.number))
+        reason = first.judge(one, payloads[1], second) or second.judge(two, payloads[0], first)
         self.failed_blocks = None if reason else one.failed_blocks | two.failed_blocks
+        if not reason:
+            first.note_merge(second)
+            second.note_merge(first)
         return reason
 
     def apply(self, member: PairPeer) -> None:
@@ -208,15 +254,16 @@ class Pair:
         assert self.failed_blocks is not None
         side.merge(side.step(self.failed_blocks))
         side.state.move_fast_weights()
-        member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
+        if side.is_whole:
+            member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
         self.applied.add(number)
 
 
 class Gossip:
     """All open meetings. A fragment of a peer is in at most one."""
 
-    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher) -> None:
-        self.peers = [PairPeer(replica, population.layout) for replica in population.replicas]
+    def __init__(self, population: Population, rule: NoLoCo, matching: Matcher, peers: list[PairPeer]) -> None:
+        self.peers = peers
         self._population = population
         self._matcher = matching
         self._rule = rule
@@ -240,7 +287,10 @@ class Gossip:
         return peer not in self._away and (peer, fragment) not in self._meetings and (peer, fragment) not in self._alone
 
     def step_gap(self, one: int, two: int) -> int:
-        """Return the difference of the two peers' global steps."""
+        """Return the difference of the two peers' global steps; a peer that rests counts as one that is too far."""
+        both = self.peers[one], self.peers[two]
+        if any(peer.records.is_shunned(other.peer_id, peer.now_s) for peer, other in (both, both[::-1])):
+            return NEVER_STEPS
         return abs(self._population.replicas[one].global_step - self._population.replicas[two].global_step)
 
     def begin(self, one: int, two: int, fragment: int) -> None:

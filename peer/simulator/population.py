@@ -33,6 +33,8 @@ from gossamer.protocol.errors import BadSettings, OperatorError
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
+FAR_STEPS: Final = 1_000_000
+OTHER_BATCHES: Final = 64
 INNER_VECTORS: Final = 3  # fast weights and the inner optimizer's two moments
 SHARED_VECTORS: Final = 4  # one gradient, and the temporaries of a meeting or a measurement
 ACTIVATION_VALUES: Final = 24  # kept for the backward pass, per token, layer and hidden unit; about
@@ -96,8 +98,8 @@ class SimulatedReplica:
         self.losses: list[float] = []  # of the inner steps since the recorder last cleared them
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
-        self._batches = batches
-        self._dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
+        self.batches = batches
+        self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
         self._settings = scenario.inner_settings_at(rate)
         self._manifest = scenario.manifest
         layout.place(self.parameters, self.weights)
@@ -105,8 +107,12 @@ class SimulatedReplica:
 
     def inner_step(self) -> None:
         """Train on this peer's next batch. Raises Diverged."""
-        self.add_gradient(self._batches, self.own_steps)
+        self.add_gradient(self.batches, self.own_steps)
         self.apply_gradient()
+
+    def other_text(self) -> Tensor:
+        """Return sequences of this peer's text from far beyond the run, int64[N, L+1]."""
+        return torch.cat([self.batches.batch(step) for step in range(FAR_STEPS, FAR_STEPS + OTHER_BATCHES)]).to(self.weights.device)
 
     def taken_losses(self) -> list[float]:
         """Return the losses since the last call."""
@@ -115,7 +121,7 @@ class SimulatedReplica:
 
     def add_gradient(self, batches: Batches, step: int) -> None:
         """Add the gradient of a batch to the parameters' gradients."""
-        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device), self._dtype)
+        loss = next_token_loss(self.model, batches.batch(step).to(self.weights.device), self.dtype)
         loss.backward()  # type: ignore[no-untyped-call]
         self.losses.append(float(loss.detach()))
 
@@ -137,10 +143,15 @@ class SimulatedReplica:
         self.own_steps += 1
         self.global_step += 1
 
+    @property
+    def slack_steps(self) -> int:
+        """How far a partner may be ahead without being followed."""
+        return self._manifest.outer.nominal_steps
+
     def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step as a real peer does, at most a bounded factor faster than the own steps."""
-        slack_steps, total_steps = self._manifest.outer.nominal_steps, self._settings.total_steps
-        self.global_step = follow_global_step(self.global_step, partner_global_step, slack_steps, self.own_steps, total_steps)
+        total_steps = self._settings.total_steps
+        self.global_step = follow_global_step(self.global_step, partner_global_step, self.slack_steps, self.own_steps, total_steps)
 
 
 @dataclass(slots=True)
@@ -151,6 +162,8 @@ class Traffic:
     solo: int = 0
     dropped: int = 0  # because a peer left
     refused: int = 0  # by the merge gate of either side
+    hostile: int = 0  # messages of attackers to honest peers
+    hostile_merged: int = 0
     sent_bytes: int = 0
 
 

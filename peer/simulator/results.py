@@ -38,7 +38,7 @@ class Result:
     peers: int
     steps: int  # mean inner steps per peer
     tokens: int  # trained on, over all peers
-    eval_loss: tuple[float, ...]  # held-out loss of each peer's weights, nats per token
+    eval_loss: tuple[float, ...]  # held-out loss of each honest peer's weights, nats per token
     eval_loss_averaged: float  # of the mean of the peers' weights
     weight_std: float  # of the peers' weights about their mean, root mean square
     output_distance: float  # Jensen-Shannon distance of the peers' outputs on held-out text, nats per token
@@ -46,6 +46,9 @@ class Result:
     bits_per_param: float  # that a peer sends when all fragments are exchanged once
     wall_seconds: float
     refused: int  # meetings that counted for neither side because a merge gate refused a message
+    attackers: int  # peers; no figure of a loss or of weights is of theirs
+    hostile: int  # messages of attackers to honest peers
+    hostile_merged: int
     dropped: int  # meetings that counted for neither side because a peer left
     solo: int  # outer steps without a partner
     sent_bytes: float  # per peer; one copy per exchange: a lower bound for groups

@@ -17,6 +17,7 @@ from typing import Final
 from gossamer.optim.inner import InnerSettings
 from gossamer.optim.names import suggestion
 from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.simulator.attacks import ATTACKS
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import AUTO_STEPS
@@ -44,6 +45,9 @@ class Scenario:
     keep_local: float = 0.5  # streaming: share of the local weights that a merge keeps
     clip: float = math.inf  # group methods: bound of the momentum, in root mean squares of the mean pseudo-gradient (CO2)
     staleness_penalty: float = 1.0  # group methods: divides pseudo-gradients (CO2)
+    attack: str = ""  # on-demand pairs: what the last `attackers` peers do (attacks.py)
+    attackers: int = 0
+    attack_from: Fraction = Fraction(1, 2)  # of the run, before they turn
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
 
     def __post_init__(self) -> None:
@@ -55,10 +59,21 @@ class Scenario:
         _need(0.0 < self.line_mbit < math.inf, f"--bandwidth must be above 0, and is {self.line_mbit:g}")
         _need(0.0 < self.step_s < math.inf, f"--step-seconds must be above 0, and is {self.step_s:g}")
         _need(0.0 <= self.drop_out < 1.0, f"drop_out must satisfy 0 <= drop_out < 1, and is {self.drop_out:g}")
+        _need(0 <= self.attackers < self.num_peers, f"attackers must leave an honest peer, and are {self.attackers} of {self.num_peers}")
+        _need(bool(self.attack) == bool(self.attackers), "an attack needs attackers, and attackers need an attack")
+        _need(not self.attack or self.matching == ON_DEMAND, f"an attack needs matching {ON_DEMAND}")
+        _need(0 <= self.attack_from <= 1, f"attack_from must lie in [0, 1], and is {float(self.attack_from):g}")
         _need(self.clip > 0.0, f"clip must be above 0, and is {self.clip:g}")
         _need(self.staleness_penalty >= 1.0, f"staleness_penalty must be at least 1, and is {self.staleness_penalty:g}")
         for name, share in (("skew", self.skew), ("keep_local", self.keep_local), ("feedback", self.feedback or 0.0)):
             _need(0.0 <= share <= 1.0, f"{name} must lie in [0, 1], and is {share:g}")
+        if self.attack:
+            known(self.attack, ATTACKS, "attack")
+
+    @property
+    def num_honest(self) -> int:
+        """Return the number of peers that are not attackers: the first ones."""
+        return self.num_peers - self.attackers
 
     @property
     def rates(self) -> tuple[Fraction, ...]:

@@ -137,22 +137,26 @@ class Recorder:
         """Measure the trained replicas."""
         population, scenario, traffic = self._population, self._population.scenario, self._population.traffic
         held_out, num_batches = population.texts.held_out, self._venue.num_eval_batches
-        losses = held_out_losses(population.replicas, held_out, num_batches)
-        averaged = averaged_loss(population.replicas, held_out, num_batches) if len(losses) > 1 else losses[0]
+        honest = population.replicas[: scenario.num_honest]
+        losses = held_out_losses(honest, held_out, num_batches)
+        averaged = averaged_loss(honest, held_out, num_batches) if len(losses) > 1 else losses[0]
         return Result(
             method=scenario.manifest.outer.method,
             codec=scenario.manifest.codec.name,
             peers=scenario.num_peers,
             steps=scenario.num_steps,
             tokens=self._tokens,
-            eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_peers],
+            eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_honest],
             eval_loss_averaged=averaged,
-            weight_std=weight_std(population.replicas),
+            weight_std=weight_std(honest),
             output_distance=sum(map(self._output_distance, held_out.held_out_batches(PROBE_BATCHES))) / PROBE_BATCHES,
             meetings=traffic.completed,
             bits_per_param=population.layout.bits_per_value if traffic.sent_bytes else 0.0,
             wall_seconds=time.monotonic() - started_s,
             refused=traffic.refused,
+            attackers=scenario.attackers,
+            hostile=traffic.hostile,
+            hostile_merged=traffic.hostile_merged,
             dropped=traffic.dropped,
             solo=traffic.solo,
             sent_bytes=self._sent_bytes,

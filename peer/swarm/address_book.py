@@ -18,10 +18,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.protocol.addresses import network_of, route, with_peer
+from gossamer.protocol.addresses import network_of, network_seen, route, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.run.invite import Credential
 
 MAX_ENTRIES = 256  # a random sample of a larger swarm mixes as well as the whole swarm
 MAX_BANS = 1024
@@ -59,21 +60,34 @@ class KnownPeer:
     refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
     unwelcome_until_s: float = 0.0  # its own calls are refused too
+    network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
+    was_met: bool = False  # a meeting with it completed in an earlier session
     meetings: int = 0  # completed with it
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
+    shown: Credential | None = None  # in its last Hello
 
     @property
     def origins(self) -> tuple[str, str]:
         """Its network and its invite, which many identities of one operator share; empty strings where unknown."""
         network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
-        credential = self.record.credential if self.record else None
+        credential = self.shown or (self.record.credential if self.record else None)
         return network, str(credential.bearer or "") if credential else ""
+
+    @property
+    def seen_origins(self) -> list[str]:
+        """Its invite, and the network in which a connection has shown it: what it cannot choose."""
+        return [origin for origin in (self.network, self.origins[1]) if origin]
 
     @property
     def has_global_step(self) -> bool:
         """Whether its global step is known."""
         return self.record is not None or self.global_step > 0
+
+    @property
+    def has_met(self) -> bool:
+        """Whether a meeting with it has ever completed: only then it has a vote."""
+        return self.meetings > 0 or self.was_met
 
     @property
     def is_familiar(self) -> bool:
@@ -150,10 +164,20 @@ class AddressBook:
             entry.global_step, entry.global_step_at_s = global_step, now_s
             entry.finished = entry.finished or finished
 
+    def shows(self, peer_id: PeerId, credential: Credential | None) -> None:
+        """Note the credential that a known peer has shown in a Hello."""
+        if peer_id in self._entries:
+            self._entries[peer_id].shown = credential
+
     def note_global_step(self, peer_id: PeerId, global_step: int) -> None:
         """Note the global step that a known peer has signed in an answer: newer than its record."""
         if peer_id in self._entries:
             self._entries[peer_id].global_step = global_step
+
+    def connected(self, peer_id: PeerId, observed: str) -> None:
+        """Note the multiaddr at which a connection shows a known peer, empty if that is unknown."""
+        if peer_id in self._entries:
+            self._entries[peer_id].network = network_seen(observed)
 
     def note_meeting(self, peer_id: PeerId, now_s: float, global_step: int, *, took_s: float = 0.0, finished: bool = False) -> None:
         """Note a completed meeting, how long it took, the partner's global step, and whether it has reached the end of the run."""
@@ -252,9 +276,11 @@ class AddressBook:
         """Return the live peers with a record."""
         return [entry for entry in self.live(now_s) if entry.record is not None]
 
-    def choose(self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = ()) -> KnownPeer | None:
-        """Choose the next partner; None if there is nobody to call now."""
-        known = self.live(now_s)
+    def choose(
+        self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = (), shunned: Collection[PeerId] = ()
+    ) -> KnownPeer | None:
+        """Choose the next partner; None if there is nobody to call now. `exclude` is skipped this time, `shunned` counts as absent."""
+        known = [entry for entry in self.live(now_s) if entry.peer_id not in shunned]
         familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
             known = familiar
@@ -276,9 +302,10 @@ class AddressBook:
             rate, least = SUCCESS_RATE
             self._success_rate = max(least, self._success_rate + rate * (met - self._success_rate))
 
-    def soonest_s(self, now_s: float) -> float | None:
-        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer."""
-        return min((max(now_s, entry.backs_off_until_s) for entry in self.live(now_s)), default=None)
+    def soonest_s(self, now_s: float, shunned: Collection[PeerId] = ()) -> float | None:
+        """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer but `shunned` ones."""
+        live = (entry for entry in self.live(now_s) if entry.peer_id not in shunned)
+        return min((max(now_s, entry.backs_off_until_s) for entry in live), default=None)
 
     def entry_addresses(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""
@@ -286,7 +313,7 @@ class AddressBook:
 
     def to_bytes(self, now_s: float) -> bytes:
         """Return the best peers and the bans as a file for the next session."""
-        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses)} for entry in self._best(now_s)]
+        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met} for entry in self._best(now_s)]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
         return json.dumps({"known": known, "banned": bans}, indent=1).encode()
 
@@ -295,15 +322,18 @@ class AddressBook:
         try:
             content = json.loads(path.read_text())
             for line in content["known"]:
+                peer_id = PeerId.from_text(line["peer"])
                 for address in line["addresses"]:
-                    self.add_address(PeerId.from_text(line["peer"]), str(address), now_s)
+                    self.add_address(peer_id, str(address), now_s)
+                if peer_id in self._entries:
+                    self._entries[peer_id].was_met = bool(line.get("met", False))
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
         except (OSError, ValueError, KeyError, TypeError, GossamerError):
             return
 
     def _best(self, now_s: float) -> list[KnownPeer]:
-        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, -entry.seen_s))[:KEPT]
+        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, not entry.was_met, -entry.seen_s))[:KEPT]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)
@@ -320,9 +350,9 @@ class AddressBook:
         """Remove a peer that is not live or fails; else, of those never met, the oldest of the most common origin."""
         num_from = Counter(origin for entry in self._entries.values() for origin in entry.origins)
 
-        def badness(entry: KnownPeer) -> tuple[bool, int, int, int]:
+        def badness(entry: KnownPeer) -> tuple[bool, int, bool, int, int]:
             num_alike = sum(num_from[origin] for origin in entry.origins if origin)
-            return not self._is_live(entry, now_s), entry.failures, -entry.meetings, num_alike
+            return not self._is_live(entry, now_s), entry.failures, not entry.has_met, -entry.meetings, num_alike
 
         worst = max(self._entries.values(), key=badness)  # the first of equals
         del self._entries[worst.peer_id]

@@ -180,7 +180,7 @@ class SwarmReporter:
 
     def _version_warning(self, now_s: float) -> str:
         """Return a warning if half of the other Sybil groups run a newer release; else an empty string."""
-        if not self._groups.half_agree(now_s, _runs_newer):
+        if not self._groups.half_agree(self._groups.voters(now_s), _runs_newer):
             return ""
         newer = [entry.record.release for entry in self._peer_exchange.book.live(now_s) if entry.record and _runs_newer(entry)]
         theirs = version_text(statistics.median_low(newer))

@@ -1,22 +1,28 @@
 """Sybil groups: statements of other peers are weighted by group, never by identity, because identities are free.
 
-A Sybil group is all peers with one invite or in one network; a peer that the manifest or an invite names is a group by itself. Each group
-weighs the same. Inside a group only peers count that we have completed meetings with; if there are none, all count. If all other peers are
-one group, each of them weighs the same. In an open run all strangers are one group. The networks in a record are only claims, so groups
-decide where to look and what to wait for, never which weights are adopted.
+All peers with one invite are one group, unless they have been met in one network alone that another such group shares: then the two are
+one group. A peer that the manifest or an invite names is a group by itself; in an open run a network is a group. Each group has the same
+weight, each invite in it the same share of that, and each peer of an invite the same share again. With one invite in all, each peer has
+the weight of a group.
+
+Only peers that we have met have a vote. A peer that has met nobody listens to strangers where its trainer judges what comes of it.
+Networks are those from which peers have connected to us, or at which we have reached them; the addresses in a record are only claims.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
-from gossamer.protocol.addresses import host_of, network_of, route
-from gossamer.protocol.identity import PeerId
+from gossamer.protocol.identity import PeerId, signable
 from gossamer.protocol.messages.terms import RunTerms, sybil_group_key
+from gossamer.protocol.run.invite import Credential
 
 SybilGroup = list[KnownPeer]
+STRANGER = "a stranger"
+EPSILON = 1e-9  # sums of weights are not exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,66 +32,94 @@ class SybilGroups:
     book: AddressBook
     terms: RunTerms
 
+    def partners(self, now_s: float) -> list[KnownPeer]:
+        """Return the live peers that we have met and whose global step is known: they have a vote."""
+        return [entry for entry in self.book.live(now_s) if entry.has_global_step and entry.has_met]
+
     def voters(self, now_s: float) -> list[KnownPeer]:
-        """Return the live peers whose statements count: those with a known global step that their group counts."""
-        return [entry for group in self._groups(now_s) for entry in group]
+        """Return the partners; all live peers with a known global step where there are none."""
+        return self.partners(now_s) or [entry for entry in self.book.live(now_s) if entry.has_global_step]
 
     def typical_global_step(self, now_s: float, total_steps: int, own_global_step: int | None = None) -> int:
-        """Return the lower median of the groups' global steps and our own; 0 if none is known.
+        """Return the lower median of the voters' global steps and our own, by weight; 0 if none is known.
 
         Each peer reports its own step, so the median protects against overstatement. Steps beyond the end of the run do not count. Without
         `own_global_step`, peers that have not begun do not count.
         """
-        groups = [[entry.global_step for entry in group if entry.global_step <= total_steps] for group in self._groups(now_s)]
-        if own_global_step is None:
-            groups = [[global_step for global_step in global_steps if global_step] for global_steps in groups]
-        groups = [global_steps for global_steps in groups if global_steps]
-        global_steps = groups[0] if len(groups) == 1 else [_lower_median(global_steps) for global_steps in groups]
-        return _lower_median(global_steps if own_global_step is None else [*global_steps, own_global_step])
+        least_steps = 1 if own_global_step is None else 0
+        voters = [entry for entry in self.voters(now_s) if least_steps <= entry.global_step <= total_steps]
+        steps = [(entry.global_step, weight) for weight, peers in self._ballots(voters) for entry in peers]
+        return _lower_median(steps if own_global_step is None else [*steps, (own_global_step, 1.0)])
 
-    def half_agree(self, now_s: float, agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
-        """Return whether half of the groups agree, our own statement (if any) included; False if no other peer agrees."""
-        if not any(agrees(entry) for entry in self.book.live(now_s)):  # grouping 256 entries takes far longer than this test
+    def half_agree(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
+        """Return whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""
+        if not any(agrees(entry) for entry in voters):
             return False
-        groups = [[agrees(entry) for entry in group] for group in self._groups(now_s)]
-        shares = [float(agreeing) for agreeing in groups[0]] if len(groups) == 1 else [sum(group) / len(group) for group in groups]
-        agreeing = sum(shares) + bool(own)
-        return any(shares) and 2 * agreeing >= len(shares) + (own is not None)
+        agreeing, total = self._share(voters, agrees)
+        return 2 * (agreeing + bool(own)) >= total + (own is not None) - EPSILON
 
-    def half_list(self, now_s: float, peers: Collection[PeerId], many: int) -> bool:
-        """Return whether more than half of the groups have `many` members (or all reachable ones) among these peers."""
-        groups = [[entry.peer_id in peers for entry in group if not entry.failures] for group in self._groups(now_s)]
-        named = [sum(group) >= min(many, len(group)) for group in groups if group]
-        return 2 * sum(named) > len(named)
+    def share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool) -> float:
+        """Return the share of the weight of these voters and ours that agrees; `own` tells whether we do."""
+        agreeing, total = self._share(voters, agrees)
+        return (agreeing + own) / (total + 1)
+
+    def drawn(self, peer: PeerId, credential: Credential | None) -> tuple[bytes, bytes]:
+        """Return a peer's place in an order that is the same for all: by its invite, whose key no guest has chosen, then by its id."""
+        key = sybil_group_key(peer, credential, self.terms) or peer
+        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw)).digest() for one in (key, peer))
+        return first, second
+
+    def half_list(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:
+        """Return whether more than half of the groups have `many` members, or all reachable ones, among these peers."""
+        invites = self._invites([entry for entry in voters if not entry.failures])
+        named = [weight for weight, of_one in invites if sum(entry.peer_id in peers for entry in of_one) >= min(many, len(of_one))]
+        return 2 * sum(named) > sum(weight for weight, _ in invites) + EPSILON
 
     def accountable(self, entry: KnownPeer) -> set[object]:
-        """Return what a peer's statement is attributed to: the peer itself once we have met it, else its invite and networks."""
-        return {entry.peer_id} if entry.meetings else self._marks(entry)
-
-    def _groups(self, now_s: float) -> list[SybilGroup]:
-        groups = self.group([entry for entry in self.book.live(now_s) if entry.has_global_step])
-        return [[entry for entry in group if entry.meetings] or group for group in groups]
+        """Return what a peer's statement is attributed to: the peer itself once we have met it, else its invite and its network."""
+        return {entry.peer_id} if entry.has_met else {self._voucher(entry), entry.network} - {""}
 
     def group(self, entries: Sequence[KnownPeer]) -> list[SybilGroup]:
-        """Group peers that share an invite or a network, in the order of their first member."""
-        groups: list[tuple[set[object], SybilGroup]] = []
+        """Group peers, in the order of their first member."""
+        return [[entry for peers in group for entry in peers] for group in self._groups(entries)]
+
+    def _share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool]) -> tuple[float, float]:
+        ballots = self._ballots(voters)
+        return sum(weight for weight, peers in ballots for entry in peers if agrees(entry)), sum(
+            weight * len(peers) for weight, peers in ballots
+        )
+
+    def _ballots(self, voters: Sequence[KnownPeer]) -> list[tuple[float, SybilGroup]]:
+        """Return the voters by invite, with the weight of each one of them."""
+        invites = self._invites(voters)
+        return [(1.0, peers) for _, peers in invites] if len(invites) == 1 else [(weight / len(peers), peers) for weight, peers in invites]
+
+    def _invites(self, voters: Sequence[KnownPeer]) -> list[tuple[float, SybilGroup]]:
+        """Return the voters by invite, with the weight of all of an invite; of two groups at least, if there are two invites."""
+        groups = self._groups(voters)
+        groups = [[peers] for peers in groups[0]] if len(groups) == 1 else groups
+        return [(1.0 / len(group), peers) for group in groups for peers in group]
+
+    def _groups(self, entries: Sequence[KnownPeer]) -> list[list[SybilGroup]]:
+        by_invite: dict[object, SybilGroup] = {}
         for entry in entries:
-            marks, members = self._marks(entry), [entry]
-            for other in [group for group in groups if group[0] & marks]:
-                groups.remove(other)
-                marks, members = marks | other[0], [*other[1], *members]
-            groups.append((marks, members))
-        return [members for _, members in groups]
+            by_invite.setdefault(self._voucher(entry), []).append(entry)
+        groups: dict[object, list[SybilGroup]] = {}
+        for key, peers in by_invite.items():
+            networks = {entry.network for entry in peers if entry.network}
+            groups.setdefault(networks.pop() if len(networks) == 1 else key, []).append(peers)
+        return list(groups.values())
 
-    def _marks(self, entry: KnownPeer) -> set[object]:
+    def _voucher(self, entry: KnownPeer) -> object:
+        """Return what stands for a peer: its invite; in an open run the network in which we have met it."""
         key = sybil_group_key(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
-        if key is None and not entry.meetings:
-            return {"a stranger"}
-        # A relay hides its peers' networks. On a local network each host counts, because its address cannot be faked.
-        direct = [(address, route(address)) for address in entry.addresses if route(address) != "relayed"]
-        networks: set[object] = {network_of(address) if way == "direct" else host_of(address) for address, way in direct}
-        return {key, *networks} if key else networks or {"a stranger"}
+        return key or (entry.network if entry.has_met else "") or STRANGER
 
 
-def _lower_median(global_steps: Sequence[int]) -> int:
-    return sorted(global_steps)[(len(global_steps) - 1) // 2] if global_steps else 0
+def _lower_median(steps: Sequence[tuple[int, float]]) -> int:
+    half, so_far = sum(weight for _, weight in steps) / 2 - EPSILON, 0.0
+    for global_step, weight in sorted(steps):
+        so_far += weight
+        if so_far >= half:
+            return global_step
+    return 0

@@ -62,8 +62,9 @@ class SyncView:
     others_have_begun: bool = False  # half of those that announce themselves
     are_steps_fresh: bool = False  # others were just asked for their global steps, in place of what they announced
 
-    has_result: bool = False  # half of the others are at the end of the run, and one of them has a result
+    has_result: bool = False  # half of the partners are at the end of the run, and one of them has a result
     has_stale: bool = False  # some fragments are too old to meet about
+    has_partners: bool = False  # peers that we have met are there: their statements alone count
     since_met_s: float = 0.0  # since the last completed meeting; infinite: there was none
     is_in_company: bool = False  # a meeting has just completed, and no one with a vote has refused us since
     is_refused: bool = False  # refused in a row, by most Sybil groups, because the global steps are too far apart
@@ -102,7 +103,7 @@ def decide(view: SyncView) -> Decision | None:
     if target is not None:
         return target
     # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us.
-    is_ahead = view.is_far and view.since_met_s > STEP_BACK_S
+    is_ahead = view.has_partners and view.is_far and view.since_met_s > STEP_BACK_S
     return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
 
 

@@ -66,6 +66,7 @@ class Sources:
         """Open a stream to a source for the body, and ban the source when it misbehaves there. Raises TransportError, and as the body."""
         try:
             async with self.client.source(peer.peer_id, peer.addresses) as source:
+                self.book.connected(peer.peer_id, source.stream.observed)
                 yield source
         except PeerMisbehaved:
             self.book.ban(peer.peer_id, loop_s())

@@ -25,6 +25,7 @@ from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.streams.transport import Stream
 
 COPY_S = 10.0  # the least age at which the copy is renewed
@@ -34,6 +35,7 @@ IDLE_S = 60.0  # without a request: then the memory of the copy is freed
 MOST_GIVEN = 4  # states, in bytes, to one peer: it may have to try again
 REST_S = 600.0  # after which it may have as many more, or once our global step has gone on by the allowed gap
 GIVING_S = 2.0  # after a request for a part of the result, more are expected
+ASKING = 256  # peers that ask about the result and are remembered
 YIELD_S = 2.0  # the longest that one piece waits for meetings
 OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
 
@@ -83,6 +85,7 @@ class StateSource:
     until_quiet: Callable[[], Awaitable[None]]
     result: RunResult | None = None  # once we have one
     coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
+    asked_s: dict[PeerId, float] = field(default_factory=dict)  # when a peer last asked about the result, even in vain; loop time
     _gave_s: dict[PeerId, float] = field(default_factory=dict)  # when each peer last asked for a part of the result
     _coding: asyncio.Lock = field(default_factory=asyncio.Lock)
     _streams: dict[PeerId, Stream] = field(default_factory=dict)  # on which each peer asks
@@ -136,6 +139,7 @@ class StateSource:
 
     def _part_of_result(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         global_step, result = self.lifecycle.global_step, self.result or self.coming
+        keep_newest(self.asked_s, partner, loop_s(), ASKING)
         if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the result that we have, if any
             return ServedPart(self.terms.state_bytes, memoryview(b""), global_step, self.result.name if self.result else b"")
         if result is None:

@@ -1,7 +1,7 @@
 """Keep this peer's weights in step with the swarm: observe, decide (peer/sync/decision.py), act.
 
-Refusals and gated meetings count only in a row and with most Sybil groups, so no peer can force weights on us. Whatever made us ask, a
-source must sign a global step near those of most others (`Wanted`).
+Refusals and gated meetings count only in a row, and only with most Sybil groups, so nobody can force weights on us. Whatever made us ask, a
+source must sign a global step near those of most others (`Wanted`). Peers that we have not met send us no step back, and end no run.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin 
 OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
 REMEMBERED = 64  # of those meetings
 MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
+PACE = 4  # no partner is believed to be so many times as fast as before
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
@@ -61,6 +62,7 @@ class StateSync:
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
     _met_s: float = -math.inf  # when the last meeting completed
+    _began: tuple[int, float] | None = None  # our global step when we first looked while training, and that loop time
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
         """Take in how a meeting ended. A peer that calls us only to refuse us proves nothing about our weights."""
@@ -89,6 +91,7 @@ class StateSync:
                     async with asyncio.timeout(START_S):
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
+                self._began = self._began or (lifecycle.global_step, loop_s())
                 await self._carry_out()
             await self._wait()
 
@@ -128,6 +131,7 @@ class StateSync:
         """Return what is known at this moment."""
         lifecycle, own_global_step = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
+        voters = self.groups.voters(loop_s())
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
             total_steps=self.membership.total_steps,
@@ -138,10 +142,11 @@ class StateSync:
             is_waiting=is_waiting,
             has_start=self.has_start,
             is_founder=self.is_founder,
-            others_have_begun=is_waiting and self.groups.half_agree(loop_s(), lambda entry: entry.global_step > 0),
+            others_have_begun=is_waiting and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
+            has_partners=any(entry.has_met for entry in voters),
             since_met_s=since_met_s,
             is_in_company=since_met_s < COMPANY_KEPT_S and not self._voters() & {*self._too_far, *self._gated},
             is_refused=self._is_outcast(self._too_far),
@@ -150,18 +155,30 @@ class StateSync:
         )
 
     def _is_ending(self) -> bool:
-        """Return whether half of the others are at the end of the run: then there is a result, or soon will be."""
-        return self.groups.half_agree(loop_s(), lambda entry: entry.finished and not entry.failures, own=False)
+        """Return whether half of our partners are at the end of the run, as they may be: then there is a result, or soon will be."""
+        says = self.groups.half_agree(self.groups.partners(loop_s()), lambda entry: entry.finished and not entry.failures, own=False)
+        return says and self._may_be_over()
+
+    def _may_be_over(self) -> bool:
+        """Return whether partners can be at the end: since we last met one they have been at most PACE times as fast as until then.
+
+        Partners of a meeting are at most the allowed gap apart, so they may have come from behind us, and be ahead of us.
+        """
+        own_global_step, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
+        began_steps, began_s = self._began or (own_global_step, loop_s())
+        steps_per_s = (own_global_step - began_steps + 2 * gap_steps) / max(1.0, loop_s() - began_s)
+        since_s = loop_s() - max(began_s, self._met_s)
+        return self.membership.total_steps - own_global_step <= gap_steps + PACE * steps_per_s * since_s
 
     def _is_outcast(self, by: Collection[PeerId]) -> bool:
         if len(by) < OUTCAST:
             return False
         voters = self._voters()
         by = [partner for partner in by if partner in voters]
-        return len(by) >= OUTCAST and self.groups.half_list(loop_s(), set(by), MANY)
+        return len(by) >= OUTCAST and self.groups.half_list(self.groups.voters(loop_s()), set(by), MANY)
 
     def _voters(self) -> set[PeerId]:
-        """Return the peers whose refusals count: in a Sybil group with members that we have met, strangers do not."""
+        """Return the peers whose refusals count: strangers do not where there are partners."""
         return {entry.peer_id for entry in self.groups.voters(loop_s()) if not entry.failures}
 
     def _is_far(self, partner: PeerId) -> bool:

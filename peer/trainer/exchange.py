@@ -5,7 +5,8 @@ Threads. Two threads use it, with one lock between them, `_weights`: its holder 
 - The trainer's thread calls the public methods. It holds the lock at all times except inside `while_weights_are_read`.
 - The exchange's own thread reads the link. It carries out an `AnyTimeRequest` at once, without the lock: coding and copying only read
   tensors that nobody writes to (a meeting's snapshot, and slow weights, which a merge replaces). It carries out a `BesideRequest` if it
-  gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`.
+  gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`. A `Check`
+  needs the lock only if the loss is measured.
 - Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
 
 A merge changes slow weights at once. The model's own weights follow at `Replica.move_fast_weights`, on the trainer's thread.
@@ -15,11 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
+import random
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -35,6 +38,7 @@ from gossamer.peer.model.evaluation import output_distance, predictions
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeCost, probe_pool
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
@@ -52,25 +56,36 @@ class OpenMeeting:
     fragment: int
     side: MeetingSide
     partner_global_step: int = 0
+    reason: str | None = None  # why the partner's message is refused, empty: it is not; None: it has not been judged
+    is_probed: bool = False  # the loss is to be measured too
     step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
     is_closed: bool = False
     working: threading.Lock = field(default_factory=threading.Lock)  # held while the meeting is computed, and while it is closed
 
 
 class TrainerExchange:
-    """Answers the node for a replica. The loop calls `at_boundary` between inner steps and opens `while_weights_are_read` in between."""
+    """Answers the node for a replica. The loop calls `at_boundary` between inner steps and opens `while_weights_are_read` in between.
 
-    def __init__(self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None]) -> None:
+    `rng` draws the meetings that are probed; no partner may foretell it.
+    """
+
+    def __init__(
+        self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None], rng: random.Random
+    ) -> None:
         self.report = messages.NodeReport(0.0, 0.0)  # the last one
         self.has_begun = False  # the trainer trains, or has trained
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
+        self.train_s = 0.0  # spent in training so far
         self.cpu_s = 0.0  # processor time of the exchange's thread
         self._link = link
         self._payloads = payloads
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
+        self._probe = Probe(replica.model, replica.inner.computing.dtype, probe_pool(replica.corpus).to(replica.inner.device), rng)
+        self._probe_cost = ProbeCost()
+        self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
         self._weights = threading.Lock()
@@ -97,11 +112,11 @@ class TrainerExchange:
         """Start to read the link."""
         self._thread.start()
 
-    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted]:
+    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted | messages.WriteResult | messages.Adopt]:
         """Carry out and answer what waits for a step boundary; yield, in order, what the training loop must act upon.
 
-        These are Start, FinishDone, and the Adopted of a state that was accepted from peers that still train. Exhaust the iterator before
-        the next inner step. Raises an exception of the exchange's thread: a bug of ours.
+        These are Start, FinishDone, the Adopted of a state that was accepted from peers that still train, and the request about a result.
+        Exhaust the iterator before the next inner step. Raises an exception of the exchange's thread: a bug of ours.
         """
         if self._bug is not None:
             raise self._bug
@@ -117,8 +132,9 @@ class TrainerExchange:
                 self._link.send(reply, self._session)
             if isinstance(request, messages.Start | messages.FinishDone):
                 yield request
-            elif isinstance(request, messages.Adopt) and request.is_result:
+            elif isinstance(request, messages.WriteResult) or (isinstance(request, messages.Adopt) and request.is_result):
                 self.send_progress()
+                yield request
             elif isinstance(reply, messages.Adopted) and reply.accepted:
                 yield reply
         if count:
@@ -212,7 +228,7 @@ class TrainerExchange:
 
     def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
-        if isinstance(request, messages.AnyTimeRequest):
+        if self._is_any_time(request):
             with behind(self._snapshot_mark(request), self._stream):
                 reply = self._answer(request)
             self._send(reply)
@@ -231,6 +247,16 @@ class TrainerExchange:
             self._weights.release()
         self._send(reply)
         return True
+
+    def _is_any_time(self, request: messages.Request) -> bool:
+        """Return whether a request needs no lock. A Check is judged here by its length, and needs one if the loss is to be measured."""
+        if not isinstance(request, messages.Check):
+            return isinstance(request, messages.AnyTimeRequest)
+        is_after = behind(self._snapshot_mark(request), self._stream)
+        with is_after, contextlib.suppress(ValueError, torch.OutOfMemoryError), self._holding_open(request.meeting) as meeting:
+            self._judge(meeting, request)
+            return not meeting.is_probed
+        return True  # the answer is the error
 
     def _send(self, reply: messages.Reply | None) -> None:
         if reply is not None:
@@ -336,10 +362,34 @@ class TrainerExchange:
         return messages.PayloadReady(meeting.number, self._write(meeting, File.OWN_PAYLOAD, payload))
 
     def _check(self, request: messages.Check) -> messages.Reply:
-        """Judge the partner's payload; one that is not accepted cannot be applied."""
+        """Judge the partner's payload, and measure its gain if it is to be; one that is not accepted cannot be applied."""
         with self._holding_open(request.meeting) as meeting:
-            reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD))
-            return messages.Checked(meeting.number, not reason, reason, "" if reason else pack(meeting.side.failed_blocks))
+            self._judge(meeting, request)
+            judgement = self._measure(meeting) if meeting.is_probed else None
+            accepted, failed = not meeting.reason, "" if meeting.reason else pack(meeting.side.failed_blocks)
+            told = messages.Checked(
+                meeting.number, accepted, meeting.reason or "", failed, is_harmful=judgement is not None and not accepted
+            )
+            if judgement is None or not math.isfinite(judgement.deviation):
+                return told
+            return replace(told, gain=judgement.gain.value, deviation=judgement.deviation)
+
+    def _judge(self, meeting: OpenMeeting, request: messages.Check) -> None:
+        """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
+        if meeting.reason is None:
+            meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
+            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
+            is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
+            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.is_clipped)
+
+    def _measure(self, meeting: OpenMeeting) -> Judgement:
+        """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
+        failed = pack(meeting.side.failed_blocks)
+        lag_steps = self._replica.global_step - meeting.partner_global_step
+        with self._probe_cost.counted():
+            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate, lag_steps=lag_steps)
+        meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (failed, step)
+        return judgement
 
     def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""
@@ -347,7 +397,7 @@ class TrainerExchange:
             meeting, step = self._outer_step(request)
             meeting.side.merge(step)
             self._replica.journal(request.meeting_id)
-            self._replica.count_outer_step(meeting.fragment, meeting.partner_global_step)
+            self._replica.count_outer_step(meeting.fragment, meeting.partner_global_step if meeting.side.is_whole else 0)
             self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
         return messages.Applied(request.meeting)
@@ -415,7 +465,7 @@ class TrainerExchange:
     # ------------------------------------------------------------------ the node itself
 
     def _serve_new_node(self, session: int) -> None:
-        """Forget what the former node has begun; send the new one, if there is one, the plan, the counters and due fragments."""
+        """Forget what the former node has begun; tell the new one, if there is one, about the model, the counters and due fragments."""
         self.drop_all()
         self._session = session
         self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first

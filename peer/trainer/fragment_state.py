@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import statistics
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -18,11 +19,16 @@ from gossamer.optim.noloco import NoLoCo
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host
 
-LIMIT: Final = 2.0  # reaches; honest gaps of peers that meet regularly come to half of it, seldom to all of it
+LIMIT: Final = 2.0  # reaches, at most; honest gaps of peers that meet regularly come to half of it, seldom to all of it
+USUAL: Final = 1.5  # times the median of the latest gaps: half of the honest ones are shorter than two thirds of this, one in ten is longer
+LATEST: Final = 15  # merged gaps
+ENOUGH: Final = 5  # of these, from which on their median holds
 BACK: Final = 1.5  # reaches; honest gaps of peers that meet regularly come to a quarter of it
 FIRST_ALLOWANCE: Final = 2.0  # of the message's length: a peer that has met nobody has little to lose
 FULL_STEPS: Final = 60.0  # own steps: the level to which the allowance grows again, or falls
 EARNED: Final = 0.1  # of our own movement
+LEAST_KEPT: Final = 0.25  # of a gap: a message of which less could be merged is refused
+FINAL: Final = 2.0  # times the longest gap of the last averaging; two peers of it may both have been met by a third alone
 UNRELATED: Final = 0.99  # of the longer message's length
 
 
@@ -68,6 +74,7 @@ class Bounds:
 
     reach: float = 0.0  # explained by training; the movement since the last outer step comes on top
     allowance: float | None = None  # to be merged beyond that; None before the first meeting
+    gaps: tuple[float, ...] = ()  # the latest ones, in reaches, LIMIT at most
 
 
 class MergeGate:
@@ -102,32 +109,40 @@ class MergeGate:
         """Return why a gap of this length must not be merged; empty if it may. Changes nothing."""
         if not math.isfinite(gap):
             return "the partner's message is not finite"
-        if gap > self.limit(own):
-            return f"the partner's message is {gap:.3g} away from ours, more than the {self.limit(own):.3g} that honest training explains"
+        if self.limit(own) < LEAST_KEPT * gap:
+            return (
+                f"the partner's message is {gap:.3g} away from ours, far more than the {self.limit(own):.3g} that honest training explains"
+            )
         fits = gap <= max(self._explained(own), UNRELATED * max(own.message, own.partner))
         return "" if fits else f"the partner's message is {gap:.3g} away from ours and has nothing in common with it"
 
-    def accept(self, gap: float, own: Lengths) -> None:
-        """Update the bounds after a merge."""
-        reach, allowance = self._bounds.reach + own.moved, self._allowance(own)
-        unexplained = min(allowance, max(0.0, gap - self._explained(own)))
-        self._bounds = Bounds(0.5 * math.hypot(reach, min(gap, reach + unexplained)), allowance - unexplained)
+    def kept(self, gap: float, own: Lengths, share: float) -> float:
+        """Return the part of a gap that may be merged without a probe: at most `share` of what training explains."""
+        return min(1.0, share * self._explained(own) / gap) if gap else 1.0
+
+    def accept(self, gap: float, own: Lengths, kept: float = 1.0) -> None:
+        """Update the bounds after a merge of this part of a gap."""
+        reach, allowance, merged = self._bounds.reach + own.moved, self._allowance(own), kept * gap
+        unexplained = min(allowance, max(0.0, merged - self._explained(own)))
+        gaps = (*self._bounds.gaps, min(LIMIT, gap / reach))[-LATEST:] if reach else self._bounds.gaps
+        self._bounds = Bounds(0.5 * math.hypot(reach, min(merged, reach + unexplained)), allowance - unexplained, gaps)
 
     def take_solo_step(self, moved: float) -> None:
         """Update the bounds after an outer step without a partner."""
-        self._bounds = Bounds(self._bounds.reach + moved, self._bounds.allowance)
+        self._bounds = replace(self._bounds, reach=self._bounds.reach + moved)
 
-    def state(self) -> dict[str, float | None]:
+    def state(self) -> dict[str, Any]:
         """Return the state for a checkpoint, JSON-able."""
-        return asdict(self._bounds)
+        return {**asdict(self._bounds), "gaps": list(self._bounds.gaps)}
 
-    def restore(self, state: Mapping[str, float | None]) -> None:
-        """Restore what `state` returned."""
-        self._bounds = Bounds(state["reach"] or 0.0, state["allowance"])
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state` returned, now or before there were `gaps`."""
+        self._bounds = Bounds(state["reach"], state["allowance"], tuple(state.get("gaps", ())))
 
     def _explained(self, own: Lengths) -> float:
-        reach = self._bounds.reach + own.moved
-        return LIMIT * reach if own.back <= BACK * reach else 0.0
+        reach, gaps = self._bounds.reach + own.moved, self._bounds.gaps
+        limit = min(LIMIT, USUAL * statistics.median(gaps)) if len(gaps) >= ENOUGH else LIMIT
+        return limit * reach if own.back <= BACK * reach else 0.0
 
     def _allowance(self, own: Lengths) -> float:
         """Return the present allowance, refilled by the movement since the last outer step."""
@@ -157,6 +172,7 @@ class FragmentState:
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
+        self.final_gap = 0.0  # the longest in the last averaging; 0: there was none
         self._parameters = parameters
         self._owed: Tensor | None = None  # still to be added to the model's fast weights
 
@@ -188,6 +204,13 @@ class FragmentState:
         """Return the fast weights as they are after the next `move_fast_weights`: a new f32[numel]."""
         fast = gather(self.codec.fragment, self._parameters)
         return fast if self._owed is None else fast.add_(self._owed)
+
+    def reaches(self, weights: Tensor) -> bool:
+        """Return whether the run's result may have these weights: as far from ours as the last averaging explains, if we took part."""
+        fast = self.fast()
+        moved, away = length_of(fast - self.on_device(self.slow)), length_of(self.on_device(weights) - fast)
+        own = Lengths(self.since.moved(moved), moved / max(1, self.since.steps), length_of(fast), 0.0, 0.0)
+        return not self.final_gap or away <= max(FINAL * self.final_gap, self.gate.limit(own))
 
     def take_solo_step(self, rule: NoLoCo) -> None:
         """Take the outer step without a partner. The model itself is moved by `move_fast_weights`."""

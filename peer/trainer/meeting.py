@@ -1,4 +1,4 @@
-"""One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, step, merge.
+"""One side of one meeting over one fragment, as tensors: message, sketch, encode, gap, gate, clip, step, probe, merge.
 
 Real peers (exchange.py) add the link's requests, files and locks; simulated peers (peer/simulator/pairs.py) pass one side's tensors
 straight to the other. Between the snapshot and the merge everything here reads the fragment and writes only to the meeting.
@@ -7,16 +7,20 @@ straight to the other. Between the snapshot and the merge everything here reads 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Final
 
 import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
-from gossamer.optim.noloco import NoLoCo, token_weight
+from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
+from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate, Shifts
 
+BEHIND: Final = 0.6  # of a gap leads back along our own movement: the partner has not come as far
+LAG_STEPS: Final = 10  # at least: the global steps of peers that train together differ by a few
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 
 
@@ -26,6 +30,7 @@ class Accepted:
 
     gap: Gap
     gap_length: float
+    part: float  # of the outer step with the partner that is taken; the rest is the solo step
     own: Lengths
 
 
@@ -50,9 +55,13 @@ class MeetingSide:
         self._message: Tensor | None = None
         self._encoded: FragmentEncoded | None = None
         self._accepted: Accepted | None = None
+        self._probed: tuple[ProbeGate, Judgement] | None = None
 
     def prepare(self, rule: NoLoCo, weight: float, seed: int) -> Tensor:
-        """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed, and weights whose sum is 1."""
+        """Form the message and return its sketch, uint8[sketch_bytes]. Both sides must pass the same seed.
+
+        The mean of the pair is conserved if the weights of both sides add up to 1: if neither side counts fewer of the other's tokens.
+        """
         state = self.state
         message = rule.message(state.on_device(state.slow), self.snapshot, weight)
         self._sketch = state.codec.sketch(message, seed)
@@ -66,21 +75,50 @@ class MeetingSide:
         self._encoded = self.state.codec.encode(self._message, self._seed, self._sketch, partner_sketch)
         return self._encoded.payload
 
-    def judge(self, partner_payload: Tensor) -> str:
-        """Decode the partner's message; return why it must not be merged, empty if it may."""
+    def judge(self, partner_payload: Tensor, share: float = 1.0) -> str:
+        """Decode the partner's message; return why it must not be merged, empty if it may.
+
+        A gap that is longer than `share` of the gate's limit is clipped to that length, with our own weights as the centre, unless a probe
+        shows that the whole is of use. Where one side clips, the mean of the pair moves by what it cuts off.
+        """
         if self._encoded is None or self._message is None:
             raise ValueError("Nothing was sent in this meeting that an answer could be read against.")
-        state, self._accepted = self.state, None
+        state, self._accepted, self._probed = self.state, None, None
         try:
             gap = state.codec.gap(self._encoded, partner_payload)
         except ValueError as error:
             return str(error)
         gap_length = length_of(gap.values)
         own = self._lengths(self._message, gap.values, gap_length)
-        reason = state.gate.judge(gap_length, own)
-        if not reason:
-            self._accepted = Accepted(gap, gap_length, own)
-        return reason
+        if reason := state.gate.judge(gap_length, own):
+            return reason
+        self._accepted = Accepted(gap, gap_length, state.gate.kept(gap_length, own, share), own)
+        return ""
+
+    @property
+    def is_clipped(self) -> bool:
+        """Whether the accepted gap is longer than may be merged without a probe."""
+        return self._need_accepted().part < 1.0
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of the accepted gap is merged: then the partner's global step may be followed too."""
+        return self._need_accepted().part == 1.0
+
+    def probe(self, probe: Probe, gate: ProbeGate, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
+        """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step that is left.
+
+        A message that is harmful is no longer accepted. `lag_steps`: the global steps that the partner says to be behind us. A partner is
+        behind too if its gap mostly leads back along our own movement.
+        """
+        clipped, failed = self._need_accepted(), self.failed_blocks
+        solo, whole = self._part_of_step(0.0, failed), self._part_of_step(1.0, failed)
+        is_behind = lag_steps > max(LAG_STEPS, 2 * self.since.steps) or clipped.own.back > BEHIND * clipped.gap_length
+        shifts = Shifts(whole.shift, solo.shift, self.snapshot - self.state.on_device(self.state.slow))
+        judgement = probe.judge(gate, self.state.codec.fragment, shifts, min(0.5, clipped.part), is_behind=is_behind)
+        self._probed = gate, judgement
+        self._accepted = None if judgement.reason else replace(clipped, part=judgement.part)
+        return judgement, whole if judgement.part == 1.0 or judgement.reason else self._part_of_step(judgement.part, failed)
 
     @property
     def failed_blocks(self) -> Tensor:
@@ -89,12 +127,20 @@ class MeetingSide:
 
     def step(self, failed_blocks: Tensor) -> OuterStep:
         """Compute the outer step with the partner; blocks that failed on either side, the same for both, are taken alone."""
+        return self._part_of_step(self._need_accepted().part, failed_blocks)
+
+    def _part_of_step(self, taken: float, failed_blocks: Tensor) -> OuterStep:
+        """Compute this part of the outer step with the partner; the rest is the step without one."""
         accepted, state = self._need_accepted(), self.state
         failed = state.codec.failed_values(failed_blocks)
 
         def step(slow: Tensor, momentum: Tensor, part: slice) -> tuple[Tensor, Tensor]:
-            alone, gap = None if failed is None else failed[part], accepted.gap.values[part]
-            return self._rule.pair_step(slow, momentum, self.snapshot[part], self._weight, gap, alone)
+            alone, gap, fast = None if failed is None else failed[part], accepted.gap.values[part], self.snapshot[part]
+            pair = self._rule.pair_step(slow, momentum, fast, self._weight, gap, alone)
+            if taken == 1.0:
+                return pair
+            solo = self._rule.solo_step(slow, momentum, fast)
+            return solo[0].lerp_(pair[0], taken), solo[1].lerp_(pair[1], taken)
 
         return state.in_slabs(self.snapshot, step)
 
@@ -105,7 +151,12 @@ class MeetingSide:
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)
-        self.state.gate.accept(accepted.gap_length, accepted.own)
+        self.state.gate.accept(accepted.gap_length, accepted.own, accepted.part)
+        if self._probed is not None:
+            gate, judgement = self._probed
+            gate.accept(judgement)
+        if self._rule is FINISH:
+            self.state.final_gap = max(self.state.final_gap, accepted.gap_length)
 
     def _lengths(self, message: Tensor, gap: Tensor, gap_length: float) -> Lengths:
         movement = self.snapshot - self.state.on_device(self.state.slow)
@@ -123,8 +174,8 @@ class MeetingSide:
 def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
     """Return our share of the pair's tokens: at least a sixteenth of the partner's, but 0 for a peer without tokens.
 
-    A peer claims its own tokens. Without the bound, a peer that overstates them would count for the whole pair. Both sides compute the
-    weight from the same two numbers, so their weights sum to 1.
+    A peer claims its own tokens. Without the bound, a peer that overstates them would count for the whole pair. The weights of both sides
+    add up to 1 if both compute them from the same two numbers.
     """
     if not own_tokens or not partner_tokens:  # a joining peer has trained nothing yet: its weights are other peers', and count with them
         return token_weight(own_tokens, partner_tokens)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import random
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -157,5 +158,5 @@ def build(child: Child) -> Trainer:
     runtime = child.settings.runtime
     payloads = PayloadFolder(runtime / "payloads")
     payloads.clear(Writer.TRAINER)
-    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit)
+    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit, random.SystemRandom())
     return Trainer(child, replica, exchange, saver, time.monotonic, queued_clock())

@@ -24,6 +24,7 @@ from gossamer.peer.model.plan import follow_global_step, fragment_codecs, inner_
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.probe import ProbeGate
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
@@ -66,6 +67,7 @@ class Replica:
         self.global_step = 0  # the global step, as far as this peer knows it
         self.own_steps = 0
         self.tokens = 0
+        self.brought_loss: float | None = None  # on held-out text, of what this peer brought to the last averaging
         self.applied: dict[str, None] = {}  # the ids of the meetings that counted, newest last
         self._joined = (0, 0)  # clock and own steps when the weights were last taken over from other peers
         self._is_founder = True
@@ -76,6 +78,7 @@ class Replica:
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
         self.rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)  # until the last averaging
         self.fragments = tuple(FragmentState(codec, self.parameters, self.rule.alpha > 0.0) for codec in codecs)
+        self.probe_gate = ProbeGate()
         self.countdown = Countdown(len(codecs), manifest.outer.nominal_steps, peer_seed)
 
     @property
@@ -201,6 +204,7 @@ class Replica:
                 "since": [asdict(fragment.since) for fragment in self.fragments],
                 "applied": list(self.applied),
                 "gate": [fragment.gate.state() for fragment in self.fragments],
+                "gains": self.probe_gate.state(),
             },
             "corpus": self.corpus.cursor(),
         }
@@ -223,6 +227,7 @@ class Replica:
         for fragment, since, gate in zip(self.fragments, outer["since"], outer["gate"], strict=True):
             fragment.since = Since(**since)
             fragment.gate.restore(gate)
+        self.probe_gate.restore(outer.get("gains", []))  # a checkpoint of before the probe has none
         self.applied = dict.fromkeys(outer["applied"])
         self.corpus.restore(state["corpus"])
         self.inner.forget_batch()

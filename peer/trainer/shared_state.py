@@ -24,9 +24,8 @@ from gossamer.peer.trainer.replica import Replica
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
-RESULT_TOLERANCE: Final = 1.05  # likewise for a run's result, so that peers converge on one even if the first of them lack a little
 JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
-JUDGE_TOKENS: Final = 8192  # ...of at most so many tokens together: the trainer stands still meanwhile
+JUDGE_TOKENS: Final = (2048, 8192)  # ...of at least and at most so many tokens together: the trainer stands still meanwhile
 
 
 def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:
@@ -96,7 +95,9 @@ def write_result(replica: Replica) -> None:
 
 def judged_loss(replica: Replica) -> float:
     """Measure the loss by which other peers' weights are compared with our own."""
-    return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES, computing=replica.inner.computing, most_tokens=JUDGE_TOKENS)
+    (least, most), inner = JUDGE_TOKENS, replica.manifest.inner
+    num_batches = max(JUDGE_BATCHES, -(-least // (inner.batch_size * inner.sequence_length)))
+    return held_out_loss(replica.model, replica.corpus, num_batches, computing=replica.inner.computing, most_tokens=most)
 
 
 def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
@@ -114,8 +115,7 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
         parts = read_state(mapped(Path(request.name)), replica.fragments)
     except ValueError as error:
         return messages.Adopted(request.name, False, str(error), is_sound=False)
-    tolerance = RESULT_TOLERANCE if request.is_result else TOLERANCE
-    reason = try_on(parts, replica.parameters, lambda: judged_loss(replica), tolerance)
+    reason = _judge_result(replica, parts, request) if request.is_result else _judge(replica, parts, TOLERANCE)
     if not reason:
         before_taking()
         replica.take_over(parts, global_step)
@@ -126,14 +126,42 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     return messages.Adopted(request.name, True, reason)
 
 
+def _judge(replica: Replica, parts: Sequence[FragmentWeights], tolerance: float) -> str:
+    return try_on(parts, replica.parameters, lambda: judged_loss(replica), tolerance)
+
+
+def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: messages.Adopt) -> str:
+    """Judge a run's result; one that most partners have taken by its form alone.
+
+    The loss of our own weights is the worst of three: as we brought them to the last averaging, as it has left them, and of the slow ones.
+    An average of others may be a little worse than ours. What we trained since the last outer step is lost to a result in which it has no
+    part, and with a text of our own that can be much.
+    """
+    if request.is_agreed:
+        return _judge(replica, parts, math.inf)
+    far = [part.fragment.codec.fragment.name for part in parts if not part.fragment.reaches(part.slow)]
+    if far:
+        return f"{far[0]} is farther from ours than the last averaging explains"
+    own = [FragmentWeights(fragment, fragment.slow, fragment.momentum) for fragment in replica.fragments]
+    losses = [judged_loss(replica), replica.brought_loss or 0.0]
+
+    def slow_loss() -> float:
+        losses.append(judged_loss(replica))
+        return math.nan  # put the fast weights back
+
+    try_change(lambda: _put(own, replica.parameters), replica.parameters, 0.0, slow_loss, 0.0)
+    return try_change(lambda: _put(parts, replica.parameters), replica.parameters, max(losses), lambda: judged_loss(replica), TOLERANCE)
+
+
 def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
 
-    def put() -> None:
-        for part in parts:
-            scatter(part.fragment.codec.fragment, part.slow, parameters)
+    return try_change(lambda: _put(parts, parameters), parameters, loss(), loss, tolerance)
 
-    return try_change(put, parameters, loss(), loss, tolerance)
+
+def _put(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor]) -> None:
+    for part in parts:
+        scatter(part.fragment.codec.fragment, part.slow, parameters)
 
 
 def try_change(

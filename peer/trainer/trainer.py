@@ -21,6 +21,7 @@ from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
 from gossamer.peer.trainer.replica import InnerStep, Replica
 from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.shared_state import judged_loss
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.messages import RunPhase
 
@@ -174,6 +175,9 @@ class Trainer:
         a text that cannot be read.
         """
         if not self.is_training:
+            if self.state is State.BEGUN and self._replica.brought_loss is None:
+                with self._watch.evaluating():
+                    self._replica.brought_loss = judged_loss(self._replica)
             self.answer_node()
             if self.state is State.BEGUN and self._replica.phase is RunPhase.FINISH:
                 self._finish()
@@ -194,6 +198,9 @@ class Trainer:
                 case messages.FinishDone():
                     if self._replica.phase is RunPhase.FINISH:
                         self.state = State.OVER
+                case messages.WriteResult() | messages.Adopt():  # the run may be over for the others before this trainer could be restarted
+                    if self._replica.phase is RunPhase.FINISH:
+                        self._saver.save(self._replica)
                 case messages.Adopted():
                     if self._saver.has_checkpoint:
                         self._saver.begin(self._replica, self._reading())
@@ -288,7 +295,7 @@ class Trainer:
             watch.notify(self._replica, exchange.cpu_s)
             self._exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
-            exchange.min_call_steps = self._pace.min_call_steps
+            exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
 
     def _evaluate(self) -> None:
         with self._watch.evaluating(), self._reading():

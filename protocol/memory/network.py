@@ -143,6 +143,9 @@ class MemoryNetwork:
         relay = await self.dial(caller.peer_id, partner, addresses)
         host = self.peers[partner]
         conversation = Conversation((caller.peer_id, partner), (caller.line, host.line), self.draw, relay)
+        if relay is None:
+            for stream, peer in zip(conversation.streams, (partner, caller.peer_id), strict=True):
+                stream.observed = self.places.get(peer, "")
         await asyncio.sleep(conversation.round_trip_s())
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")

@@ -151,6 +151,8 @@ TRAINING = {
     "matching": ("--matching", "scheduled"),
     "token_weights": ("--no-token-weights",),
     "drop_out": ("--drop-out", "0.1"),
+    "attack": ("--attack", "stale"),
+    "attackers": ("--attackers", "1"),
     "skew": ("--skew", "0.5"),
     "sweep": ("--sweep", "codec=fp32,nf4"),
     "data": ("--data", "."),

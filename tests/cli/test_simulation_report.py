@@ -40,6 +40,11 @@ def test_one_result_is_printed_as_sentences() -> None:
     assert "12 exchanges, 1 alone, 2 refused;" in result_text(result(refused=2))
 
 
+def test_a_result_with_attackers_says_how_many_hostile_messages_were_merged() -> None:
+    text = result_text(result(peers=8, attackers=2, hostile=20, hostile_merged=3))
+    assert "Attackers: 2 of 8 peers; 3 of 20 hostile messages merged." in text
+
+
 def test_a_sweep_is_a_table_with_the_best_first() -> None:
     lines = sweep_text(ROWS).splitlines()
     assert lines[0].split()[:2] == ["learning_rate", "codec"]

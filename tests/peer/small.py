@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -21,6 +22,8 @@ from gossamer.peer.text.token_cache import Tokens
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.run.manifest import Manifest
+
+T = TypeVar("T")
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,
@@ -80,6 +83,16 @@ class NoLink:
         """Nothing is open."""
 
 
+class EqualDraws(random.Random):
+    """Draws the same for each meeting, so that a peer that was restarted judges as one that was not."""
+
+    def random(self) -> float:
+        return 0.0
+
+    def sample(self, population: Sequence[T], k: int, *, counts: Iterable[int] | None = None) -> list[T]:
+        return list(population)[:k]
+
+
 class AskedReplica(Replica):
     """A replica of which the test asks what a node asks: `handle` carries a request out at a step boundary."""
 
@@ -88,7 +101,7 @@ class AskedReplica(Replica):
 
     @cached_property
     def exchange(self) -> TrainerExchange:
-        return TrainerExchange(NoLink(), self.payloads, self, self.emit)
+        return TrainerExchange(NoLink(), self.payloads, self, self.emit, EqualDraws())
 
     def handle(self, request: messages.Request) -> messages.Reply | None:
         return self.exchange.carry_out(request)

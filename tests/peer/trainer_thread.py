@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import random
 import tempfile
 import threading
 import time
@@ -84,7 +85,7 @@ class RunningTrainer:
         )
         self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
-        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit)
+        exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit, random.Random(0))
         self.trainer = Trainer(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)

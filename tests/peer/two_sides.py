@@ -52,6 +52,7 @@ from gossamer.peer.meeting.events import (
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.swarm.membership import Membership, OwnCredential
+from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, Decision, Hello, Message, Outcome, Part, RunPhase
@@ -208,13 +209,21 @@ class Seat:
 class Table:
     """Both seats. The responder's machine exists once the initiator's Hello has arrived."""
 
-    def __init__(self, fragment: int = PLAIN, *, trainers: tuple[Trainer, Trainer] | None = None, timeout_s: float = math.inf) -> None:
+    def __init__(
+        self,
+        fragment: int = PLAIN,
+        *,
+        trainers: tuple[Trainer, Trainer] | None = None,
+        timeout_s: float = math.inf,
+        trust: tuple[Trust, Trust] = (Trust(), Trust()),
+    ) -> None:
         self.fragment = fragment
         self.timeout_s = timeout_s
+        self.trust = trust
         self.identities = (Identity(SEEDS[0]), Identity(SEEDS[1]))
         self.trainers = trainers or (Trainer(b"a", fragment), Trainer(b"b", fragment))
         them = self.identities[1].peer_id
-        greeting = Greeting(membership(self.identities[0]), them, fragment, b"n" * 16, NOW_S, timeout_s=timeout_s)
+        greeting = Greeting(membership(self.identities[0]), them, fragment, b"n" * 16, NOW_S, timeout_s=timeout_s, trust=trust[0])
         self.initiator = Seat(1, greeting, self.trainers[0])
         self.responder: Seat | None = None
 
@@ -225,7 +234,8 @@ class Table:
         hello = self.initiator.sent[0]
         assert isinstance(hello, Hello)
         me, partner = self.identities[1], self.identities[0].peer_id
-        greeting = Greeting(membership(me), partner, self.fragment, b"p" * 16, NOW_S, hello, timeout_s=self.timeout_s)
+        timeout_s, trust = self.timeout_s, self.trust[1]
+        greeting = Greeting(membership(me), partner, self.fragment, b"p" * 16, NOW_S, hello, timeout_s=timeout_s, trust=trust)
         self.responder = Seat(2, greeting, self.trainers[1])
         self.initiator.other, self.responder.other = self.responder, self.initiator
         return self.responder

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 
+from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.network import MemoryPeer
@@ -33,7 +34,7 @@ class Sybils:
 
     def __init__(self, swarm: Swarm, num_keys: int, global_step: Callable[[], int], state: Callable[[], bytes], invite: int = 1) -> None:
         self._swarm = swarm
-        self._global_step = global_step
+        self.global_step_of = global_step
         self._state = state
         self._keys = [Identity(hashlib.sha256(f"sybil {number}".encode()).digest()) for number in range(num_keys)]
         self._credentials = {key.peer_id: credential_of(swarm, key, invite) for key in self._keys}
@@ -55,12 +56,14 @@ class Sybils:
 
     async def _announce(self, key: Identity, peer: MemoryPeer) -> None:
         expires_s = int(self._swarm.network.now_s()) + RECORD_S
-        address = f"/ip4/203.0.113.{1 + self._keys.index(key)}/tcp/4001"
         record = MemberRecord(
-            self._swarm.terms.run_id, key.peer_id, (address,), self._global_step(), self.finished, self._sequence, expires_s,
+            self._swarm.terms.run_id, key.peer_id, self._addresses(key), self.global_step_of(), self.finished, self._sequence, expires_s,
             self._credentials[key.peer_id],
         )  # fmt: skip
         await peer.announce(record.signed(key))
+
+    def _addresses(self, key: Identity) -> tuple[str, ...]:
+        return (f"/ip4/203.0.113.{1 + self._keys.index(key)}/tcp/4001",)
 
     def _answer_as(self, key: Identity) -> Callable[[Purpose, Stream], object]:
         async def answer(purpose: Purpose, stream: Stream) -> None:
@@ -85,8 +88,44 @@ class Sybils:
         name = hashlib.sha256(whole).digest() if request.kind is ContentsKind.RESULT and whole else b""
         data = whole[request.offset : request.offset + request.num_bytes]
         total = self._swarm.terms.state_bytes
-        header = Contents(request.kind, total, hashlib.sha256(data).digest(), self._global_step(), name)
+        header = Contents(request.kind, total, hashlib.sha256(data).digest(), self.global_step_of(), name)
         await stream.send(header.signed(key, *request.asked))
         if data:
             self.bytes_given += len(data)
             await stream.send(Chunk(Part.CONTENTS, request.offset, data))
+
+
+class Strangers(Sybils):
+    """Keys with an invite each. The first one claims these addresses in its records; all give the same result."""
+
+    def __init__(
+        self, swarm: Swarm, num_keys: int, global_step: Callable[[], int], state: Callable[[], bytes], claims: tuple[str, ...]
+    ) -> None:
+        super().__init__(swarm, num_keys, global_step, state)
+        self._claims = claims
+        self.result_of: Callable[[], bytes] = bytes  # called once, when somebody asks
+        self._credentials = {key.peer_id: credential_of(swarm, key, 100 + number) for number, key in enumerate(self._keys)}
+
+    def _addresses(self, key: Identity) -> tuple[str, ...]:
+        return self._claims if key is self._keys[0] else super()._addresses(key)
+
+    async def _give(self, key: Identity, stream: Stream, request: FetchRequest) -> None:
+        self.result = self.result or self.result_of()
+        if not self.result or request.kind not in (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES):
+            return await super()._give(key, stream, request)
+        result = RunResult.of(memoryview(self.result))
+        await give(stream, key, request, result, self.result, self.global_step_of())
+
+
+async def give(stream: Stream, key: Identity, request: FetchRequest, result: RunResult, content: bytes, global_step: int) -> None:
+    """Answer a request for a result, its hashes, or its pieces."""
+    whole = {
+        ContentsKind.RESULT: content,
+        ContentsKind.RESULT_HASHES: result.hashes,
+        ContentsKind.RESULT_PIECES: result.held(),
+    }[request.kind]
+    part = whole[request.offset : request.offset + request.num_bytes]
+    header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), global_step, result.name)
+    await stream.send(header.signed(key, *request.asked))
+    if part:
+        await stream.send(Chunk(Part.CONTENTS, request.offset, part))

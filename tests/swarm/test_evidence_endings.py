@@ -12,10 +12,10 @@ import torch
 
 from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
+from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import cancel
-from tests.swarm.sybils import HOST, Sybils, credential_of
+from tests.swarm.sybils import HOST, Sybils, credential_of, give
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
 
@@ -47,17 +47,9 @@ class AtTheEnd(Sybils):
             await stream.send(Contents(request.kind, 0, hashlib.sha256().digest(), TOTAL_STEPS, b"").signed(key, *request.asked))
             return
         result = self._result_of(key)
-        whole = {
-            ContentsKind.RESULT: bytes(result.part(0, self._swarm.terms.state_bytes)),
-            ContentsKind.RESULT_HASHES: result.hashes,
-            ContentsKind.RESULT_PIECES: result.held(),
-        }[request.kind]
-        part = whole[request.offset : request.offset + request.num_bytes]
-        header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), TOTAL_STEPS, result.name)
-        await stream.send(header.signed(key, *request.asked))
-        if part:
-            await stream.send(Chunk(Part.CONTENTS, request.offset, part))
-        if request.kind is ContentsKind.RESULT and request.offset + len(part) == len(whole):
+        content = bytes(result.part(0, self._swarm.terms.state_bytes))
+        await give(stream, key, request, result, content, TOTAL_STEPS)
+        if request.kind is ContentsKind.RESULT and request.offset + request.num_bytes >= len(content):
             self.num_given[key.peer_id] += 1
 
 

@@ -179,8 +179,8 @@ def test_the_list_is_the_order_of_a_run(way: Direction, tmp_path: Path) -> None:
 def test_a_meeting_passes_few_files() -> None:
     page = PAGE.read_text()
     files = [file for file, _ in steps(MEETING.parts(page)[1])]
-    assert len(files) <= 20 and len([file for file in files if file.startswith("peer/trainer/")]) <= 5
-    assert len(MEETING.passing(page)) <= 7
+    assert len(files) <= 22 and len([file for file in files if file.startswith("peer/trainer/")]) <= 6
+    assert len(MEETING.passing(page)) <= 8
 
 
 def test_every_file_on_the_page_is_there() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gossamer.peer.trainer import trainer as trainer_module
+from tests.peer.open_gates import open_probes
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -63,6 +64,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
     async def story(swarm: Swarm) -> None:
         peers = [swarm.add() for _ in range(4)]
         draws = torch.Generator().manual_seed(1)
+        open_probes([peer.trainer.replica for peer in peers])
         for peer in peers:
             peer.trainer.frozen = True
             for fragment in peer.trainer.replica.fragments:

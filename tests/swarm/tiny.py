@@ -70,10 +70,11 @@ def tiny_terms(manifest: Manifest) -> RunTerms:
 
 
 @functools.cache
-def _tokens() -> Tokens:
-    """A noisy walk over the vocabulary: there is something to learn, and always something left."""
-    draws = np.random.default_rng(5)
-    walk = (np.cumsum(draws.integers(1, 4, 6000)) % VOCABULARY).astype(np.uint8)
+def _tokens(text: int) -> Tokens:
+    """A noisy walk over the vocabulary, of text 1 and 2 over one half each: there is something to learn, and always something left."""
+    draws = np.random.default_rng(5 + text)
+    size, first = (VOCABULARY // 2, VOCABULARY // 2 * (text - 1)) if text else (VOCABULARY, 0)
+    walk = (first + np.cumsum(draws.integers(1, 4, 6000)) % size).astype(np.uint8)
     return Tokens(walk[:5000], walk[5000:], 1.0)
 
 
@@ -88,10 +89,12 @@ class CountedReplica(Replica):
         self.counted[meeting_id] += 1
 
 
-def tiny_replica(manifest: Manifest, payloads: PayloadFolder, peer: bytes, emit: Callable[[SoloStep], None]) -> CountedReplica:
-    """A replica at its start, with the same initial weights for every peer and a text order of its own."""
+def tiny_replica(
+    manifest: Manifest, payloads: PayloadFolder, peer: bytes, emit: Callable[[SoloStep], None], text: int = 0
+) -> CountedReplica:
+    """A replica at its start, with the same initial weights for every peer and a text order of its own, or a text of its own."""
     draw = Draw(manifest.run.seed, peer, manifest.inner.batch_size, manifest.inner.sequence_length)
     model: Any = copy.deepcopy(_initial())
-    replica = CountedReplica(manifest, model, ResidentCorpus(_tokens(), draw), int.from_bytes(peer[-6:], "little"), emit)
+    replica = CountedReplica(manifest, model, ResidentCorpus(_tokens(text), draw), int.from_bytes(peer[-6:], "little"), emit)
     replica.counted, replica.payloads = Counter(), payloads
     return replica

@@ -7,6 +7,7 @@ story goes the same way each time.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -25,6 +26,8 @@ from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer import trainer as real
 from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.messages.terms import ModelPlan
@@ -134,10 +137,13 @@ class Checkpoint:
 
 
 class Disk(Saver):
-    """Keeps nothing: what survives a peer, the test saves."""
+    """Keeps nothing: what survives a peer, the test saves, when it wants or `on_save`."""
+
+    on_save: Callable[[], None]
 
     def save(self, replica: Replica) -> None:
         self.has_checkpoint = True
+        self.on_save()
 
     def begin(self, replica: Replica, reading: AbstractContextManager[None] = ALONE) -> None:
         self.has_checkpoint = True
@@ -162,8 +168,10 @@ class Trainer:
         self._link: Link | None = None
         self._end = End()
         now_s = asyncio.get_running_loop().time
-        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit)
+        self._exchange = TrainerExchange(self._end, self.replica.payloads, self.replica, child.emit, random.Random(0))
+        self.on_save: Callable[[], None] = lambda: None
         saver = Disk(Home(config.home), config, child.emit, now_s)
+        saver.on_save = lambda: self.on_save()
         self._real = real.Trainer(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
 
     @property
@@ -212,6 +220,11 @@ class Trainer:
     async def _pass_step(self) -> None:
         """Let the time of an inner step pass."""
         await asyncio.sleep(self._step_s)
+
+    def replace_side(self, meeting: int, side_of: Callable[[FragmentState], MeetingSide]) -> None:
+        """Put another side in the place of an open meeting's, for a trainer that does not do what the real one does."""
+        opened = self._exchange._meetings[meeting]
+        opened.side = side_of(opened.side.state)
 
     def save(self) -> Checkpoint:
         tensors = {name: tensor.clone() for name, tensor in self.replica.tensors().items()}

@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.machine.events import Event, MeetingDone, ProcessReported, StateTransferred
+from gossamer.peer.machine.events import Event, MeetingDone, PartnerShunned, ProcessReported, StateTransferred
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -54,6 +54,7 @@ class Habits:
 
     step_s: float = 0.25
     optimizer_s: float | None = None  # that a step lasts after its gradient's `step_s`; None: it takes no time, and `step_s` lies between
+    text: int = 0  # on which of the texts it trains, and by which it judges
     waits_for_start: bool = False  # waits to be told, as joiners do
     is_founder: bool = True
     has_start: bool = True
@@ -101,6 +102,7 @@ class Peer:
         self.checkpoint: Checkpoint | None = None
         self.meetings: list[MeetingDone] = []
         self.transfers: list[StateTransferred] = []
+        self.shunned: list[PartnerShunned] = []
         self.reported: list[ProcessReported] = []
         self.status = Status()  # as far as the node's events tell it
         self.failure: BaseException | None = None
@@ -171,6 +173,8 @@ class Peer:
         """Have it show this from its next start on, and live in a network of its own if `place` names one."""
         self.habits = replace(self.habits, credential=credential)
         self.addresses = (f"/ip4/20.{place}.0.1/tcp/4001",) if place else ADDRESSES
+        if place:
+            self.swarm.network.places[self.peer_id] = self.addresses[0]
         return self
 
     # ---- life ----
@@ -223,6 +227,8 @@ class Peer:
                 self.transfers.append(event)
             case MeetingDone():
                 self.meetings.append(event)
+            case PartnerShunned():
+                self.shunned.append(event)
             case ProcessReported():
                 self.reported.append(event)
 
@@ -269,7 +275,7 @@ class Peer:
         return paced
 
     def _new_replica(self, emit: Callable[[Event], None]) -> CountedReplica:
-        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw, emit)
+        replica = tiny_replica(self.swarm.manifest, self.payloads, self.peer_id.raw, emit, self.habits.text)
         if self.checkpoint is not None:
             replica.restore(self.checkpoint.tensors, self.checkpoint.state)
         return replica

@@ -15,6 +15,7 @@ from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
 SAMPLES = {
     "float": 2.5,
+    "float | None": -0.5,
     "int": 7,
     "str": 'quoted "text"\nand more',
     "bool": True,

@@ -12,6 +12,7 @@ from gossamer.peer.meeting.commands import AskDecision, AskTrainer, Send, SetTim
 from gossamer.peer.meeting.events import DeadlinePassed, PartnerGone, PartnerSent, Resolved, Stopped
 from gossamer.peer.meeting.interface import MeetingOutcome, MeetingState
 from gossamer.peer.meeting.machine import AGAIN_S, CONNECT_S, DOUBT_S, DOUBT_TIMEOUTS
+from gossamer.peer.swarm.partner_records import Trust
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.messages.messages import Chunk, Commit, Commitment, Committed, Decision, Outcome, Part, Refusal, RunPhase
 from tests.peer.two_sides import DEADLINE_S, PLAIN, SKETCHED, TERMS, Seat, Table, Trainer, alone
@@ -36,11 +37,22 @@ def test_each_side_gets_exactly_the_bytes_of_the_other(fragment: int) -> None:
 
 def test_both_trainers_get_the_same_seed_and_the_partners_tokens() -> None:
     trainers = Trainer(b"a", SKETCHED, tokens=100, global_step=7), Trainer(b"b", SKETCHED, tokens=300, global_step=9)
-    Table(SKETCHED, trainers=trainers).run()
+    Table(SKETCHED, trainers=trainers, trust=(Trust(token_ratio=16.0), Trust(token_ratio=16.0))).run()
     first, second = (next(request for request in t.asked if isinstance(request, Prepare)) for t in trainers)
     assert (first.partner_tokens, second.partner_tokens) == (300, 100)
     assert (first.partner_global_step, second.partner_global_step) == (9, 7)
     assert first.seed == second.seed and 0 <= first.seed < 2**63
+
+
+def test_each_trainer_is_told_how_far_the_partner_is_trusted() -> None:
+    trainers = Trainer(b"a", PLAIN, tokens=100), Trainer(b"b", PLAIN, tokens=300)
+    trusts = Trust(True, 0.25, 2.0), Trust(False, 1.0, 16.0)
+    seats = Table(PLAIN, trainers=trainers, trust=trusts).run()
+    for trainer, trust, tokens, seat in zip(trainers, trusts, (200, 100), seats, strict=True):
+        prepare, check = (next(asked for asked in trainer.asked if isinstance(asked, kind)) for kind in (Prepare, Check))
+        assert isinstance(prepare, Prepare) and prepare.partner_tokens == tokens
+        assert isinstance(check, Check) and (check.must_probe, check.share) == (trust.must_probe, trust.share)
+        assert seat.meeting.checked == Checked(seat.meeting.number, True, "", "")
 
 
 def test_name_and_seed_are_those_of_the_specification() -> None:

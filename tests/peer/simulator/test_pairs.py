@@ -10,6 +10,7 @@ import torch
 
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import messages
+from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Matcher, Pair, PairPeer, matcher
 from gossamer.peer.simulator.population import Population
@@ -18,6 +19,7 @@ from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.errors import BadSettings
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, replica_side
+from tests.peer.open_gates import open_probes
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training, weights
 from tests.peer.small import small_manifest, small_replica
 
@@ -28,6 +30,13 @@ def two(**choices: object) -> tuple[Population, tuple[PairPeer, PairPeer]]:
     population = small_population(small_scenario(peers=2, steps=60, **choices))
     one, other = (PairPeer(replica, population.layout) for replica in population.replicas)
     return population, (one, other)
+
+
+def trusting(population: Population) -> list[PairPeer]:
+    """Members that merge whole what their merge gate accepts."""
+    peers = members(population)
+    open_probes(peers)
+    return peers
 
 
 def train(outer: PairPeer, num_steps: int) -> None:
@@ -56,6 +65,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
     rule = pair_rule(population.scenario)
     manifest = small_manifest(codec={"name": codec})
     real = [small_replica(tmp_path / f"{n}", manifest, b"peer-%d" % n) for n in range(2)]
+    open_probes([*outers, *real])
     sides = (replica_side(real[0], tmp_path / "0"), replica_side(real[1], tmp_path / "1"))
     for number in range(2 * len(population.layout.codecs)):
         fragment = number % len(population.layout.codecs)
@@ -104,6 +114,7 @@ def test_the_pairs_mean_moves_as_if_nothing_were_coded() -> None:
     means = []
     for codec in ("fp32", "modulo3"):
         population, outers = two(codec=codec, inner_steps=6)
+        open_probes(outers)
         for outer, num_steps in zip(outers, (3, 1), strict=True):
             train(outer, num_steps)
         met(outers, 1, pair_rule(population.scenario))
@@ -160,7 +171,7 @@ def by_hand(**choices: object) -> tuple[Population, Gossip, Nobody]:
     population = small_population(small_scenario(peers=3, **choices))
     matcher: Matcher = Nobody()
     assert isinstance(matcher, Nobody)
-    return population, Gossip(population, pair_rule(population.scenario), matcher), matcher
+    return population, Gossip(population, pair_rule(population.scenario), matcher, trusting(population)), matcher
 
 
 def step(population: Population, table: Gossip, *peers: int) -> None:
@@ -173,7 +184,7 @@ def test_a_swarm_of_two_that_meets_on_schedule_is_heavy_ball_diloco(gamma: float
     """NoLoCo with N = 2 against the float64 oracle of DiLoCo: the replicas are equal after each exchange, gamma plays no part."""
     pair = {"peers": 2, "steps": 12, "inner_steps": 4, "blocks_per_fragment": 2, "alpha": 0.5, "beta": 0.7, "gamma": gamma}
     population = small_population(small_scenario(method="noloco", matching="scheduled", **pair))
-    table = Gossip(population, pair_rule(population.scenario), matcher(population.scenario, 2))
+    table = Gossip(population, pair_rule(population.scenario), matcher(population.scenario, 2), trusting(population))
     exchanged = []
     for now in range(1, 13):
         step(population, table, 0, 1)

@@ -63,3 +63,13 @@ def test_a_peer_that_failed_is_replaced_first(book: AddressBook) -> None:
     learn(book, HONEST[:1])
     assert somebody(107).peer_id not in {entry.peer_id for entry in book.live(1.0)}
     assert len(book.live(1.0)) == FULL
+
+
+def test_the_credential_of_a_hello_counts_before_that_of_a_record(book: AddressBook) -> None:
+    shown, known = at(1, "/ip4/8.1.0.1/tcp/1", bearer=4000), at(1, "/ip4/8.1.0.1/tcp/1", bearer=4001)
+    book.shows(somebody(1).peer_id, shown.credential)
+    assert len(book) == 0, "a Hello alone makes no entry"
+    book.note_call(somebody(1).peer_id, 0.0, 0)
+    book.shows(somebody(1).peer_id, shown.credential)
+    book.learn(known, 0.0)
+    assert book.get(somebody(1).peer_id).origins[1] == str(somebody(4000).peer_id)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -44,6 +45,11 @@ def add_identities(book: AddressBook, num: int, global_step: int, invite: int) -
         learn(book, somebody(500 + number), global_step, invite=invite, place=100 + number % 100, finished=True)
 
 
+def meet_all(book: AddressBook) -> None:
+    for entry in book.live(0.0):
+        book.note_meeting(entry.peer_id, 0.0, entry.global_step)
+
+
 @pytest.mark.parametrize(
     ("clocks", "typical"), [([], 0), ([7], 7), ([1, 9], 1), ([1, 5, 9], 5), ([1, 5, 6, 9], 5), ([0, 0, 0, 10**9], 0), ([0, 7], 7)]
 )
@@ -61,50 +67,87 @@ def test_a_single_malicious_peer_does_not_move_the_typical_clock() -> None:
 
 def test_a_run_has_begun_if_half_of_the_announced_peers_have() -> None:
     for clocks, has_begun in (([], False), ([0], False), ([0, 7], True), ([0, 7, 0], False), ([0, 7, 0, 8], True)):
-        assert groups_of(clocks).half_agree(0.0, lambda entry: entry.global_step > 0) == has_begun
+        assert groups_of(clocks).half_agree(groups_of(clocks).voters(0.0), lambda entry: entry.global_step > 0) == has_begun
 
 
 @pytest.mark.parametrize("num_identities", [1, 6, 100])
-def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: int) -> None:
+@pytest.mark.parametrize("have_met", [False, True])
+def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: int, have_met: bool) -> None:
     book = AddressBook(ME.peer_id)
     learn(book, ISSUER, 100)
     learn(book, somebody(1), 102, invite=0, place=2)
     add_identities(book, num_identities, 900, invite=1)
+    if have_met:
+        meet_all(book)
     groups = SybilGroups(book, TERMS)
+    voters = groups.voters(0.0)
     assert groups.typical_global_step(0.0, 1000, 100) == 100
-    assert not groups.half_agree(0.0, lambda entry: entry.finished, own=False)
-    assert not groups.half_list(0.0, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
+    assert not groups.half_agree(voters, lambda entry: entry.finished, own=False)
+    assert not groups.half_list(voters, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
 
 
-def test_if_all_peers_have_one_invite_the_partners_among_them_count() -> None:
+@pytest.mark.parametrize("num_strangers", [3, 100])
+def test_strangers_have_no_vote_beside_partners_whatever_they_claim(num_strangers: int) -> None:
     book = AddressBook(ME.peer_id)
     for number in (1, 2, 3):
         learn(book, somebody(number), 100 + number, invite=0)
-    add_identities(book, 100, 900, invite=0)
     groups = SybilGroups(book, TERMS)
-    assert groups.typical_global_step(0.0, 1000, 100) == 900, "all are strangers"
-    for number in (1, 2, 3):
-        book.note_meeting(somebody(number).peer_id, 0.0, 100 + number)
+    assert groups.typical_global_step(0.0, 1000) == 102 and not groups.partners(0.0), "a newcomer has met nobody"
+    meet_all(book)
+    for number in range(num_strangers):
+        learn(book, somebody(500 + number), 900, invite=number % 3, place=1, finished=True)
     assert groups.typical_global_step(0.0, 1000, 100) == 101
     assert len(groups.voters(0.0)) == 3
-    assert not groups.half_agree(0.0, lambda entry: entry.finished, own=False)
+    assert not groups.half_agree(groups.partners(0.0), lambda entry: entry.finished, own=False)
 
 
-def test_invites_used_in_one_network_are_one_group() -> None:
+def test_invites_used_in_one_network_are_one_group_by_connections_not_by_claims() -> None:
     book = AddressBook(ME.peer_id)
     for number in (0, 1, 2):
         learn(book, somebody(number + 1), 900, invite=number, place=9)
     learn(book, ISSUER, 100)
+    meet_all(book)
     groups = SybilGroups(book, TERMS)
+    assert [len(group) for group in groups.group(book.live(0.0))] == [1, 1, 1, 1]
+    for number in (0, 1, 2):
+        book.connected(somebody(number + 1).peer_id, f"/ip4/20.9.0.{number}/tcp/1")
     assert [len(group) for group in groups.group(book.live(0.0))] == [3, 1]
     assert groups.typical_global_step(0.0, 1000, 90) == 100
 
 
-def test_in_an_open_run_strangers_are_one_group_whatever_networks_they_claim() -> None:
+def test_an_invite_used_in_the_networks_of_others_joins_no_two_of_them() -> None:
+    book = AddressBook(ME.peer_id)
+    for number in (0, 1):
+        learn(book, somebody(number + 1), 100, invite=number, place=1 + number)
+        book.connected(somebody(number + 1).peer_id, f"/ip4/20.{1 + number}.0.1/tcp/1")
+    for number in (0, 1):
+        learn(book, somebody(8 + number), 900, invite=2, place=1 + number)
+        book.connected(somebody(8 + number).peer_id, f"/ip4/20.{1 + number}.0.9/tcp/1")
+    meet_all(book)
+    groups = SybilGroups(book, TERMS)
+    assert len(groups.group(book.live(0.0))) == 3
+    assert groups.typical_global_step(0.0, 1000) == 100
+
+
+def test_in_an_open_run_each_network_of_partners_is_a_group() -> None:
     book = AddressBook(ME.peer_id)
     for number in range(1, 8):
         learn(book, somebody(number), 900, place=number)
+        book.connected(somebody(number).peer_id, f"/ip4/20.40.0.{number}/tcp/1")
     for number, place in ((20, 21), (30, 31)):
         learn(book, somebody(number), 100, place=place)
-        book.note_meeting(somebody(number).peer_id, 0.0, 100)
+        book.connected(somebody(number).peer_id, f"/ip4/20.{place}.0.1/tcp/1")
+    meet_all(book)
     assert SybilGroups(book, OPEN).typical_global_step(0.0, 1000, 90) == 100
+
+
+def test_a_restarted_peer_knows_whom_it_has_met(tmp_path: Path) -> None:
+    book, again = AddressBook(ME.peer_id), AddressBook(ME.peer_id)
+    for number in (1, 2):
+        learn(book, somebody(number), 100, invite=0)
+    book.note_meeting(somebody(1).peer_id, 0.0, 100)
+    (tmp_path / "peers.json").write_bytes(book.to_bytes(0.0))
+    again.load(tmp_path / "peers.json", 0.0)
+    for number in (1, 2):
+        learn(again, somebody(number), 100 * number, invite=0)
+    assert [entry.peer_id for entry in SybilGroups(again, TERMS).voters(0.0)] == [somebody(1).peer_id]

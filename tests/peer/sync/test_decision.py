@@ -22,7 +22,7 @@ from gossamer.peer.sync.decision import (
 IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_global_step=300, typical_steps=300, others_steps=300)
 BEGINNING = replace(IN_STEP, own_global_step=0, typical_steps=0, others_steps=0, is_waiting=True)
 BEHIND = replace(IN_STEP, typical_steps=400, others_steps=400)
-AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, since_met_s=math.inf)
+AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, since_met_s=math.inf, has_partners=True)
 
 
 def fetch(earliest_steps: int, latest_steps: int) -> Wanted:
@@ -63,6 +63,7 @@ TO_STAY = [
     ("far ahead: ask", AHEAD, {}, Act.ASK_CLOCKS),
     ("far ahead for long: keep the weights, set the global step back", AHEAD, FRESH, StepBack(145)),
     ("far ahead, but not for long: wait for the others", AHEAD, {**FRESH, "since_met_s": STEP_BACK_S}, None),
+    ("far ahead by the statements of strangers alone: train on", AHEAD, {**FRESH, "has_partners": False}, None),
     ("ahead by little more than the gap: set back", AHEAD, {**FRESH, "others_steps": 239}, StepBack(284)),
     ("ahead by no more than the gap: keep the global step; no state fits", AHEAD, {**FRESH, "others_steps": 240}, fetch(361, 300)),
     ("ahead of most, but nobody's signed global step is far: wait", AHEAD, {**FRESH, "is_far": False}, None),

@@ -73,7 +73,7 @@ def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Pat
         (honest, attacker), syncing = swarm.start(2), swarm.add()
         syncing.on_event = lambda event: synced.append(event) if isinstance(event, FragmentSynced) else None  # type: ignore[method-assign]
         syncing.start()
-        await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= 12)
+        await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= 40)
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)

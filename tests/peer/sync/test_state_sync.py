@@ -127,6 +127,8 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
         await asyncio.sleep(STEP_BACK_S + 1.0)
         peer.trainer.frozen = True
         sync, others = peer.node.state_sync, know(peer, 5, 20)
+        for other in others:
+            peer.book.get(other).was_met = True
         before = peer.slow
         for num_reports, has_moved in ((OUTCAST - 1, False), (1, True)):
             report(sync, others, TOO_FAR, num_reports)

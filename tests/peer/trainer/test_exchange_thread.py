@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import select
 import socket
 import tempfile
@@ -51,7 +52,7 @@ class Trainer:
     def __init__(self, runtime: Path, codec: str = "int8", device: str = "cpu") -> None:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}), device=device)
-        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, ignored)
+        self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, ignored, random.Random(0))
         self.replica.exchange = self.exchange
         self.exchange.start()
         self.runtime = runtime
@@ -137,19 +138,23 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     trainer.write_result()
     assert state.meeting is None
     trainer.boundary()
-    mine = trainer.reply()
-    assert isinstance(mine, messages.Opened) and state.meeting == 1
+    own = trainer.reply()
+    assert isinstance(own, messages.Opened) and state.meeting == 1
 
     def answer(request: messages.MeetingRequest) -> messages.Reply:
         if isinstance(request, messages.Open):
-            return mine
-        trainer.ask(request)
-        reply = trainer.reply()  # and no boundary came
+            return own
+        window = trainer.exchange.while_weights_are_read() if isinstance(request, messages.Check) else contextlib.nullcontext()
+        with window:
+            trainer.ask(request)
+            reply = trainer.reply()  # and no boundary came
         assert isinstance(reply, messages.PayloadReady | messages.Checked)
         return reply
 
     exchange((Side(answer, trainer.payloads), alone), Terms())
-    assert answer(messages.Check(1)) == alone.answer(messages.Check(1))
+    mine, theirs = answer(messages.Check(1)), alone.answer(messages.Check(1))
+    assert isinstance(mine, messages.Checked) and isinstance(theirs, messages.Checked) and mine.accepted and theirs.accepted
+    assert mine.gain is not None and theirs.gain is not None and mine.failed_blocks == theirs.failed_blocks
     trainer.ask(messages.Apply(1, NAME, ""))
     trainer.write_result()
     assert not trainer.replica.applied

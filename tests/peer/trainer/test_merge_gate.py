@@ -7,7 +7,18 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.trainer.fragment_state import EARNED, FIRST_ALLOWANCE, FULL_STEPS, LIMIT, UNRELATED, Lengths, MergeGate
+from gossamer.peer.trainer.fragment_state import (
+    EARNED,
+    ENOUGH,
+    FIRST_ALLOWANCE,
+    FULL_STEPS,
+    LEAST_KEPT,
+    LIMIT,
+    UNRELATED,
+    USUAL,
+    Lengths,
+    MergeGate,
+)
 
 WEIGHTS = 30.0  # a length
 STEPS = 5  # in which it has moved
@@ -21,7 +32,8 @@ NOTHING = moved(0.0)
 
 
 def merged(gate: MergeGate, gap: float, own: Lengths) -> bool:
-    if gate.judge(gap, own):
+    """Merge a gap whole if the gate accepts it and it is within the limit."""
+    if gate.judge(gap, own) or gap > gate.limit(own):
         return False
     gate.accept(gap, own)
     return True
@@ -50,29 +62,61 @@ def test_identical_weights_may_always_meet() -> None:
 def test_before_the_first_meeting_the_gate_is_measured_by_the_weights() -> None:
     """Recorded: a fresh peer, its weights 25.9 long, met a host that had made 55 steps alone; the gap was 46.4."""
     assert merged(MergeGate(), 46.4, moved(0.04, 25.9, math.hypot(25.9, 46.4)))
-    reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
-    assert "more than the 60 that honest training explains" in reason
+    assert not merged(MergeGate(), FIRST_ALLOWANCE * WEIGHTS + 0.1, moved(0.0, partner=1000.0))
+    reason = MergeGate().judge(FIRST_ALLOWANCE * WEIGHTS / LEAST_KEPT + 0.1, moved(0.0, partner=1000.0))
+    assert "far more than the 60 that honest training explains" in reason
+
+
+def explained(gate: MergeGate, own: Lengths) -> float:
+    """The longest gap that is kept whole."""
+    return 1e9 * gate.kept(1e9, own, 1.0)
+
+
+def test_a_gap_is_clipped_to_the_partners_share_of_what_training_explains() -> None:
+    gate, own = steady(), moved(1.0)
+    whole, limit = explained(gate, own), gate.limit(own)
+    assert gate.kept(0.0, own, 0.5) == 1.0 and gate.kept(0.5 * whole, own, 0.5) == 1.0
+    assert gate.kept(whole, own, 0.5) == pytest.approx(0.5) and gate.kept(2 * whole, own, 1.0) == pytest.approx(0.5)
+    assert gate.judge(1.01 * limit / LEAST_KEPT, own) and not gate.judge(0.99 * limit / LEAST_KEPT, own)
+
+
+def test_a_gap_that_only_the_allowance_covers_is_clipped_to_what_training_explains() -> None:
+    gate, own = steady(num_meetings=3), moved(1.0)
+    assert gate.kept(LIMIT, own, 1.0) == 1.0 and gate.kept(gate.limit(own), own, 1.0) < 1.0
+
+
+def test_longer_gaps_than_usual_are_clipped_once_enough_gaps_are_known() -> None:
+    gate = MergeGate()
+    gate.restore({"reach": 1.0, "allowance": 0.0})
+    before = explained(gate, NOTHING)
+    gate.restore({"reach": 1.0, "allowance": 0.0, "gaps": [0.5] * (ENOUGH - 1)})
+    assert explained(gate, NOTHING) == before == pytest.approx(LIMIT)
+    gate.restore({"reach": 1.0, "allowance": 0.0, "gaps": [0.5] * ENOUGH})
+    assert explained(gate, NOTHING) == pytest.approx(USUAL * 0.5)
+    gate.restore({"reach": 1.0, "allowance": 0.0, "gaps": [LIMIT] * ENOUGH})
+    assert explained(gate, NOTHING) == before, "partners that send as much as is allowed do not widen the limit"
 
 
 def test_a_peer_alone_for_long_may_meet_as_far_away_as_it_has_moved() -> None:
     gate = steady()
     for _ in range(11):
         gate.take_solo_step(5.0)
-    assert merged(gate, 55.0, moved(5.0, fast=60.0))
+    assert not gate.judge(55.0, moved(5.0, fast=60.0)), "a probe shows how much of it is of use"
+    assert explained(gate, moved(5.0, fast=60.0)) > 9 * explained(steady(), moved(5.0, fast=60.0))
 
 
 def test_steps_that_the_clock_made_without_us_count_as_moved() -> None:
     """`moved` brings them along: who stood still may be as far from the others as they have come."""
-    assert not steady().judge(12.0, moved(0.5 * (1 + 10), fast=60.0))
-    assert steady().judge(12.0, moved(0.5, fast=60.0))
+    assert merged(steady(num_meetings=4), 12.0, moved(0.5 * (1 + 10), fast=60.0))
+    assert not merged(steady(num_meetings=4), 12.0, moved(0.5, fast=60.0))
 
 
 def test_two_reaches_are_honest_and_more_is_not() -> None:
     gate = steady(num_meetings=3)
     limit = gate.limit(moved(1.0))
     assert LIMIT < limit < 3 * LIMIT
-    assert not gate.judge(limit, moved(1.0))
-    assert gate.judge(limit + 0.01, moved(1.0))
+    assert not merged(gate, limit + 0.01, moved(1.0))
+    assert merged(gate, limit, moved(1.0))
 
 
 def test_a_far_partner_takes_the_allowance_with_it_and_training_earns_it_back() -> None:
@@ -112,7 +156,8 @@ def test_what_leads_back_where_training_came_from_is_not_explained_by_training()
     gate = steady(num_meetings=3)
     reach = 1.0 + (gate.state()["reach"] or 0.0)
     assert not gate.judge(reach, replace(moved(1.0), back=reach))
-    assert gate.judge(1.6 * reach, replace(moved(1.0), back=1.6 * reach))
+    assert gate.kept(reach, replace(moved(1.0), back=reach), 1.0) == 1.0
+    assert gate.kept(1.6 * reach, replace(moved(1.0), back=1.6 * reach), 1.0) == 0.0
 
 
 def test_a_refused_gap_leaves_no_trace() -> None:
@@ -134,11 +179,11 @@ def patient(gate: MergeGate, movement: float, num_meetings: int) -> list[float]:
 
 
 def test_a_patient_attacker_does_not_open_the_gate() -> None:
-    gate = steady()
-    before = gate.limit(moved(1.0))
-    limits = patient(gate, 1.0, 50)
-    assert max(limits) < 1.3 * before
-    assert max(limits[10:]) <= 1.01 * limits[10], "and no further"
+    gate, widest = steady(), MergeGate()
+    widest.restore({**gate.state(), "gaps": ()})
+    limits = patient(gate, 1.0, 80)
+    assert max(limits) < 1.3 * widest.limit(moved(1.0))
+    assert max(limits[40:]) <= 1.01 * limits[40], "and no further"
 
 
 def test_an_attacker_at_the_very_first_meeting_gains_no_wider_limit() -> None:
