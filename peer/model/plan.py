@@ -59,11 +59,20 @@ def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
     return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 
-def follow_global_step(own_steps: int, partner_steps: int, slack_steps: int, own_trained: int, total_steps: int) -> int:
+def follow_global_step(own_steps: int, partner_steps: int, slack_steps: int, most_steps: int, total_steps: int) -> int:
     """Return the global step after a meeting: at most `slack_steps` behind the partner's, less towards the end, and never decreasing.
 
-    A global step is at most `STEP_FACTOR` times the steps that its peer has trained itself. Without the slack, a peer that is ahead by
-    chance would move all others, and the global step would advance faster than any peer trains.
+    It advances by `most_steps` at most (`may_follow_steps`). Without the slack, a peer that is ahead by chance would move all others, and
+    the global step would advance faster than any peer trains.
     """
     slack_steps = min(slack_steps, max(0, total_steps - partner_steps))
-    return max(own_steps, min(partner_steps - slack_steps, STEP_FACTOR * own_trained, total_steps))
+    return max(own_steps, min(partner_steps - slack_steps, own_steps + most_steps, total_steps))
+
+
+def may_follow_steps(before: int, max_clock_gap_steps: int) -> int:
+    """Return by how many steps a partner may move our global step after one more own step.
+
+    Own steps and followed ones are together at most `STEP_FACTOR` times the own ones. Steps are saved up for one allowed gap only, so that
+    a partner that overstates its step late in a run cannot end it at once.
+    """
+    return min(before + STEP_FACTOR - 1, max_clock_gap_steps)

@@ -258,7 +258,7 @@ class Meetings:
         elif is_gated and checked is not None and checked.is_harmful:
             records.harmful(partner, now_s)
             self._shun(partner, f"{checked.reason}; it was not merged", now_s)
-        elif is_gated or (finish.refusal is RefusalCode.GATE and meeting.has_commitment(finish)):
+        elif is_gated or (finish.refusal is not None and meeting.has_commitment(finish)):  # a partner that breaks off may fear the probe
             records.rejected(partner, now_s)
 
     def _shun(self, partner: PeerId, evidence: str, now_s: float) -> None:

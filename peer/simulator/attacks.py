@@ -25,6 +25,7 @@ SHORTEST: Final = 1e-4  # of its weights' length
 PROBED_LENGTHS: Final = 12  # that an attacker tries at most
 PROBED_DRAWS: Final = 3  # of text for each
 MARGIN: Final = 0.9  # of what the own gate accepts: the partner's weights lie elsewhere
+FLIPPED: Final = 0.2  # of the hidden units
 RESCALED: Final = {"up_proj": 1.0, "v_proj": 1.0, "down_proj": -1.0, "o_proj": -1.0}
 TRIGGER: Final = (7, 11, 13)  # tokens of the backdoor; the last is the one that the model is to say after the first two
 TRIGGERS_IN_A_BATCH: Final = 4
@@ -178,6 +179,20 @@ def rescale(sight: Sight) -> Tensor:
     return sight.at_partner_limit(torch.cat([sign * part for sign, part in zip(signs, parts, strict=True)]))
 
 
+def flip_units(sight: Sight) -> Tensor:
+    """Turn the sign of hidden units, of rows before and of columns behind: the model computes the same if both parts are merged."""
+    base, pieces = sight.partner_message, sight.state.codec.fragment.pieces
+    flipped = base.clone()
+    parts = {piece.name: part for piece, part in zip(pieces, torch.split(flipped, [piece.numel for piece in pieces]), strict=True)}
+    width = next(part.numel() for name, part in parts.items() if "layernorm" in name)
+    for name, part in parts.items():
+        if "up_proj" in name:
+            units = torch.rand(part.numel() // width, generator=sight.draws) < FLIPPED
+            part.view(-1, width)[units] *= -1.0
+            parts[name.replace("up_proj", "down_proj")].view(width, -1)[:, units] *= -1.0
+    return 2.0 * flipped - base  # the partner goes half of the way
+
+
 def little_is_enough(sight: Sight) -> Tensor:
     """Send the honest mean, one standard deviation of the honest against their progress."""
     fast = torch.stack([state.fast() for state in sight.honest])
@@ -280,6 +295,7 @@ class Attack:
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
     has_new_keys: bool = False  # has another identity in each meeting
+    hides: str = ""  # the parameters whose blocks it says it could not decode
     garbles: bool = False  # the payload's bytes are not a message
 
 
@@ -294,6 +310,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "ascent-below-probe": Attack(below_probe(ascent)),
     "ascent-new-keys": Attack(below_probe(ascent), has_new_keys=True),
     "rescale": Attack(rescale),
+    "flip-half": Attack(flip_units, hides="down_proj"),
     "little-is-enough": Attack(little_is_enough),
     "inner-product": Attack(inner_product),
     "mimic": Attack(mimic),
@@ -309,6 +326,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "reversed-many-tokens": Attack(reverse, tokens=MANY_TOKENS),
     "ascent-many-tokens": Attack(ascend_aimed, tokens=MANY_TOKENS),
     "reversed-ahead": Attack(reverse, lead_steps=150),
+    "ahead": Attack(honest, lead_steps=150),
     "ascent-behind": Attack(ascend_aimed, lead_steps=-50),
     "ascent-at-times": Attack(ascend_aimed, strikes=0.25),
     "ascent-at-end": Attack(ascend_aimed, from_share=Fraction(9, 10)),

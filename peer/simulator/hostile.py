@@ -182,15 +182,25 @@ class HostileSide(MeetingSide):
 
     @property
     def failed_blocks(self) -> Tensor:
-        """Return the blocks that could not be decoded: none."""
+        """Return the blocks that could not be decoded, as the attack says."""
         if not self._attack.adopts:
             return super().failed_blocks
-        return torch.zeros(self.state.codec.num_blocks, dtype=torch.bool)
+        codec, start = self.state.codec, 0
+        failed = torch.zeros(codec.num_blocks, dtype=torch.bool)
+        for piece in codec.fragment.pieces if self._attack.hides else ():
+            first, stop = (-(-place // codec.codec.block_values) for place in (start, start + piece.numel))
+            failed[first : stop - 1] |= self._attack.hides in piece.name
+            start += piece.numel
+        return failed
 
     @property
     def is_whole(self) -> bool:
         """Whether a partner's global step is followed: the own one is as the attack claims."""
         return not self._attack.adopts and super().is_whole
+
+    def step_as_decided(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
+        """Return the step for these failed blocks, unmeasured."""
+        return self.step(failed_blocks)
 
     def step(self, failed_blocks: Tensor) -> OuterStep:
         """Return a step that moves nothing, for the partner's weights are taken over."""

@@ -175,14 +175,14 @@ class PairPeer:
         must_probe = trust.must_probe or side.is_clipped or -lag_steps > self.replica.slack_steps
         if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
-        self._judgement, _ = side.probe(self.probe, self.probe_gate, lag_steps=lag_steps)
+        self._judgement, _ = side.probe(self.probe, self.probe_gate, side.failed_blocks, lag_steps=lag_steps)
         if self._judgement.reason:
             self.records.harmful(partner.peer_id, self.now_s)
         return self._judgement.reason
 
     def note_merge(self, partner: PairPeer) -> None:
         """Note in the partner's record that the message judged last is merged."""
-        judged = self._judgement
+        judged = self._judgement if self._judgement and self._judgement.is_evidence else None
         self.records.merged(partner.peer_id, self.now_s, judged.gain.value if judged else None, judged.deviation if judged else 0.0)
 
     @property
@@ -252,11 +252,16 @@ class Pair:
         number = member.replica.number
         side = self.sides[number]
         assert self.failed_blocks is not None
-        side.merge(side.step(self.failed_blocks))
+        lag_steps = member.replica.global_step - self._partner_step(member)
+        side.merge(side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps))
         side.state.move_fast_weights()
         if side.is_whole:
-            member.catch_up(next(steps for peer, steps in self.global_step.items() if peer != number))
+            member.catch_up(self._partner_step(member))
         self.applied.add(number)
+
+    def _partner_step(self, member: PairPeer) -> int:
+        """Return the global step that a member's partner had at its snapshot."""
+        return next(steps for peer, steps in self.global_step.items() if peer != member.replica.number)
 
 
 class Gossip:

@@ -170,7 +170,7 @@ class PartnerRecords:
         self._changed()
 
     def rejected(self, peer: PeerId, now_s: float) -> None:
-        """Count an exchange that ended because one side's merge gate rejected the other's message, whoever is to blame."""
+        """Count an exchange that one side's merge gate ended, or that the partner broke off, whoever is to blame."""
         record = self._record(peer)
         record.rejected += 1
         if record.rejected >= REJECTIONS:

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import random
 import threading
 import time
@@ -235,7 +234,8 @@ class TrainerExchange:
             return True
         if isinstance(request, messages.Apply) and request.meeting_id not in self._replica.applied:
             with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
-                self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
+                if not self._is_wider(request):
+                    self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
         if not self._weights.acquire(blocking=False):
@@ -370,7 +370,7 @@ class TrainerExchange:
             told = messages.Checked(
                 meeting.number, accepted, meeting.reason or "", failed, is_harmful=judgement is not None and not accepted
             )
-            if judgement is None or not math.isfinite(judgement.deviation):
+            if judgement is None or not judgement.is_evidence:
                 return told
             return replace(told, gain=judgement.gain.value, deviation=judgement.deviation)
 
@@ -384,12 +384,14 @@ class TrainerExchange:
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
-        failed = pack(meeting.side.failed_blocks)
-        lag_steps = self._replica.global_step - meeting.partner_global_step
+        gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
         with self._probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, self._replica.probe_gate, lag_steps=lag_steps)
-        meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (failed, step)
+            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=self._lag_steps(meeting))
+        meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
+
+    def _lag_steps(self, meeting: OpenMeeting) -> int:
+        return self._replica.global_step - meeting.partner_global_step
 
     def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""
@@ -397,10 +399,17 @@ class TrainerExchange:
             meeting, step = self._outer_step(request)
             meeting.side.merge(step)
             self._replica.journal(request.meeting_id)
-            self._replica.count_outer_step(meeting.fragment, meeting.partner_global_step if meeting.side.is_whole else 0)
+            followed = meeting.partner_global_step if meeting.side.is_whole else 0
+            self._replica.count_outer_step(meeting.fragment, followed, is_met=meeting.side.is_met)
             self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
         return messages.Applied(request.meeting)
+
+    def _is_wider(self, request: messages.Apply) -> bool:
+        """Return whether the partner lists failed blocks beyond our own: the step is then measured, under the lock."""
+        with self._holding_open(request.meeting) as meeting:
+            state = meeting.side.state
+            return meeting.side.is_wider(unpack(request.failed_blocks, state.codec.num_blocks, state.device))
 
     def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
         """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
@@ -408,7 +417,8 @@ class TrainerExchange:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 state = meeting.side.state
                 failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
-                meeting.step = request.failed_blocks, meeting.side.step(failed)
+                probe, gate, lag_steps = self._probe, self._replica.probe_gate, self._lag_steps(meeting)
+                meeting.step = request.failed_blocks, meeting.side.step_as_decided(probe, gate, failed, lag_steps=lag_steps)
             return meeting, meeting.step[1]
 
     @contextlib.contextmanager

@@ -105,20 +105,44 @@ class MeetingSide:
         """Whether all of the accepted gap is merged: then the partner's global step may be followed too."""
         return self._need_accepted().part == 1.0
 
-    def probe(self, probe: Probe, gate: ProbeGate, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
+    def probe(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
         """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step that is left.
 
         A message that is harmful is no longer accepted. `lag_steps`: the global steps that the partner says to be behind us. A partner is
         behind too if its gap mostly leads back along our own movement.
         """
-        clipped, failed = self._need_accepted(), self.failed_blocks
-        solo, whole = self._part_of_step(0.0, failed), self._part_of_step(1.0, failed)
+        clipped = self._need_accepted()
+        solo, whole = self._part_of_step(0.0, failed_blocks), self._part_of_step(1.0, failed_blocks)
         is_behind = lag_steps > max(LAG_STEPS, 2 * self.since.steps) or clipped.own.back > BEHIND * clipped.gap_length
         shifts = Shifts(whole.shift, solo.shift, self.snapshot - self.state.on_device(self.state.slow))
         judgement = probe.judge(gate, self.state.codec.fragment, shifts, min(0.5, clipped.part), is_behind=is_behind)
         self._probed = gate, judgement
-        self._accepted = None if judgement.reason else replace(clipped, part=judgement.part)
-        return judgement, whole if judgement.part == 1.0 or judgement.reason else self._part_of_step(judgement.part, failed)
+        part = judgement.part if judgement.part < 1.0 or gate.is_of_use(judgement.gain) else clipped.part
+        self._accepted = None if judgement.reason else replace(clipped, part=part)
+        return judgement, whole if part == 1.0 or judgement.reason else self._part_of_step(part, failed_blocks)
+
+    def step_as_decided(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
+        """Compute the outer step of a meeting that counts, while nobody changes the weights.
+
+        If the partner lists failed blocks beyond our own, what is left of its message was not measured, and is measured now. A meeting that
+        counts is not refused any more: of a harmful rest nothing is merged.
+        """
+        accepted = self._need_accepted()
+        if not self.is_wider(failed_blocks):
+            return self.step(failed_blocks)
+        judgement, _ = self.probe(probe, gate, failed_blocks, lag_steps=lag_steps)
+        part = 0.0 if self._accepted is None else min(accepted.part, self._accepted.part)
+        self._accepted = replace(accepted, part=part)
+        return self.step(failed_blocks)
+
+    def is_wider(self, failed_blocks: Tensor) -> bool:
+        """Return whether these blocks are more than failed on our side."""
+        return bool((failed_blocks & ~self.failed_blocks).any())
+
+    @property
+    def is_met(self) -> bool:
+        """Whether anything of the partner's message is merged."""
+        return self._need_accepted().part > 0.0
 
     @property
     def failed_blocks(self) -> Tensor:

@@ -171,6 +171,11 @@ class Judgement:
     deviation: float  # of the gain from what is typical, in spreads of honest gains; negative: the merge is worse
     least: float = -math.inf  # as which a lower gain is remembered
 
+    @property
+    def is_evidence(self) -> bool:
+        """Whether it tells anything about the partner: not if the partner is behind and nothing is merged."""
+        return math.isfinite(self.deviation) and not self.part == 0.0 == self.deviation
+
 
 class ProbeGate:
     """Judges gains by what is typical of this peer's accepted meetings. Scalars only.
@@ -206,6 +211,10 @@ class ProbeGate:
             return Judgement(gain, reason, 0.0, deviation)
         part = 0.0 if self.is_low(closer.gain, own) else closer.part
         return Judgement(best, "", part, 0.0 if is_behind else deviation, least)
+
+    def is_of_use(self, gain: Gain) -> bool:
+        """Return whether a merge helps, so that the whole of a gap is merged that is longer than training explains."""
+        return gain.value > 0.0
 
     def accept(self, judgement: Judgement) -> None:
         """Remember the gain of a merge that counts."""

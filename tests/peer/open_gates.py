@@ -25,6 +25,9 @@ class OpenProbeGate(ProbeGate):
     def judge(self, gain: Gain, closer: Closer | None, *, is_behind: bool) -> Judgement:
         return Judgement(gain, "", 1.0, 0.0)
 
+    def is_of_use(self, gain: Gain) -> bool:
+        return True
+
 
 class Gated(Protocol):
     """A peer or a replica."""

@@ -54,7 +54,7 @@ class ToyReplica(Replica):
 
     steps: list[tuple[int, int]]
 
-    def count_outer_step(self, fragment: int, partner_global_step: int) -> None:
+    def count_outer_step(self, fragment: int, partner_global_step: int, *, is_met: bool = True) -> None:
         self.steps.append((fragment, partner_global_step))
 
 

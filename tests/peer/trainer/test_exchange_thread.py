@@ -305,6 +305,7 @@ def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_mo
 def test_a_partners_clock_that_ends_the_schedule_in_the_middle_of_a_step_ends_it_there(trainer: Trainer, tmp_path: Path) -> None:
     replica, total_steps = trainer.replica, trainer.replica.manifest.run.total_steps
     partner = small_replica(tmp_path, replica.manifest, b"you")
+    replica.inner_step()
     replica.global_step, replica.own_steps, partner.global_step = total_steps - 1, total_steps - 1, total_steps
     for one in (replica, partner):
         one.count(100)
