@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+from collections import deque
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given
@@ -11,6 +15,7 @@ from gossamer.optim.fragments import Fragment, Piece
 from gossamer.optim.noloco import NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Since
 from gossamer.peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
+from gossamer.peer.trainer.probe import Gain, Judgement, Probe, ProbeGate, Shifts
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
@@ -78,6 +83,49 @@ def test_a_message_that_was_accepted_counts_no_more_once_another_one_is_refused(
     assert "away from ours" in side.judge(payload.view(torch.float32).mul(1e6).view(torch.uint8))
     with pytest.raises(ValueError, match="No message was accepted"):
         side.step(side.failed_blocks)
+
+
+class Told(ProbeGate):
+    """A gate that says what it is told of each message, and a probe that measures nothing."""
+
+    def __init__(self, *parts: float | None) -> None:
+        super().__init__()
+        self.parts = deque(parts)  # None: harmful
+
+    def probe(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
+        found = self.parts.popleft()
+        return Judgement(Gain(0.1, 0.01, 1.0, 100), "" if found is not None else "harmful", found or 0.0, 0.0)
+
+
+def judged_side(told: Told, codec_name: str = "modulo4") -> tuple[MeetingSide, Probe]:
+    """A side that has accepted and measured a message."""
+    side, other = MeetingSide(state(1.01, codec_name)), MeetingSide(state(1.02, codec_name))
+    sketches = [one.prepare(RULE, 0.5, 7) for one in (side, other)]
+    side.encode(sketches[1])
+    assert side.judge(other.encode(sketches[0])) == ""
+    probe: Any = SimpleNamespace(judge=told.probe)
+    side.probe(probe, told, side.failed_blocks, lag_steps=0)
+    return side, probe
+
+
+def test_blocks_that_only_the_partner_lists_as_failed_are_measured_again() -> None:
+    for parts, merged in (((1.0, 1.0), 1.0), ((1.0, 0.5), 0.5), ((0.5, 1.0), 0.5), ((1.0, None), 0.0)):
+        told = Told(*parts)
+        side, probe = judged_side(told)
+        failed = side.failed_blocks.clone()
+        failed[0] = True
+        step = side.step_as_decided(probe, told, failed, lag_steps=0)
+        assert not told.parts, "it was not measured again"
+        alone, pair = RULE.solo_step(side.state.slow, side.state.momentum, side.snapshot)[0], judged_side(Told(1.0))[0].step(failed).slow
+        assert torch.allclose(step.slow, alone.lerp(pair, merged), atol=1e-6)
+        assert side.is_met == (merged > 0.0) and side.is_whole == (merged == 1.0)
+
+
+def test_a_step_for_our_own_failed_blocks_is_not_measured_twice() -> None:
+    told = Told(0.5)
+    side, probe = judged_side(told)
+    side.step_as_decided(probe, told, side.failed_blocks, lag_steps=0)
+    assert side.is_met and not side.is_whole
 
 
 def test_a_solo_step_takes_the_tokens_along() -> None:

@@ -142,6 +142,19 @@ def test_the_clock_never_runs_faster_than_a_factor_over_own_steps(tmp_path: Path
     assert replica.phase is RunPhase.FINISH
 
 
+def test_a_call_that_brought_nothing_puts_off_no_meeting(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, MANIFEST)
+    while not (due := replica.countdown.due()):
+        train(replica, 1)
+        replica.countdown.tick()
+    replica.count_outer_step(due[0], 0, is_met=False)
+    assert due[0] not in replica.countdown.due(), "a meeting of its own counts, whatever it brought"
+    state = replica.countdown.state()
+    for fragment in set(range(len(replica.fragments))) - set(replica.countdown.due()):
+        replica.count_outer_step(fragment, 0, is_met=False)
+    assert replica.countdown.state() == state
+
+
 def meet_a_clock(tmp_path: Path, replica: Replica, global_step: int, number: int = 1) -> None:
     """Meet a partner that is at the same weights and says that its clock stands at `global_step`."""
     partner = small_replica(tmp_path / "partner", MANIFEST)
