@@ -23,7 +23,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,7 +35,7 @@ from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
 from gossamer.peer.model.evaluation import output_distance, predictions
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
-from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
+from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight, pack, unpack
 from gossamer.peer.trainer.probe import Judgement, Probe, ProbeCost, probe_pool
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
@@ -55,6 +54,7 @@ class OpenMeeting:
     fragment: int
     side: MeetingSide
     partner_global_step: int = 0
+    lag_steps: int = 0  # by which the partner says to be behind us
     reason: str | None = None  # why the partner's message is refused, empty: it is not; None: it has not been judged
     is_probed: bool = False  # the loss is to be measured too
     step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
@@ -353,6 +353,7 @@ class TrainerExchange:
             weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
+            meeting.lag_steps = self._replica.global_step - request.partner_global_step
             if not sketch.numel():
                 return self._encode(meeting)
             return messages.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
@@ -367,9 +368,8 @@ class TrainerExchange:
             self._judge(meeting, request)
             judgement = self._measure(meeting) if meeting.is_probed else None
             accepted, failed = not meeting.reason, "" if meeting.reason else pack(meeting.side.failed_blocks)
-            told = messages.Checked(
-                meeting.number, accepted, meeting.reason or "", failed, is_harmful=judgement is not None and not accepted
-            )
+            is_harmful = judgement is not None and not accepted
+            told = messages.Checked(meeting.number, accepted, meeting.reason or "", failed, is_harmful=is_harmful)
             if judgement is None or not judgement.is_evidence:
                 return told
             return replace(told, gain=judgement.gain.value, deviation=judgement.deviation)
@@ -386,12 +386,9 @@ class TrainerExchange:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
         with self._probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=self._lag_steps(meeting))
+            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=meeting.lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
-
-    def _lag_steps(self, meeting: OpenMeeting) -> int:
-        return self._replica.global_step - meeting.partner_global_step
 
     def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""
@@ -408,8 +405,7 @@ class TrainerExchange:
     def _is_wider(self, request: messages.Apply) -> bool:
         """Return whether the partner lists failed blocks beyond our own: the step is then measured, under the lock."""
         with self._holding_open(request.meeting) as meeting:
-            state = meeting.side.state
-            return meeting.side.is_wider(unpack(request.failed_blocks, state.codec.num_blocks, state.device))
+            return meeting.side.is_wider(unpack(request.failed_blocks, meeting.side.state.codec.num_blocks, meeting.side.state.device))
 
     def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
         """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
@@ -417,8 +413,8 @@ class TrainerExchange:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 state = meeting.side.state
                 failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
-                probe, gate, lag_steps = self._probe, self._replica.probe_gate, self._lag_steps(meeting)
-                meeting.step = request.failed_blocks, meeting.side.step_as_decided(probe, gate, failed, lag_steps=lag_steps)
+                step = meeting.side.step_as_decided(self._probe, self._replica.probe_gate, failed, lag_steps=meeting.lag_steps)
+                meeting.step = request.failed_blocks, step
             return meeting, meeting.step[1]
 
     @contextlib.contextmanager
@@ -491,16 +487,3 @@ class TrainerExchange:
         device = self._replica.inner.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
-
-
-def pack(failed: Tensor) -> str:
-    """Write bool[num_blocks] as hex, the lowest bit first, padded with zeros to whole bytes; empty where nothing failed."""
-    return np.packbits(failed.cpu().numpy(), bitorder="little").tobytes().hex() if bool(failed.any()) else ""
-
-
-def unpack(text: str, num_blocks: int, device: torch.device) -> Tensor:
-    """Read bool[num_blocks] back. Raises ValueError for a list of another number of blocks."""
-    packed = np.frombuffer(bytes.fromhex(text) or bytes(-(-num_blocks // 8)), np.uint8)
-    if packed.size != -(-num_blocks // 8):
-        raise ValueError(f"A list of failed blocks of {packed.size} bytes does not fit {num_blocks} blocks.")
-    return torch.from_numpy(np.unpackbits(packed, count=num_blocks, bitorder="little")).bool().to(device)

@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, replace
 from typing import Final
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -205,3 +206,16 @@ def bounded_weight(own_tokens: int, partner_tokens: int) -> float:
         return token_weight(own_tokens, partner_tokens)
     own, partner = max(own_tokens, partner_tokens // MAX_TOKEN_RATIO), max(partner_tokens, own_tokens // MAX_TOKEN_RATIO)
     return token_weight(own, partner)
+
+
+def pack(failed: Tensor) -> str:
+    """Write bool[num_blocks] as hex, the lowest bit first, padded with zeros to whole bytes; empty where nothing failed."""
+    return np.packbits(failed.cpu().numpy(), bitorder="little").tobytes().hex() if bool(failed.any()) else ""
+
+
+def unpack(text: str, num_blocks: int, device: torch.device) -> Tensor:
+    """Read bool[num_blocks] back. Raises ValueError for a list of another number of blocks."""
+    packed = np.frombuffer(bytes.fromhex(text) or bytes(-(-num_blocks // 8)), np.uint8)
+    if packed.size != -(-num_blocks // 8):
+        raise ValueError(f"A list of failed blocks of {packed.size} bytes does not fit {num_blocks} blocks.")
+    return torch.from_numpy(np.unpackbits(packed, count=num_blocks, bitorder="little")).bool().to(device)

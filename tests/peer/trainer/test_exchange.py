@@ -20,7 +20,8 @@ from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.trainer.exchange import TrainerExchange, pack, unpack
+from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.meeting import pack, unpack
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
 from tests import reference
