@@ -20,7 +20,7 @@ def without() -> RealOutcome:
     return play_real(AWAY, SWARM, NUM_STEPS)
 
 
-@pytest.mark.parametrize("attack", ["ascent-aimed", "ascent-below-probe", "reversed-many-tokens", "constant"])
+@pytest.mark.parametrize("attack", ["ascent-aimed", "ascent-below-probe", "reversed-many-tokens", "constant", "stale"])
 def test_a_hostile_member_costs_the_honest_next_to_nothing(attack: str) -> None:
     found = play_real(attack, SWARM, NUM_STEPS)
     assert found.tried > 0
