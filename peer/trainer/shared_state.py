@@ -142,6 +142,8 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
     far = [part.fragment.codec.fragment.name for part in parts if not part.fragment.reaches(part.slow)]
     if far:
         return f"{far[0]} is farther from ours than the last averaging explains"
+    if request.is_loss_ignored:
+        return _judge(replica, parts, math.inf)
     own = [FragmentWeights(fragment, fragment.slow, fragment.momentum) for fragment in replica.fragments]
     losses = [judged_loss(replica), replica.brought_loss or 0.0]
 
