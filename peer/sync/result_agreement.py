@@ -6,7 +6,7 @@
    after the last averaging, and by its loss on our own text.
 3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
 4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed. We give it up, and so do all who see that most have. The
-   order is drawn anew. MOST_AVERAGED times all average again; from then on nobody judges by loss any more, but by form and distance.
+   order is drawn anew, and the trainers allow four times as much loss above their own. The first time all average again.
 5. A peer with a result stays until all within reach have the same one, or all its pieces: until nothing has changed for LINGER_S, or longer
    while a peer still fetches.
 
@@ -50,8 +50,7 @@ SERVING_S = 9.0  # to wait for a peer that has a result and does not answer any 
 RANK_S = 2.0  # before the next peer in the order writes its weights down, and...
 TURN_MEETINGS = 2  # ...as long as so many meetings take
 PATIENCE_S = 8.0  # for one of several results to be agreed
-MOST_AVERAGED = 3  # results given up, after each of which the peers average again...
-MOST_SPLITS = 15  # ...and in all
+MOST_SPLITS = 15  # results given up; the last ones are judged by form and distance, as any loss is allowed
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
@@ -95,7 +94,7 @@ class ResultAgreement:
     async def run(self) -> bool:
         """Agree on a result, and stay until all within reach have it or the time is up. False: they must average again."""
         while not await self._agree():
-            if self._num_splits <= MOST_AVERAGED:
+            if self._num_splits == 1:
                 return False
         return True
 
@@ -226,16 +225,12 @@ class ResultAgreement:
         self._num_splits += 1
         self.emit(ProcessReported("finishing", "the partners have different results: agreeing again"))
         self._given_up |= {name for name in (*self._held.values(), self.own.result.name if self.own.result else b"") if name}
-        self._refused = set() if self._is_loss_ignored else self._refused | self._given_up
+        self._refused.clear()  # they are judged anew
         self._held.clear()
         self._fetching.clear()
         self._gave_up.clear()
         self.own.result, self.lifecycle.has_agreed = None, False
         self._began_s, self._split_s = math.inf, None
-
-    @property
-    def _is_loss_ignored(self) -> bool:
-        return self._num_splits > MOST_AVERAGED
 
     def _asks(self, entry: KnownPeer) -> bool:
         """Tell whether a partner asks us: it is there, even if we could not reach it."""
@@ -350,7 +345,7 @@ class ResultAgreement:
         async with self.meetings.set_aside():
             while True:
                 with contextlib.suppress(LinkLost):
-                    request = messages.Adopt(str(path), 0, is_result=True, is_agreed=is_agreed, is_loss_ignored=self._is_loss_ignored)
+                    request = messages.Adopt(str(path), 0, is_result=True, is_agreed=is_agreed, num_splits=self._num_splits)
                     adopted = await self.link.request(request)
                     assert isinstance(adopted, messages.Adopted)
                     self.lifecycle.has_agreed |= adopted.accepted
