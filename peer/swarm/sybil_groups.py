@@ -69,7 +69,8 @@ class SybilGroups:
         Each number draws another order.
         """
         key = sybil_group_key(peer, credential, self.terms) or peer
-        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw + bytes(number))).digest() for one in (key, peer))
+        redrawn = [number] if number else []
+        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw, *redrawn)).digest() for one in (key, peer))
         return first, second
 
     def half_list(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:

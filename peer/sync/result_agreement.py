@@ -218,7 +218,8 @@ class ResultAgreement:
 
     def _is_given_up(self) -> bool:
         """Return whether most partners and we would give up, if we did."""
-        return bool(self._gave_up) and self.sources.groups.share(self._voters(), lambda entry: entry.peer_id in self._gave_up, own=True) > 0.5
+        share = self.sources.groups.share(self._voters(), lambda entry: entry.peer_id in self._gave_up, own=True)
+        return bool(self._gave_up) and share > 0.5
 
     def _give_up(self) -> None:
         """Forget our result and those of the others: none of them is taken by most."""
