@@ -90,6 +90,7 @@ class ResultAgreement:
     _given_up: set[bytes] = field(default_factory=set)  # results that we gave up, with those of others
     _gave_up: set[PeerId] = field(default_factory=set)  # partners that have given up their result
     _num_splits: int = 0
+    _was_agreed: bool = False  # our result: those that have left with it count for nobody any more
 
     async def run(self) -> bool:
         """Agree on a result, and stay until all within reach have it or the time is up. False: they must average again."""
@@ -210,7 +211,8 @@ class ResultAgreement:
     def _is_split(self) -> bool:
         """Return whether half of the partners and we have not taken ours for so long that it will not be agreed."""
         own = self.own.result
-        if own is None or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
+        self._was_agreed |= own is not None and self._is_agreed(own.name)
+        if own is None or self._was_agreed or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
@@ -231,7 +233,7 @@ class ResultAgreement:
         self._fetching.clear()
         self._gave_up.clear()
         self.own.result, self.lifecycle.has_agreed = None, False
-        self._began_s, self._split_s = math.inf, None
+        self._began_s, self._split_s, self._was_agreed = math.inf, None, False
 
     def _asks(self, entry: KnownPeer) -> bool:
         """Tell whether a partner asks us: it is there, even if we could not reach it."""
