@@ -2,7 +2,7 @@
 
 Each fragment meets at gamma 1, alpha 0 (optim.noloco.FINISH) with any peer that has reached the end too. The rounds and the wait start
 anew whenever a partner reaches the end, or comes back to it after a restart. A peer that still trains is waited for if it would arrive
-within WAIT_S at our own pace. Where no result is agreed, all average again, for twice as many rounds.
+within WAIT_S at our own pace. Where the first result is not agreed, all average again, for twice as many rounds.
 """
 
 from __future__ import annotations

@@ -63,10 +63,14 @@ class SybilGroups:
         agreeing, total = self._share(voters, agrees)
         return (agreeing + own) / (total + 1)
 
-    def drawn(self, peer: PeerId, credential: Credential | None) -> tuple[bytes, bytes]:
-        """Return a peer's place in an order that is the same for all: by its invite, whose key no guest has chosen, then by its id."""
+    def drawn(self, peer: PeerId, credential: Credential | None, number: int = 0) -> tuple[bytes, bytes]:
+        """Return a peer's place in an order that is the same for all: by its invite, whose key no guest has chosen, then by its id.
+
+        Each number draws another order.
+        """
         key = sybil_group_key(peer, credential, self.terms) or peer
-        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw)).digest() for one in (key, peer))
+        redrawn = [number] if number else []
+        first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw, *redrawn)).digest() for one in (key, peer))
         return first, second
 
     def half_list(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:

@@ -5,8 +5,8 @@
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
-4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed: we give it up, average again and write
-   anew, and so do all who see it. Three times at most.
+4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed. We give it up, and so do all who see that most have. The
+   order is drawn anew, and the trainers allow four times as much loss above their own. The first time all average again.
 5. A peer with a result stays until all within reach have the same one, or all its pieces: until nothing has changed for LINGER_S, or longer
    while a peer still fetches.
 
@@ -50,7 +50,7 @@ SERVING_S = 9.0  # to wait for a peer that has a result and does not answer any 
 RANK_S = 2.0  # before the next peer in the order writes its weights down, and...
 TURN_MEETINGS = 2  # ...as long as so many meetings take
 PATIENCE_S = 8.0  # for one of several results to be agreed
-MOST_SPLITS = 3  # after which the peers average again
+MOST_SPLITS = 15  # results given up; the last ones are judged by form and distance, as any loss is allowed
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
@@ -88,11 +88,19 @@ class ResultAgreement:
     _changed_s: float = -math.inf  # when a partner last had another result than before
     _split_s: float | None = None  # since when half of the partners have not had ours
     _given_up: set[bytes] = field(default_factory=set)  # results that we gave up, with those of others
-    _is_given_up: bool = False  # by a partner: it averages again
+    _gave_up: set[PeerId] = field(default_factory=set)  # partners that have given up their result
     _num_splits: int = 0
+    _was_agreed: bool = False  # our result: those that have left with it count for nobody any more
 
     async def run(self) -> bool:
         """Agree on a result, and stay until all within reach have it or the time is up. False: they must average again."""
+        while not await self._agree():
+            if self._num_splits == 1:
+                return False
+        return True
+
+    async def _agree(self) -> bool:
+        """As `run`; False where our result, or that of most partners, is given up."""
         self._began_s = loop_s()  # nobody's turn has come before our averaging has ended
         while self.own.result is None:
             async with self._taking:  # a source serves a peer on one stream, so nothing is asked for twice
@@ -103,7 +111,7 @@ class ResultAgreement:
             if self.own.result is None:
                 if found:
                     await self.take(found)
-                elif self._is_given_up and self._num_splits < MOST_SPLITS:
+                elif self._is_given_up() and self._num_splits < MOST_SPLITS:
                     self._give_up()
                     return False
                 await asyncio.sleep(PAUSE_S)
@@ -123,7 +131,8 @@ class ResultAgreement:
             had = self._held.get(entry.peer_id, b"")
             if entry.has_met and name != had:
                 self._changed_s = loop_s()
-                self._is_given_up |= not name and had not in self._given_up
+                if not name and had not in self._given_up:
+                    self._gave_up.add(entry.peer_id)
             self._held[entry.peer_id] = name
         found = Found()
         for entry in self.sources.book.live(loop_s()):
@@ -202,22 +211,29 @@ class ResultAgreement:
     def _is_split(self) -> bool:
         """Return whether half of the partners and we have not taken ours for so long that it will not be agreed."""
         own = self.own.result
-        if own is None or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
+        self._was_agreed |= own is not None and self._is_agreed(own.name)
+        if own is None or self._was_agreed or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
-        return self._is_given_up or loop_s() - self._split_s >= self._patience_s
+        return self._is_given_up() or loop_s() - self._split_s >= self._patience_s
+
+    def _is_given_up(self) -> bool:
+        """Return whether most partners and we would give up, if we did."""
+        share = self.sources.groups.share(self._voters(), lambda entry: entry.peer_id in self._gave_up, own=True)
+        return bool(self._gave_up) and share > 0.5
 
     def _give_up(self) -> None:
         """Forget our result and those of the others: none of them is taken by most."""
-        self.emit(ProcessReported("finishing", "the partners have different results: averaging again"))
+        self._num_splits += 1
+        self.emit(ProcessReported("finishing", "the partners have different results: agreeing again"))
         self._given_up |= {name for name in (*self._held.values(), self.own.result.name if self.own.result else b"") if name}
-        self._refused |= self._given_up
+        self._refused.clear()  # they are judged anew
         self._held.clear()
         self._fetching.clear()
+        self._gave_up.clear()
         self.own.result, self.lifecycle.has_agreed = None, False
-        self._began_s, self._split_s, self._is_given_up = math.inf, None, False
-        self._num_splits += 1
+        self._began_s, self._split_s, self._was_agreed = math.inf, None, False
 
     def _asks(self, entry: KnownPeer) -> bool:
         """Tell whether a partner asks us: it is there, even if we could not reach it."""
@@ -228,12 +244,12 @@ class ResultAgreement:
         return entry.has_met and entry.failures > 0 and loop_s() - entry.seen_s < AWAY_S
 
     def _place(self, entry: KnownPeer) -> tuple[bytes, bytes]:
-        return self.sources.groups.drawn(entry.peer_id, entry.record.credential if entry.record else None)
+        return self.sources.groups.drawn(entry.peer_id, entry.record.credential if entry.record else None, self._num_splits)
 
     def _rank(self, of: KnownPeer | None = None) -> int:
         """Return how many peers at the end come before this one, or before us."""
         client = self.sources.client
-        own = self.sources.groups.drawn(client.identity.peer_id, client.credential.current)
+        own = self.sources.groups.drawn(client.identity.peer_id, client.credential.current, self._num_splits)
         place = own if of is None else self._place(of)
         return min(RANKS, sum(one < place for one in (own, *map(self._place, self._voters()))))
 
@@ -332,7 +348,8 @@ class ResultAgreement:
         async with self.meetings.set_aside():
             while True:
                 with contextlib.suppress(LinkLost):
-                    adopted = await self.link.request(messages.Adopt(str(path), 0, is_result=True, is_agreed=is_agreed))
+                    request = messages.Adopt(str(path), 0, is_result=True, is_agreed=is_agreed, num_splits=self._num_splits)
+                    adopted = await self.link.request(request)
                     assert isinstance(adopted, messages.Adopted)
                     self.lifecycle.has_agreed |= adopted.accepted
                     return adopted

@@ -24,6 +24,7 @@ from gossamer.peer.trainer.replica import Replica
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
+SPLIT_GROWTH: Final = 4.0  # times the loss above ours that is allowed, for each result on which the partners have not agreed
 JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
 JUDGE_TOKENS: Final = (2048, 8192)  # ...of at least and at most so many tokens together: the trainer stands still meanwhile
 
@@ -135,7 +136,7 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
 
     The loss of our own weights is the worst of three: as we brought them to the last averaging, as it has left them, and of the slow ones.
     An average of others may be a little worse than ours. What we trained since the last outer step is lost to a result in which it has no
-    part, and with a text of our own that can be much.
+    part, and with a text of our own that can be much. The allowed excess grows with each result on which the partners have not agreed.
     """
     if request.is_agreed:
         return _judge(replica, parts, math.inf)
@@ -150,7 +151,8 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
         return math.nan  # put the fast weights back
 
     try_change(lambda: _put(own, replica.parameters), replica.parameters, 0.0, slow_loss, 0.0)
-    return try_change(lambda: _put(parts, replica.parameters), replica.parameters, max(losses), lambda: judged_loss(replica), TOLERANCE)
+    tolerance = 1.0 + (TOLERANCE - 1.0) * SPLIT_GROWTH**request.num_splits
+    return try_change(lambda: _put(parts, replica.parameters), replica.parameters, max(losses), lambda: judged_loss(replica), tolerance)
 
 
 def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:

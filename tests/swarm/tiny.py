@@ -71,10 +71,12 @@ def tiny_terms(manifest: Manifest) -> RunTerms:
 
 @functools.cache
 def _tokens(text: int) -> Tokens:
-    """A noisy walk over the vocabulary, of text 1 and 2 over one half each: there is something to learn, and always something left."""
+    """A noisy walk over the vocabulary: there is something to learn, and always something left. Half of each other text is of its own."""
     draws = np.random.default_rng(5 + text)
-    size, first = (VOCABULARY // 2, VOCABULARY // 2 * (text - 1)) if text else (VOCABULARY, 0)
-    walk = (first + np.cumsum(draws.integers(1, 4, 6000)) % size).astype(np.uint8)
+    strides = draws.integers(1, 4, 6000)
+    strides[3000:] += 7 * text
+    draws.shuffle(strides)
+    walk = (np.cumsum(strides) % VOCABULARY).astype(np.uint8)
     return Tokens(walk[:5000], walk[5000:], 1.0)
 
 
