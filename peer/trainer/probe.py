@@ -76,22 +76,19 @@ class Probe:
     def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
         """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
 
-        Where the first gain is low, more is measured: this part of the merge too, and what our own movement has gained. `is_behind`: the
-        merge leads back along our own way.
+        Where the first gain is low, it is measured on more text. Where it is low there too, this part of the merge is measured, and what our
+        own movement has gained. `is_behind`: the merge leads back along our own way.
         """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
-        (gain,) = self._gains(fragment, shifts.solo, [shifts.pair], drawn[:first])
-        if not gate.is_low(gain):
-            return gate.judge(gain, None, is_behind=is_behind)
-        candidates = [shifts.pair, shifts.solo.lerp(shifts.pair, part), -shifts.own]
-        whole, smaller, undone = self._gains(fragment, shifts.solo, candidates, drawn)
+        for sequences in (drawn[:first], drawn):
+            before = self._losses(fragment, shifts.solo, sequences)
+            whole = Gain.of(before, self._losses(fragment, shifts.pair, sequences))
+            if not gate.is_low(whole):
+                return gate.judge(whole, None, is_behind=is_behind)
+        candidates = shifts.solo.lerp(shifts.pair, part), -shifts.own
+        smaller, undone = (Gain.of(before, self._losses(fragment, shift, sequences)) for shift in candidates)
         return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
-
-    def _gains(self, fragment: Fragment, base: Tensor, shifts: Sequence[Tensor], sequences: Tensor) -> list[Gain]:
-        """Measure what each of some shifts of a fragment, in place of the base, takes from the loss."""
-        before, *after = (self._losses(fragment, shift, sequences) for shift in (base, *shifts))
-        return [Gain.of(before, each) for each in after]
 
     def _losses(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Tensor:
         """Return the loss of each token with a fragment shifted."""
