@@ -76,8 +76,8 @@ class Probe:
     def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
         """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
 
-        Where the first gain is low, it is measured on more text. Where it is low there too, this part of the merge is measured, and what our
-        own movement has gained. `is_behind`: the merge leads back along our own way.
+        Where the first gain is low, it is measured on more text. Where it is low there too, this part of the merge is measured, and what
+        our own movement has gained. `is_behind`: the merge leads back along our own way.
         """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
