@@ -194,9 +194,9 @@ class HostileSide(MeetingSide):
         return failed
 
     @property
-    def is_whole(self) -> bool:
-        """Whether a partner's global step is followed: the own one is as the attack claims."""
-        return not self._attack.adopts and super().is_whole
+    def part(self) -> float:
+        """The part of the outer step that is taken: all of it, though it moves nothing."""
+        return 1.0 if self._attack.adopts else super().part
 
     def step_as_decided(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
         """Return the step for these failed blocks, unmeasured."""

@@ -172,7 +172,7 @@ class PairPeer:
             return reason
         self._judgement = None
         lag_steps = self.replica.global_step - partner.replica.global_step
-        must_probe = trust.must_probe or side.is_clipped or -lag_steps > self.replica.slack_steps
+        must_probe = trust.must_probe or side.part < 1.0 or -lag_steps > self.replica.slack_steps
         if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
         self._judgement, _ = side.probe(self.probe, self.probe_gate, side.failed_blocks, lag_steps=lag_steps)
@@ -255,7 +255,7 @@ class Pair:
         lag_steps = member.replica.global_step - self._partner_step(member)
         side.merge(side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps))
         side.state.move_fast_weights()
-        if side.is_whole:
+        if side.part == 1.0:
             member.catch_up(self._partner_step(member))
         self.applied.add(number)
 

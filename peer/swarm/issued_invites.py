@@ -103,6 +103,4 @@ class _Table(Generic[V]):
 
     def write(self, values: dict[PeerId, V]) -> None:
         """Replace the file. Raises OSError."""
-        write_whole(
-            self.file, json.dumps({str(peer): value if isinstance(value, int) else str(value) for peer, value in values.items()}).encode()
-        )
+        write_whole(self.file, json.dumps({str(peer): value for peer, value in values.items()}, default=str).encode())

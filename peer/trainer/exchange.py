@@ -380,7 +380,7 @@ class TrainerExchange:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
             is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
-            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.is_clipped)
+            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.part < 1.0)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
@@ -396,8 +396,8 @@ class TrainerExchange:
             meeting, step = self._outer_step(request)
             meeting.side.merge(step)
             self._replica.journal(request.meeting_id)
-            followed = meeting.partner_global_step if meeting.side.is_whole else 0
-            self._replica.count_outer_step(meeting.fragment, followed, is_met=meeting.side.is_met)
+            followed = meeting.partner_global_step if meeting.side.part == 1.0 else 0
+            self._replica.count_outer_step(meeting.fragment, followed, is_met=meeting.side.part > 0.0)
             self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
         return messages.Applied(request.meeting)

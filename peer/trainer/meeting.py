@@ -97,14 +97,9 @@ class MeetingSide:
         return ""
 
     @property
-    def is_clipped(self) -> bool:
-        """Whether the accepted gap is longer than may be merged without a probe."""
-        return self._need_accepted().part < 1.0
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether all of the accepted gap is merged: then the partner's global step may be followed too."""
-        return self._need_accepted().part == 1.0
+    def part(self) -> float:
+        """The part of the outer step with the partner that is taken; below 1 before a probe: the gap is too long to be merged unprobed."""
+        return self._need_accepted().part
 
     def probe(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> tuple[Judgement, OuterStep]:
         """Judge what the merge would do to the loss on our own text, while nobody changes the weights; return the step that is left.
@@ -141,18 +136,13 @@ class MeetingSide:
         return bool((failed_blocks & ~self.failed_blocks).any())
 
     @property
-    def is_met(self) -> bool:
-        """Whether anything of the partner's message is merged."""
-        return self._need_accepted().part > 0.0
-
-    @property
     def failed_blocks(self) -> Tensor:
         """Return bool[num_blocks]: the blocks that could not be decoded here."""
         return self._need_accepted().gap.failed
 
     def step(self, failed_blocks: Tensor) -> OuterStep:
         """Compute the outer step with the partner; blocks that failed on either side, the same for both, are taken alone."""
-        return self._part_of_step(self._need_accepted().part, failed_blocks)
+        return self._part_of_step(self.part, failed_blocks)
 
     def _part_of_step(self, taken: float, failed_blocks: Tensor) -> OuterStep:
         """Compute this part of the outer step with the partner; the rest is the step without one."""

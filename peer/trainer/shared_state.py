@@ -135,8 +135,9 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
     """Judge a run's result; one that most partners have taken by its form alone.
 
     The loss of our own weights is the worst of three: as we brought them to the last averaging, as it has left them, and of the slow ones.
-    An average of others may be a little worse than ours. What we trained since the last outer step is lost to a result in which it has no
-    part, and with a text of our own that can be much. The allowed excess grows with each result on which the partners have not agreed.
+    A result that other peers averaged may have a slightly higher loss on our text. It also lacks our training since the last outer step if
+    those peers have not merged that; on unlike texts this costs much. The allowed excess grows with each result on which the partners have
+    not agreed.
     """
     if request.is_agreed:
         return _judge(replica, parts, math.inf)

@@ -118,14 +118,14 @@ def test_blocks_that_only_the_partner_lists_as_failed_are_measured_again() -> No
         assert not told.parts, "it was not measured again"
         alone, pair = RULE.solo_step(side.state.slow, side.state.momentum, side.snapshot)[0], judged_side(Told(1.0))[0].step(failed).slow
         assert torch.allclose(step.slow, alone.lerp(pair, merged), atol=1e-6)
-        assert side.is_met == (merged > 0.0) and side.is_whole == (merged == 1.0)
+        assert side.part == merged
 
 
 def test_a_step_for_our_own_failed_blocks_is_not_measured_twice() -> None:
     told = Told(0.5)
     side, probe = judged_side(told)
     side.step_as_decided(probe, told, side.failed_blocks, lag_steps=0)
-    assert side.is_met and not side.is_whole
+    assert side.part == 0.5
 
 
 def test_a_solo_step_takes_the_tokens_along() -> None:
