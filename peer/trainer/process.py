@@ -41,7 +41,7 @@ from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.trainer import Trainer
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
@@ -141,7 +141,7 @@ def build(child: Child) -> Trainer:
     keep_products_exact()
     if config.threads:
         torch.set_num_threads(config.threads)
-    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+    manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = _build_replica(child, home, manifest)
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
