@@ -122,6 +122,11 @@ class Manifest(RunManifest):
             raise BadManifest("this is the manifest of a program run, and a text run is wanted", hint=_OWN_PROGRAM)
         return super().checked(given)
 
+    @property
+    def unit(self) -> str:
+        """Return what the peers' training is counted in."""
+        return "tokens"
+
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights without a copy: then they follow from the run's seed."""
         return self.model.weights is None
@@ -137,6 +142,11 @@ class ProgramManifest(RunManifest):
     program: sections.ProgramSection
     model: sections.ProgramModelSection
     HINT: ClassVar[str] = "the program makes its manifest from a gossamer.Run"
+
+    @property
+    def unit(self) -> str:
+        """Return what the peers' training is counted in."""
+        return self.program.unit
 
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights: those with which the program of the run's founder begins count."""
