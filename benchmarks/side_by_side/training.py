@@ -28,6 +28,7 @@ from gossamer.peer.model.weights import FAST
 from gossamer.peer.trainer.boundary import EVAL_INTERVAL_STEPS
 from gossamer.peer.trainer.stopwatch import REPORT_S
 from gossamer.peer.trainer.text_training import NUM_EVAL_BATCHES
+from gossamer.protocol.run.manifest import need_text
 
 
 class Rival(Protocol):
@@ -51,7 +52,7 @@ class Training:
         self.own_steps = 0
         self.blocked_s = 0.0
         self._signed = seat.job.manifest()
-        self.manifest = self._signed.manifest()
+        self.manifest = need_text(self._signed.manifest())
         self._home = Home(seat.home)
         self._settings = inner_settings(self.manifest)
         self._log = EventLog(self._home.events)

@@ -21,17 +21,18 @@ from torch import Tensor
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss
 from gossamer.peer.model.model import build_model, choose_device
-from gossamer.peer.model.weights import Show, fast_weights, load_trained, mean_weights, set_weights, show_nothing
+from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest, need_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, about: NUM_BATCHES of the demo's model
 PART_TOKENS: Final = 8192  # measured at once: a whole batch of a large model would take as much memory as an inner step
+MEASURED_BY_PROGRAM: Final = "the program measures it as it trains: `peer status` and `peer logs` show the loss"
 NUM_BATCHES: Final = 256  # for reported figures: 131072 tokens of the demo's model, two seconds; 32 batches are 0.05 nats off
 
 Follow = Callable[[int, int, float], None]  # called after each batch with the number of batches so far and in total, and the mean loss
@@ -103,14 +104,14 @@ def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None 
 
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
+    manifest = need_text(held_manifest(home), MEASURED_BY_PROGRAM)
     trained = load_trained(home, show)
-    model = build_model(trained.manifest.model, trained.manifest.run.seed)
-    with closing(open_corpus(trained.manifest, home, data)) as corpus:
+    model = build_model(manifest.model, manifest.run.seed)
+    with closing(open_corpus(manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
-        num_batches = num_batches or reported_batches(trained.manifest)
-        loss = measured_loss(model, trained.manifest, corpus, num_batches, show)
-    inner = trained.manifest.inner
-    num_tokens = num_batches * inner.batch_size * inner.sequence_length
+        num_batches = num_batches or reported_batches(manifest)
+        loss = measured_loss(model, manifest, corpus, num_batches, show)
+    num_tokens = num_batches * manifest.inner.batch_size * manifest.inner.sequence_length
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
 
 
@@ -126,8 +127,8 @@ def compare_homes(
     Several models are measured at a time, so `follow` is called from several threads. Peers with equal weights, as after the end of a run,
     are measured once.
     """
+    manifest = need_text(held_manifest(Home(homes[0])), MEASURED_BY_PROGRAM)
     swarm = [load_trained(Home(home)) for home in homes]
-    manifest = swarm[0].manifest
     model, batch_tokens = build_model(manifest.model, manifest.run.seed), manifest.inner.batch_size * manifest.inner.sequence_length
     mask_as_run(model, manifest)
     fast = [fast_weights(peer.checkpoint) for peer in swarm]

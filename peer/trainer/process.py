@@ -32,7 +32,7 @@ from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
@@ -103,7 +103,7 @@ def build(child: Child) -> TextTrainer:
     keep_products_exact()
     if config.threads:
         torch.set_num_threads(config.threads)
-    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+    manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = _build_replica(child, home, manifest)
     program = replica.program
