@@ -31,10 +31,11 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
-from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
+from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
 from gossamer.peer.model.computing import output_distance
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
+from gossamer.peer.trainer.losses import MEASURE_TOPIC, MeasureFailed
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight, pack, unpack
 from gossamer.peer.trainer.probe import Judgement, ProbeCost
 from gossamer.peer.trainer.replica import Replica
@@ -240,7 +241,7 @@ class TrainerExchange:
                     self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
-        if is_measured and not self._probe.runs_beside:
+        if is_measured and self._probe is not None and not self._probe.runs_beside:
             return False
         if not self._weights.acquire(blocking=False):
             return False
@@ -277,6 +278,9 @@ class TrainerExchange:
         """Carry out a request. A message, a file or a memory that does not allow it changes nothing and is the reply."""
         try:
             return self._carry_out(request)
+        except MeasureFailed as error:
+            self._emit(Warned(MEASURE_TOPIC, f"{error}; nothing is adopted"))
+            return _unmeasured(request, str(error))
         except (OSError, ValueError, torch.OutOfMemoryError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             if isinstance(request, messages.MeetingRequest):
@@ -384,10 +388,13 @@ class TrainerExchange:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
             is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
-            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.part < 1.0)
+            is_drawn |= not meeting.reason and meeting.side.part < 1.0
+            is_possible = self._probe is not None and self._probe_cost.share(self.train_s) <= self._probe.most_share
+            meeting.is_probed = not meeting.reason and is_drawn and is_possible
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
+        assert self._probe is not None, "`_judge` asks for no measurement without one"
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
         with self._probe_cost.counted():
             judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=meeting.lag_steps)
@@ -487,3 +494,15 @@ class TrainerExchange:
         device = self._replica.program.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
+
+
+def _unmeasured(request: messages.Request, reason: str) -> messages.Reply | None:
+    """Return the reply to a request for which the weights could not be measured."""
+    match request:
+        case messages.Adopt(name):
+            return messages.Adopted(name, False, reason)
+        case messages.MoveFragments(name):
+            return messages.FragmentsMoved(name, {}, reason)
+        case messages.Check(number) | messages.Apply(number):
+            return messages.Unavailable(number, reason)
+    return None

@@ -22,7 +22,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import RunManifest
 
 FAST: Final = "fast/"  # in the names of `Replica.tensors`, like the next two
 REPLACED: Final = ("slow/", "momentum/")  # an outer step replaces these and never writes to them
@@ -33,7 +33,7 @@ ALONE: Final = nullcontext()
 class Replica:
     """A program's weights among other peers'. Writes to them. Not thread-safe: exchange.py says which thread may call it, and when."""
 
-    def __init__(self, manifest: Manifest, program: Program, peer_seed: int) -> None:
+    def __init__(self, manifest: RunManifest, program: Program, peer_seed: int) -> None:
         self.manifest = manifest
         self.program = program
         self.global_step = 0  # the global step, as far as this peer knows it
