@@ -143,11 +143,6 @@ class ProgramSection(Section):
     revision: Words = Field(default="", description="the program's commit or version, in words")
     base: Digest | None = Field(default=None, description="SHA-256 of the frozen parameters; a peer with others does not join")
 
-    def __str__(self) -> str:
-        """Return the program's name, source and revision, as far as they are known."""
-        known = (f"{key} {value}" for key, value in (("source", self.source), ("revision", self.revision)) if value)
-        return ", ".join([self.name, *known])
-
 
 class ProgramModelSection(Section):
     """The tensors that the members of a program run exchange, in the order of their names."""
