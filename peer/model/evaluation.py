@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.computing import Computing, compute_dtype, computing_in, evaluating, mask_documents, next_token_loss
+from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss
 from gossamer.peer.model.model import build_model, choose_device
 from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
@@ -97,21 +97,6 @@ def mask_as_run(model: PreTrainedModel, manifest: Manifest) -> None:
     """Mask documents from each other if the manifest says so."""
     if manifest.data.mask_documents:
         mask_documents(model, load_tokenizer(manifest.tokenizer).document_end)
-
-
-def predictions(model: torch.nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a model's log-probabilities of the next token, f32[B * L, vocabulary], for int64[B, L+1]."""
-    inputs = batch[:, :-1].to(next(model.parameters()).device)
-    with evaluating(model), computing_in(dtype, inputs.device):
-        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
-        return logits.flatten(0, 1).float().log_softmax(-1)
-
-
-def output_distance(outputs: Sequence[Tensor]) -> float:
-    """Return the Jensen-Shannon distance of several models' `predictions`: nats per token, 0 for equal outputs, at most ln(models)."""
-    stacked = torch.stack(tuple(outputs))
-    mean = torch.logsumexp(stacked, 0) - math.log(len(outputs))
-    return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
 
 
 def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None = None, show: Show = show_nothing) -> Evaluation:
