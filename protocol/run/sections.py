@@ -127,7 +127,7 @@ class RunSection(Section):
 
 
 class ProgramRunSection(RunSection):
-    """The same of a program run, which older releases cannot train."""
+    """The name, length, seed and membership of a program run. Its protocol version tells older releases that they cannot train it."""
 
     protocol: int = Field(
         default=limits.PROGRAM_PROTOCOL, ge=limits.PROGRAM_PROTOCOL, le=limits.PROGRAM_PROTOCOL, description="version of the wire protocol"
