@@ -54,7 +54,6 @@ class OpenMeeting:
     fragment: int
     side: MeetingSide
     partner_global_step: int = 0
-    lag_steps: int = 0  # by which the partner says to be behind us
     reason: str | None = None  # why the partner's message is refused, empty: it is not; None: it has not been judged
     is_probed: bool = False  # the loss is to be measured too
     step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
@@ -234,8 +233,7 @@ class TrainerExchange:
             return True
         if isinstance(request, messages.Apply) and request.meeting_id not in self._replica.applied:
             with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
-                if not self._is_wider(request):
-                    self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
+                self._outer_step(request, may_measure=False)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
         if not self._weights.acquire(blocking=False):
@@ -353,7 +351,6 @@ class TrainerExchange:
             weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
-            meeting.lag_steps = self._replica.global_step - request.partner_global_step
             if not sketch.numel():
                 return self._encode(meeting)
             return messages.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
@@ -385,8 +382,9 @@ class TrainerExchange:
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
+        lag_steps = self._replica.global_step - meeting.partner_global_step
         with self._probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=meeting.lag_steps)
+            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
 
@@ -402,18 +400,19 @@ class TrainerExchange:
         self._drop(request.meeting)
         return messages.Applied(request.meeting)
 
-    def _is_wider(self, request: messages.Apply) -> bool:
-        """Return whether the partner lists failed blocks beyond our own: the step is then measured, under the lock."""
-        with self._holding_open(request.meeting) as meeting:
-            return meeting.side.is_wider(unpack(request.failed_blocks, meeting.side.state.codec.num_blocks, meeting.side.state.device))
+    def _outer_step(self, request: messages.Apply, *, may_measure: bool = True) -> tuple[OpenMeeting, OuterStep]:
+        """Compute the outer step of a meeting for the failed blocks of both sides, once; without the lock nothing may be measured.
 
-    def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
-        """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
+        Raises torch.OutOfMemoryError; ValueError, also for a step that must be measured and may not.
+        """
         with self._holding_open(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
-                state = meeting.side.state
-                failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
-                step = meeting.side.step_as_decided(self._probe, self._replica.probe_gate, failed, lag_steps=meeting.lag_steps)
+                side = meeting.side
+                failed = unpack(request.failed_blocks, side.state.codec.num_blocks, side.state.device)
+                if not may_measure and side.is_wider(failed):
+                    raise ValueError("the partner lists failed blocks beyond ours")
+                lag_steps = self._replica.global_step - meeting.partner_global_step
+                step = side.step_as_decided(self._probe, self._replica.probe_gate, failed, lag_steps=lag_steps)
                 meeting.step = request.failed_blocks, step
             return meeting, meeting.step[1]
 
