@@ -1,0 +1,166 @@
+"""Programs that use the library, as real processes in real swarms: the example, and a small regression."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.home import Home
+from tests.peer.waiting import wait_until
+
+ROOT = Path(__file__).parents[2]
+PROGRAM = [sys.executable, "-P", str(Path(__file__).with_name("small_program.py"))]
+LONG = ("--steps", "1000000")
+SLOW = ("--pause-s", "0.01")
+
+
+class Started:
+    """A program with what it has printed."""
+
+    def __init__(self, command: list[str], folder: Path, stdin: Path | None = None) -> None:
+        self.printed = folder / f"{len(list(folder.iterdir()))}.out"
+        with self.printed.open("wb") as out, (stdin or Path(os.devnull)).open("rb") as given:
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            self.process = subprocess.Popen(command, stdin=given, stdout=out, stderr=subprocess.STDOUT, env=environment)
+
+    def lines(self) -> list[str]:
+        return self.printed.read_text().splitlines()
+
+    def find(self, beginning: str) -> str:
+        return next((line for line in self.lines() if line.startswith(beginning)), "")
+
+    def says(self, beginning: str, within_s: float = 60.0) -> str:
+        assert wait_until(lambda: self.find(beginning) or self.process.poll() is not None, beginning, within_s)
+        assert self.find(beginning), self.printed.read_text()
+        return self.find(beginning).removeprefix(beginning).strip()
+
+    def end(self) -> str:
+        """Wait for its last line; return it."""
+        assert self.process.wait(90) == 0, self.printed.read_text()
+        return self.lines()[-1]
+
+
+class Programs:
+    """Starts programs, and kills what is left of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.started: list[Started] = []
+
+    def start(self, command: list[str], stdin: Path | None = None) -> Started:
+        (self.folder / "out").mkdir(exist_ok=True)
+        self.started.append(Started(command, self.folder / "out", stdin))
+        return self.started[-1]
+
+    def small(self, home: str, *options: str) -> Started:
+        return self.start([*PROGRAM, str(self.folder / home), *options])
+
+
+@contextmanager
+def all_ended(programs: Programs) -> Iterator[Programs]:
+    family: list[psutil.Process] = []
+    try:
+        yield programs
+    finally:
+        for one in programs.started:
+            with suppress(psutil.NoSuchProcess):
+                family += psutil.Process(one.process.pid).children(recursive=True)
+            one.process.kill()
+            one.process.wait()
+        for child in family:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        psutil.wait_procs(family, 10)
+
+
+@pytest.fixture
+def programs(tmp_path: Path) -> Iterator[Programs]:
+    with all_ended(Programs(tmp_path)) as started:
+        yield started
+
+
+@pytest.mark.timeout(240)
+def test_the_images_example_ends_alike_as_a_file_and_from_stdin(programs: Programs, tmp_path: Path) -> None:
+    script = ROOT / "examples" / "images.py"
+    host = programs.start([sys.executable, "-P", str(script), str(tmp_path / "first")])
+    invite = host.says("gossamer1")
+    guest = programs.start([sys.executable, "-P", "-", str(tmp_path / "second"), f"gossamer1{invite}"], stdin=script)
+    assert host.end() == guest.end()
+    assert host.lines()[-1].startswith("held-out loss ") and "300 steps" in host.lines()[-1]
+
+
+@pytest.mark.timeout(240)
+def test_two_programs_meet_and_end_alike_and_one_that_was_killed_goes_on(programs: Programs, tmp_path: Path) -> None:
+    host = programs.small("host", "--steps", "600", "--peers", "1", *SLOW)
+    guest = programs.small("guest", "--invite", host.says("invite"), *SLOW)
+    guest.says("trains")
+    guest.process.kill()
+    wait_until(lambda: not Home(tmp_path / "guest").holder(), "end of the killed program's peer", 10.0)
+    again = programs.small("guest", "--go-on", *SLOW)
+    assert int(again.says("joined at")) > 0
+    steps, digest, loss = host.end().split()[1:]
+    assert again.end().split()[1:] == [steps, digest, loss] and steps == "600"
+    assert float(loss) < 0.05
+
+
+@pytest.mark.timeout(120)
+def test_a_forked_child_does_not_keep_the_peer_of_a_killed_program(programs: Programs, tmp_path: Path) -> None:
+    host = programs.small("host", "--fork", *LONG)
+    host.says("trains")
+    (child,) = [one for one in psutil.Process(host.process.pid).children() if one.cmdline() == psutil.Process(host.process.pid).cmdline()]
+    host.process.kill()
+    try:
+        wait_until(lambda: not Home(tmp_path / "host").holder(), "end of the peer", 10.0)
+        assert child.is_running()
+    finally:
+        child.kill()
+
+
+@pytest.mark.timeout(120)
+def test_pause_holds_step_and_leave_ends_batches(programs: Programs, tmp_path: Path) -> None:
+    host, home = programs.small("host", *LONG), tmp_path / "host"
+    host.says("trains")
+    ask(home, {"verb": "pause"})
+    wait_until(lambda: ask(home, {"verb": "status"})["state"] == "paused", "pause")
+    before = ask(home, {"verb": "status"})
+    wait_until(
+        lambda: ask(home, {"verb": "status"})["processor_seconds"]["node"] > before["processor_seconds"]["node"], "a later report", 60.0
+    )
+    assert ask(home, {"verb": "status"})["own_steps"] == before["own_steps"]
+    ask(home, {"verb": "resume"})
+    wait_until(lambda: ask(home, {"verb": "status"})["own_steps"] > before["own_steps"], "steps after the pause")
+    ask(home, {"verb": "leave"})
+    assert int(host.end().split()[1]) > before["own_steps"]
+    assert Home(home).last_status()["state"] == "left"
+    assert not Home(home).holder()
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("signals_of_a_terminal")
+def test_ctrl_c_saves_and_leaves(programs: Programs, tmp_path: Path) -> None:
+    host = programs.small("host", *LONG)
+    host.says("trains")
+    host.process.send_signal(signal.SIGINT)
+    assert host.process.wait(60) != 0
+    assert host.lines()[-1] == "KeyboardInterrupt"
+    assert Home(tmp_path / "host").last_status()["state"] == "left"
+    again = programs.small("host", *LONG)
+    assert int(again.says("joined at")) >= 20
+
+
+@pytest.mark.timeout(120)
+def test_another_model_is_refused_with_both_digests_and_the_first_name(programs: Programs) -> None:
+    host = programs.small("host", *LONG)
+    other = programs.small("guest", "--width", "33", "--invite", host.says("invite"))
+    assert other.process.wait(60) != 0
+    words = "\n".join(other.lines()[-2:])
+    assert "another model than the run's: 0.bias is [33] here, [32] in the run" in words and "hint: " in words
