@@ -17,6 +17,7 @@ from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, w
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
 from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.peer.swarm.issued_invites import USES
@@ -64,6 +65,7 @@ def host(
     identity = Identity.load_or_create(folder.identity)
     base = read_manifest(manifest, own_text="data" in given)
     wanted = changed(base, changes).with_host(identity.peer_id)
+    need_extra("text")
     signed = run_to_host(folder, identity, wanted, config.model, must_match=manifest is not None or bool(changes))
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
 from gossamer.peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
@@ -165,6 +166,7 @@ def load_corpus(
 
 def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress) -> Corpus:
     if source.source == "huggingface":
+        need_extra("text")
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
         from gossamer.peer.text.streaming import StreamedCorpus
 

@@ -6,10 +6,12 @@ import os
 import sys
 
 from gossamer.peer.machine.child import Child, loading, run_child
+from gossamer.peer.machine.extras import need_extra
 
 
 def run(child: Child) -> None:
     """Load the program and run it."""
+    need_extra("text")
     with loading():
         from gossamer.peer.trainer.process import build
     build(child).run()
