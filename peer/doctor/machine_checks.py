@@ -18,7 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
-from gossamer.peer.machine.extras import EXTRAS, PACKAGE, installed_version
+from gossamer.peer.machine.extras import EXTRAS, PACKAGE
 from gossamer.peer.machine.room import Room, container_size, megabytes, summed
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES
 

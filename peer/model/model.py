@@ -40,10 +40,8 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     """
     with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
-        if section.hub is None:
-            model = _from_config(section)
-        else:
-            model = pretrained(auto_model, section.hub, revision=section.revision).train()
+        hub = section.hub
+        model = _from_config(section) if hub is None else pretrained(auto_model, hub, revision=section.revision).train()
         need_causal(model, _name(section))
     return model
 
