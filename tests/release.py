@@ -105,7 +105,8 @@ def try_in(interpreter: str, wheel: Path, constraints: Path | None, folder: Path
         raise Failed(f"peer host without the extra `text`:\n{refusal}")
     install(bin / "python", f"{wheel}[all]", constraints)
     smoke(bin, folder)
-    return f"gossamer-peer {version}: core {core} MB (torch {torch} MB), all {megabytes(packages) - before} MB; peer init, host and export work"
+    whole = megabytes(packages) - before
+    return f"gossamer-peer {version}: core {core} MB (torch {torch} MB), all {whole} MB; peer init, host and export work"
 
 
 def tried(interpreter: str, wheel: Path, lower_bounds: bool) -> bool:
