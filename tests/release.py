@@ -20,6 +20,8 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 
+from gossamer.peer.machine.extras import EXTRAS
+
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 LISTEN = ("--listen", "127.0.0.1")
@@ -52,11 +54,12 @@ def built(folder: Path) -> Path:
 
 
 def requirements(wheel: Path) -> list[Requirement]:
-    """Return the packages that the wheel names, of all extras too."""
+    """Return the packages that the wheel needs, also for its extras."""
     with zipfile.ZipFile(wheel) as packed:
         [name] = [name for name in packed.namelist() if name.endswith(".dist-info/METADATA")]
         metadata = HeaderParser().parsestr(packed.read(name).decode())
-    return [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    named = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+    return [one for one in named if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in EXTRAS)]
 
 
 def lowest(requirements: Iterable[Requirement]) -> list[str]:
