@@ -28,8 +28,8 @@ from gossamer.peer.model.model import build_model
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import LONGEST_S, STOP_SHARE, WRITE_SHARE, Saver
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.run.manifest import Manifest
 
 INTERVAL_S = 60.0
@@ -46,11 +46,11 @@ def manifest(millions: float) -> Manifest:
     return Manifest.checked({"model": {"config": model}, "inner": {"optimizer": "adamw", "batch_size": 1, "sequence_length": 64}})
 
 
-def build(job: Manifest, folder: Path) -> Replica:
+def build(job: Manifest, folder: Path) -> TextReplica:
     """Build a replica in a folder."""
     draw = Draw(0, b"me", job.inner.batch_size, job.inner.sequence_length)
     corpus = load_corpus(job.data, load_tokenizer(job.tokenizer), draw, None, folder)
-    return Replica(job, build_model(job.model, 0), corpus, 0, lambda event: None)
+    return TextReplica(job, TextProgram(job, build_model(job.model, 0), corpus, lambda event: None), 0)
 
 
 def seconds(work: Callable[[], object]) -> float:

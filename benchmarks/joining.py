@@ -34,7 +34,7 @@ from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from gossamer.peer.machine.events import Event, MeetingDone, StateTransferred, StepDone, read_events
 from gossamer.peer.model.model import num_parameters
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest, need_text
 
 AIM_BYTES, AIM_TIMES, AIM_S = 2.6, 1.5, 5.0
 LATE_S = 600.0  # beside twice the aim
@@ -43,7 +43,7 @@ STEPS = 100_000  # the run does not end meanwhile
 GAP_STEPS = 200  # of the large model's clocks at most
 BEFORE_S = 10.0  # of the host's steps at least, to compare with
 MODELS: Final[dict[str, Callable[[], Manifest]]] = {
-    "demo": lambda: Job().manifest().manifest(),
+    "demo": lambda: need_text(Job().manifest().manifest()),
     "125M": lambda: real_model.manifest(STEPS, real_model.WIDTH, GAP_STEPS),
 }
 

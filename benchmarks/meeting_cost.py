@@ -31,7 +31,7 @@ from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import fragment_codecs
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest, need_text
 
 CALM_S = 8.0
 STEPS = 100_000_000
@@ -157,7 +157,7 @@ async def measure(folder: Path, seconds: float) -> Figures:
                 (peer.home.path / FLAG).touch()
             await first.until(lambda status: status.meetings["completed"] > 5, "meeting")
             busy = await window(peers, seconds)
-    return Figures.of(calm, busy, coding_ms(signed.manifest()))
+    return Figures.of(calm, busy, coding_ms(need_text(signed.manifest())))
 
 
 async def window(peers: tuple[BenchedPeer, BenchedPeer], seconds: float) -> tuple[list[Used], list[Used]]:

@@ -26,7 +26,7 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.inner_loop import InnerLoop
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.run.manifest import Manifest
@@ -63,7 +63,7 @@ class DemoTrainer(PacedTrainer):
 
     def begin_step(self) -> None:
         """Compute the gradient of the step."""
-        self.replica.inner.begin(self.replica.own_steps, 0)
+        self.replica.program.inner.begin(self.replica.own_steps, 0)
 
 
 class DemoPeer(Peer):
@@ -77,9 +77,9 @@ class DemoPeer(Peer):
         draw = Draw(manifest.run.seed, self.peer_id.raw, manifest.inner.batch_size, manifest.inner.sequence_length)
         corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, self.swarm.folder / "cache")
         seed = int.from_bytes(self.peer_id.raw[-6:], "little")
-        replica: Any = Replica(manifest, build_model(manifest.model, manifest.run.seed), corpus, seed, emit)
+        replica: Any = TextReplica(manifest, TextProgram(manifest, build_model(manifest.model, manifest.run.seed), corpus, emit), seed)
         replica.payloads = self.payloads
-        replica.inner = BegunInnerLoop(manifest, replica.model, corpus, replica.inner.computing, emit)
+        replica.program.inner = BegunInnerLoop(manifest, replica.program.model, corpus, replica.program.inner.computing, emit)
         return replica
 
 
@@ -129,7 +129,7 @@ def _loss_of_average(swarm: Swarm) -> float:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.stack([replica.parameters[name] for replica in replicas]).mean(0))
-    return held_out_loss(model, replicas[0].corpus, EVAL_BATCHES)
+    return held_out_loss(model, replicas[0].program.corpus, EVAL_BATCHES)
 
 
 def main() -> None:

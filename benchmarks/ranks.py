@@ -37,7 +37,7 @@ from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.rank import join
 from gossamer.peer.trainer.ranks import RankFell, RankProcesses, threads_each
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
@@ -79,15 +79,15 @@ def corpus_of(given: Manifest, folder: Path) -> Corpus:
     return load_corpus(given.data, load_tokenizer(given.tokenizer), draw, None, folder)
 
 
-def replica(given: Manifest, folder: Path, ranks: RankProcesses | None) -> Replica:
+def replica(given: Manifest, folder: Path, ranks: RankProcesses | None) -> TextReplica:
     """Build a peer's replica on one device, or on several."""
     model = build_model(given.model, 0)
     devices = ranks.joined(given, model) if ranks is not None else None
     how = Computing(num_devices=COUNT if ranks is not None else 1)
-    return Replica(given, model, corpus_of(given, folder), 0, lambda event: None, how, devices)
+    return TextReplica(given, TextProgram(given, model, corpus_of(given, folder), lambda event: None, how, devices), 0)
 
 
-def steps(one: Replica) -> None:
+def steps(one: TextReplica) -> None:
     """Train for a turn."""
     for _ in range(STEPS):
         one.inner_step()
@@ -158,7 +158,7 @@ def ways(given: Manifest, folder: Path, threads: int) -> Iterator[dict[str, Dire
         if given.inner.optimizer == "adamw":
             found["fsdp2"] = stack.enter_context(fully_sharded(given, folder, each))
         yield found
-    both.inner.devices.close()
+    both.program.inner.devices.close()
 
 
 def main() -> None:

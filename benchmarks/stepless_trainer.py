@@ -15,8 +15,9 @@ import torch
 
 from gossamer.peer.machine.child import Child, run_child
 from gossamer.peer.trainer.process import build
-from gossamer.peer.trainer.replica import ALONE, InnerStep, Replica
-from gossamer.peer.trainer.trainer import Trainer
+from gossamer.peer.trainer.replica import ALONE
+from gossamer.peer.trainer.stopwatch import InnerStep
+from gossamer.peer.trainer.text_training import TextTrainer
 
 STEP_S = 0.004
 NUM_TOKENS = 512
@@ -27,10 +28,10 @@ CLOCK_STEPS = 1000  # to one that counts: no partner is left behind, and nothing
 FLAG = "meet"
 
 
-def without_training(child: Child) -> Trainer:
+def without_training(child: Child) -> TextTrainer:
     """Put a trainer together whose steps cost nothing."""
     trainer = build(child)
-    replica: Replica = trainer._replica
+    replica = trainer._replica
     flag = child.settings.config.home / FLAG
     tick = replica.countdown.tick
     numbers = itertools.count()

@@ -24,8 +24,9 @@ from gossamer.peer.swarm.issued_invites import USES
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
+START_AGAIN = "start that program again with this home folder: it continues its run"
 INVITE_LIFETIME_S = 30 * 24 * 3600
 
 ManifestFile = Annotated[
@@ -65,8 +66,8 @@ def host(
     identity = Identity.load_or_create(folder.identity)
     base = read_manifest(manifest, own_text="data" in given)
     wanted = changed(base, changes).with_host(identity.peer_id)
-    need_extra("text")
     signed = run_to_host(folder, identity, wanted, config.model, must_match=manifest is not None or bool(changes))
+    need_extra("text")
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
             "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"
@@ -87,7 +88,7 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path 
             f"{folder.path} holds a run that this peer joined, not one that it hosts",
             hint="continue with `peer join`, or start a run in another folder with --home DIR",
         )
-    manifest = held.manifest()
+    manifest = need_text(held.manifest(), START_AGAIN)
     if must_match and with_pins(wanted, manifest.model.layout, manifest.tokenizer.digest).run_id != held.run_id:
         raise BadSettings(
             f"{folder.path} already holds another run, {held.run_id.hex()[:12]}",

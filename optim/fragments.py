@@ -106,11 +106,12 @@ def _parts(name: str, pieces: list[Piece], shapes: Shapes, max_values: int) -> l
     if num_parts == 1:
         return [(name, pieces)]
     parts: list[list[Piece]] = [[]]
-    longest_row = max(piece.numel // shapes[piece.name][0] for piece in pieces)
+    num_rows_of = {piece.name: shapes[piece.name][0] if shapes[piece.name] else 1 for piece in pieces}  # a scalar is one row
+    longest_row = max(piece.numel // num_rows_of[piece.name] for piece in pieces)
     # One row more than an even share: otherwise rounding adds a part.
     room = most = min(max_values, math.ceil(_numel(pieces) / num_parts) + longest_row - 1)
     for piece in pieces:
-        num_rows = shapes[piece.name][0]
+        num_rows = num_rows_of[piece.name]
         row_values, first = piece.numel // num_rows, 0
         while first < num_rows:
             if room < row_values and parts[-1]:

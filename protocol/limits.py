@@ -7,8 +7,9 @@ from typing import Any, Final
 
 from gossamer.protocol.errors import BadMessage
 
-PROTOCOL_VERSION: Final = 1  # of new runs; every change that an older peer cannot read raises it
-SPOKEN: Final = tuple(version for version in (PROTOCOL_VERSION, PROTOCOL_VERSION - 1) if version)  # an existing run survives one upgrade
+TEXT_PROTOCOL: Final = 1  # of new text runs; every change that an older peer cannot read takes the next free number
+PROGRAM_PROTOCOL: Final = 2  # of new program runs
+SPOKEN: Final = (TEXT_PROTOCOL, PROGRAM_PROTOCOL)  # the likeliest first; an existing run survives one upgrade
 
 KIB: Final = 1024
 
@@ -64,6 +65,7 @@ MANIFEST_LINE_DOTS: Final = 512  # most dots in a line of TOML: the parser's tim
 CONFIG_INTEGER: Final = 1 << 24  # largest integer in a model's config: 64 times the largest vocabulary in use, and ten million positions
 LAYERS: Final = 1024  # most layers, eight times those of the deepest language models
 TENSORS: Final = 1 << 16  # most parameter tensors: 64 in each of the layers
+LAYOUT_CHARS: Final = 32 * KIB  # of the names and shapes in a program's manifest: half of it; a larger layout is known by its digest only
 PARAMETERS: Final = TRANSFER_BYTES // 4  # most parameters: the state of a run with momentum has four bytes for each
 BATCH_TOKENS: Final = 1 << 26  # most tokens in the batch of an inner step, of all a peer's devices
 

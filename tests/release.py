@@ -90,6 +90,7 @@ def smoke(bin: Path, folder: Path) -> None:
     ended = run(bin / "peer", "host", manifest, "--alone", *LISTEN, *home, home=folder, cwd=folder)
     if "the run is over: step 20 of 20" not in ended:
         raise Failed(f"peer host --alone ended otherwise:\n{ended[-2000:]}")
+    run(bin / "peer", "eval", "--data", folder / "absent", *home, code=2, home=folder, cwd=folder)  # an error of the command line
     run(bin / "peer", "export", folder / "model", "--eval-batches", "2", *home, home=folder, cwd=folder)
 
 

@@ -18,7 +18,7 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Job:
 
     def corpus(self, number: int, cache: Path) -> Corpus:
         """Return the corpus of a peer's trainer."""
-        manifest = self.manifest().manifest()
+        manifest = need_text(self.manifest().manifest())
         inner = manifest.inner
         draw = Draw(manifest.run.seed, self.identity(number).peer_id.raw, inner.batch_size, inner.sequence_length)
         return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, cache)

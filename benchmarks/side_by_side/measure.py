@@ -29,6 +29,7 @@ from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corp
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import need_text
 
 LOOK_S = 0.1
 CURVE_S, CURVE_GROWTH = 2.0, 1.04  # a point of the curve is so much later than the one before: both are drawn on logarithmic axes
@@ -176,7 +177,7 @@ def held_out(homes: Sequence[Home]) -> float | None:
         trained = [load_trained(home) for home in homes]
     except BadSettings:
         return None
-    manifest = trained[0].manifest
+    manifest = need_text(trained[0].manifest)
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, mean_weights([fast_weights(one.checkpoint) for one in trained]))
     return held_out_loss(model, open_corpus(manifest, homes[0], None), NUM_BATCHES)

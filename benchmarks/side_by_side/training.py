@@ -25,7 +25,10 @@ from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.weights import FAST
-from gossamer.peer.trainer.trainer import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES, REPORT_S
+from gossamer.peer.trainer.boundary import EVAL_INTERVAL_STEPS
+from gossamer.peer.trainer.stopwatch import REPORT_S
+from gossamer.peer.trainer.text_training import NUM_EVAL_BATCHES
+from gossamer.protocol.run.manifest import need_text
 
 
 class Rival(Protocol):
@@ -49,7 +52,7 @@ class Training:
         self.own_steps = 0
         self.blocked_s = 0.0
         self._signed = seat.job.manifest()
-        self.manifest = self._signed.manifest()
+        self.manifest = need_text(self._signed.manifest())
         self._home = Home(seat.home)
         self._settings = inner_settings(self.manifest)
         self._log = EventLog(self._home.events)

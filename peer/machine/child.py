@@ -1,9 +1,11 @@
-"""The side of the supervisor's pipes that lives in a child process (node or trainer).
+"""The supervisor's pipes, on the side of the node or the trainer.
 
-The first line of stdin holds the settings; each later line replaces all of them. The end of stdin asks the child to stop. Events leave on
-stdout, one JSON object a line, without blocking: if the supervisor does not read, events are lost and training continues. stdout is moved
-to another descriptor first, so that no other output mixes in. The child ignores signals to its process group (Ctrl-C, a closed terminal, a
-service manager's SIGTERM): the supervisor decides.
+The first line holds the settings; each later line replaces all of them. The end of the pipe asks for a stop. Events leave on the other
+pipe, one JSON object a line, without blocking: if the supervisor does not read, events are lost and training continues.
+
+A child of the supervisor has the pipes on stdin and stdout. stdout is moved to another descriptor first, so that no other output mixes in.
+The child ignores signals to its process group (Ctrl-C, a closed terminal, a service manager's SIGTERM): the supervisor decides. A program
+that has started its own supervisor has them elsewhere: own_supervisor.py.
 """
 
 from __future__ import annotations
@@ -11,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import json
 import logging
 import os
 import select
@@ -20,6 +23,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,6 +36,8 @@ _PR_SET_PDEATHSIG = 1
 _UNSENT_BYTES = 1 << 16  # of events kept while the supervisor does not read; beyond it, new events are dropped
 _LAST_WORDS_S = 2.0
 _READ_BYTES = 1 << 16
+STOP = b"stop\n"  # a line in place of settings: it asks a program that is no child to stop, as the end of the pipe does
+FAILED = b'{"error":'  # likewise, the beginning of the supervisor's last line to such a program
 
 
 class ChildSettings(BaseModel):
@@ -50,21 +56,23 @@ class ChildSettings(BaseModel):
         return self.model_dump_json().encode() + b"\n"
 
 
-class Child:
-    """Pipes to the supervisor. Create it before any output. Ends the process if stdin ends before the first settings."""
+class SupervisorPipes:
+    """The trainer's or node's ends of the pipes to its supervisor: settings come in, events leave.
 
-    def __init__(self) -> None:
-        # The end of stdin would not suffice: the next peer may start at once in this home, and two trainers must not share it.
-        signal_at_parents_death(signal.SIGKILL)
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
-        line = os.fdopen(0, "rb", buffering=0, closefd=False).readline()
-        if not line.endswith(b"\n"):
-            sys.exit(ExitCode.DONE)
+    `settings_fd` is read, `events_fd` is written to without blocking. Raises EOFError if the supervisor ends before the first settings.
+    """
+
+    def __init__(self, settings_fd: int, events_fd: int) -> None:
+        self.error: dict[str, Any] = {}  # that ended the supervisor, as it has told a program that is no child
+        line = os.fdopen(settings_fd, "rb", buffering=0, closefd=False).readline()
+        if line.startswith(FAILED):
+            self.error = json.loads(line)
+        if self.error or not line.endswith(b"\n"):
+            raise EOFError
         self.settings = ChildSettings.model_validate_json(line)
-        self._events = os.dup(1)
-        os.dup2(2, 1)
-        os.set_blocking(self._events, False)
+        self._settings_fd = settings_fd
+        self._events_fd = events_fd
+        os.set_blocking(events_fd, False)
         self._unsent = b""
         self._emitting = threading.Lock()
         self._num_lost = 0
@@ -93,21 +101,26 @@ class Child:
     def _send(self) -> None:
         with contextlib.suppress(OSError):  # the pipe is full, or the supervisor has ended, which ends stdin too
             while self._unsent:
-                self._unsent = self._unsent[os.write(self._events, self._unsent) :]
+                self._unsent = self._unsent[os.write(self._events_fd, self._unsent) :]
 
     def stop_requested(self) -> bool:
         """Return whether the supervisor asked for a stop or has ended. Returns at once."""
-        while not self._stopping and select.select([0], [], [], 0)[0]:
+        while not self._stopping and select.select([self._settings_fd], [], [], 0)[0]:
             self.read_settings()
         return self._stopping
 
     def read_settings(self) -> None:
         """Wait for the next data from the supervisor and apply it."""
-        data = os.read(0, _READ_BYTES)
+        data = os.read(self._settings_fd, _READ_BYTES)
         self._stopping |= not data
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
-            self.settings = ChildSettings.model_validate_json(line)
+            if line == STOP.rstrip():
+                self._stopping = True
+            elif line.startswith(FAILED):
+                self.error = json.loads(line)
+            else:
+                self.settings = ChildSettings.model_validate_json(line)
 
     def end(self, error: BaseException | None = None) -> int:
         """Send the error that ends this process, if any; wait briefly until all events are read, and return the exit code."""
@@ -118,9 +131,25 @@ class Child:
             code, final = known.exit_code, isinstance(known, OperatorError)  # the operator must act
             self._unsent += to_line(ProcessFailed(str(known), known.hint, int(code), final))
         with contextlib.suppress(OSError):
-            while self._unsent and select.select([], [self._events], [], _LAST_WORDS_S)[1]:
-                self._unsent = self._unsent[os.write(self._events, self._unsent) :]
+            while self._unsent and select.select([], [self._events_fd], [], _LAST_WORDS_S)[1]:
+                self._unsent = self._unsent[os.write(self._events_fd, self._unsent) :]
         return int(code)
+
+
+class Child(SupervisorPipes):
+    """The pipes of a child process. Create it before any output. Ends the process if stdin ends before the first settings."""
+
+    def __init__(self) -> None:
+        # The end of stdin would not suffice: the next peer may start at once in this home, and two trainers must not share it.
+        signal_at_parents_death(signal.SIGKILL)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, lambda *_: None)  # not SIG_IGN, which child processes would inherit
+        events_fd = os.dup(1)
+        os.dup2(2, 1)
+        try:
+            super().__init__(0, events_fd)
+        except EOFError:
+            sys.exit(ExitCode.DONE)
 
 
 def run_child(work: Callable[[Child], None]) -> int:

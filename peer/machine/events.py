@@ -269,6 +269,8 @@ class EventsLost(Stamped):
 
 
 QUIET = "quiet"  # state of a node that pauses and whose meetings have ended
+ENDED = "ended"  # state of a program that started its supervisor and that trains no longer; its reason is OVER at the end of the run
+OVER = "the run is over"
 
 
 class Report(Stamped):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -80,6 +80,21 @@ def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.fl
     with computing_in(dtype, tokens.device):
         logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
         return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+
+
+def predictions(model: nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a model's log-probabilities of the next token, f32[B * L, vocabulary], for int64[B, L+1]."""
+    inputs = batch[:, :-1].to(next(model.parameters()).device)
+    with evaluating(model), computing_in(dtype, inputs.device):
+        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
+        return logits.flatten(0, 1).float().log_softmax(-1)
+
+
+def output_distance(outputs: Sequence[Tensor]) -> float:
+    """Return the Jensen-Shannon distance of several models' `predictions`: nats per token, 0 for equal outputs, at most ln(models)."""
+    stacked = torch.stack(tuple(outputs))
+    mean = torch.logsumexp(stacked, 0) - math.log(len(outputs))
+    return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
 
 
 def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -> Tensor:

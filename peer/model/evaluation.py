@@ -19,19 +19,20 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.computing import Computing, compute_dtype, computing_in, evaluating, mask_documents, next_token_loss
+from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss
 from gossamer.peer.model.model import build_model, choose_device
-from gossamer.peer.model.weights import Show, fast_weights, load_trained, mean_weights, set_weights, show_nothing
+from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest, need_text
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, about: NUM_BATCHES of the demo's model
 PART_TOKENS: Final = 8192  # measured at once: a whole batch of a large model would take as much memory as an inner step
+MEASURED_BY_PROGRAM: Final = "the program measures it as it trains: `peer status` and `peer logs` show the loss"
 NUM_BATCHES: Final = 256  # for reported figures: 131072 tokens of the demo's model, two seconds; 32 batches are 0.05 nats off
 
 Follow = Callable[[int, int, float], None]  # called after each batch with the number of batches so far and in total, and the mean loss
@@ -98,34 +99,19 @@ def mask_as_run(model: PreTrainedModel, manifest: Manifest) -> None:
         mask_documents(model, load_tokenizer(manifest.tokenizer).document_end)
 
 
-def predictions(model: torch.nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a model's log-probabilities of the next token, f32[B * L, vocabulary], for int64[B, L+1]."""
-    inputs = batch[:, :-1].to(next(model.parameters()).device)
-    with evaluating(model), computing_in(dtype, inputs.device):
-        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
-        return logits.flatten(0, 1).float().log_softmax(-1)
-
-
-def output_distance(outputs: Sequence[Tensor]) -> float:
-    """Return the Jensen-Shannon distance of several models' `predictions`: nats per token, 0 for equal outputs, at most ln(models)."""
-    stacked = torch.stack(tuple(outputs))
-    mean = torch.logsumexp(stacked, 0) - math.log(len(outputs))
-    return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
-
-
 def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None = None, show: Show = show_nothing) -> Evaluation:
     """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text, if the run needs one.
 
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
+    manifest = need_text(held_manifest(home), MEASURED_BY_PROGRAM)
     trained = load_trained(home, show)
-    model = build_model(trained.manifest.model, trained.manifest.run.seed)
-    with closing(open_corpus(trained.manifest, home, data)) as corpus:
+    model = build_model(manifest.model, manifest.run.seed)
+    with closing(open_corpus(manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
-        num_batches = num_batches or reported_batches(trained.manifest)
-        loss = measured_loss(model, trained.manifest, corpus, num_batches, show)
-    inner = trained.manifest.inner
-    num_tokens = num_batches * inner.batch_size * inner.sequence_length
+        num_batches = num_batches or reported_batches(manifest)
+        loss = measured_loss(model, manifest, corpus, num_batches, show)
+    num_tokens = num_batches * manifest.inner.batch_size * manifest.inner.sequence_length
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
 
 
@@ -141,8 +127,8 @@ def compare_homes(
     Several models are measured at a time, so `follow` is called from several threads. Peers with equal weights, as after the end of a run,
     are measured once.
     """
+    manifest = need_text(held_manifest(Home(homes[0])), MEASURED_BY_PROGRAM)
     swarm = [load_trained(Home(home)) for home in homes]
-    manifest = swarm[0].manifest
     model, batch_tokens = build_model(manifest.model, manifest.run.seed), manifest.inner.batch_size * manifest.inner.sequence_length
     mask_as_run(model, manifest)
     fast = [fast_weights(peer.checkpoint) for peer in swarm]

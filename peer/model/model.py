@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import hashlib
 import inspect
-import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +19,7 @@ from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.model.computing import LANGUAGE_MODEL, MAX_LOGITS, blocks, need_causal, next_token_loss, recompute_blocks
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.layout import Shapes, layout_digest
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -135,12 +134,7 @@ def state_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters()), **buffers}
 
 
-def layout_digest(shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """Return the SHA-256 of the parameters' names, shapes and order, which must be equal for peers to decode each other's fragments."""
-    return hashlib.sha256(json.dumps([[name, *shape] for name, shape in shapes.items()]).encode()).hexdigest()
-
-
-def need_layout(section: ModelSection, shapes: Mapping[str, tuple[int, ...]]) -> None:
+def need_layout(section: ModelSection, shapes: Shapes) -> None:
     """Raise BadManifest, with both digests, where the parameters' layout differs from the manifest's."""
     digest = layout_digest(shapes)
     if section.layout not in (None, digest):

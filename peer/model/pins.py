@@ -9,9 +9,10 @@ import json
 import sys
 from pathlib import Path
 
-from gossamer.peer.model.model import layout_digest, parameter_shapes
+from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest
 
 if __name__ == "__main__":

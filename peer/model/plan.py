@@ -6,7 +6,7 @@ A manifest checks only the form of its names, since another release may know mor
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import fields
 from typing import Final
 
@@ -18,17 +18,23 @@ from gossamer.optim.names import suggestion
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.layout import Shapes
+from gossamer.protocol.run.manifest import Manifest, RunManifest
 
 METHODS: Final = ("noloco",)
 SAMPLE_VALUES: Final = 1 << 20  # enough that a codec's bytes per value are those of any large fragment
 STEP_FACTOR = 4  # a peer's global step advances at most this many times as fast as its own steps
 
 
-def need_abilities(manifest: Manifest) -> None:
+def need_abilities(manifest: RunManifest) -> None:
     """Raise BadManifest, with the names that exist, for the first name that is unknown to this build."""
-    outer, inner, chosen = manifest.outer.method, manifest.inner.optimizer, manifest.codec.name
-    for key, name, known in (("outer.method", outer, METHODS), ("inner.optimizer", inner, OPTIMIZERS), ("codec.name", chosen, CODECS)):
+    chosen: list[tuple[str, str, Iterable[str]]] = [
+        ("outer.method", manifest.outer.method, METHODS),
+        ("codec.name", manifest.codec.name, CODECS),
+    ]
+    if isinstance(manifest, Manifest):
+        chosen.append(("inner.optimizer", manifest.inner.optimizer, OPTIMIZERS))
+    for key, name, known in chosen:
         if name not in known:
             raise BadManifest(f'{key} = "{name}" is unknown to this build', hint=suggestion(name, known))
 
@@ -39,7 +45,7 @@ def inner_settings(manifest: Manifest) -> InnerSettings:
     return InnerSettings(manifest.run.total_steps, **{name: getattr(manifest.inner, name) for name in names})
 
 
-def fragment_codecs(manifest: Manifest, shapes: Mapping[str, tuple[int, ...]]) -> tuple[FragmentCodec, ...]:
+def fragment_codecs(manifest: RunManifest, shapes: Shapes) -> tuple[FragmentCodec, ...]:
     """Cut a model of these parameter shapes as the manifest says, and return each fragment with its codec.
 
     Raises BadManifest for more fragments than messages can number.

@@ -5,27 +5,18 @@ The manifest names them by digest. A peer without a copy of the folder receives 
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
-from torch import Tensor
 
 from gossamer.peer.model.computing import need_causal
-from gossamer.peer.model.model import (
-    auto_classes,
-    bounded_size,
-    layout_digest,
-    model_config,
-    need_language_model,
-    pretrained,
-    state_tensors,
-)
+from gossamer.peer.model.model import auto_classes, bounded_size, model_config, need_language_model, pretrained, state_tensors
+from gossamer.peer.model.trainable import weights_digest
 from gossamer.peer.text.tokenizer import name_of
 from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.sections import DEMO_LLAMA, ModelSection, need_config_integer
 
 if TYPE_CHECKING:
@@ -38,15 +29,6 @@ REWARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained
 WARM_SHARE: Final = 100  # of the steps are warm-up
 
 
-def _weights_digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of weights: names, shapes and values in f32, independent of their files and number format."""
-    digest = hashlib.sha256()
-    for name, tensor in tensors.items():
-        digest.update(json.dumps([name, *tensor.shape]).encode())
-        digest.update(tensor.detach().to("cpu", torch.float32).contiguous().numpy().data)
-    return digest.hexdigest()
-
-
 def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
     """Build a run's model with the weights in a folder, in float32 on the CPU, in training mode.
 
@@ -56,7 +38,7 @@ def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
     with auto_classes(str(folder)) as (_, auto_model):
         model = pretrained(auto_model, str(folder), config=model_config(section))
         need_causal(model, str(folder))
-    digest = _weights_digest(state_tensors(model))
+    digest = weights_digest(state_tensors(model))
     if digest != section.weights:
         raise BadManifest(
             f"the weights in {folder} differ from the initial weights of the run: their digest is {digest}, the manifest's "
@@ -113,7 +95,7 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
             "architecture": config.model_type,
             "config": fields,
             "layout": layout_digest({name: tuple(tensor.shape) for name, tensor in tensors.items()}),
-            "weights": _weights_digest(tensors),
+            "weights": weights_digest(tensors),
         },
         "tokenizer": {"name": name, **({"digest": digest} if digest else {})},
         "inner": {"learning_rate": learning_rate / REWARM_SHARE, "warmup_steps": max(1, total_steps // WARM_SHARE)},

@@ -14,8 +14,10 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import CheckpointContents, load_latest
 from gossamer.peer.model.model import parameter_shapes, state_tensors
 from gossamer.peer.model.plan import fragment_codecs
+from gossamer.peer.model.trainable import shapes_of
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.layout import Shapes, by_name
+from gossamer.protocol.run.manifest import AnyManifest, ProgramManifest, SignedManifest
 
 FAST: Final = "fast/"  # names in the checkpoint: fast/<parameter>, slow/<fragment>
 
@@ -30,8 +32,23 @@ def show_nothing(work: str, done: int, total: int, loss: float | None) -> None:
 class Trained:
     """The manifest and the newest checkpoint of a peer's home."""
 
-    manifest: Manifest
+    manifest: AnyManifest
     checkpoint: CheckpointContents
+
+    @property
+    def shapes(self) -> Shapes:
+        """The shapes of the weights, in the order in which they are cut into fragments. Raises BadManifest."""
+        if isinstance(self.manifest, ProgramManifest):
+            return by_name(shapes_of(fast_weights(self.checkpoint)))
+        return parameter_shapes(self.manifest.model)
+
+
+def held_manifest(home: Home) -> AnyManifest:
+    """Read a home's manifest. Raises BadManifest, or BadSettings if there is none."""
+    try:
+        return SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+    except OSError as error:
+        raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
 
 
 def load_trained(home: Home, show: Show = show_nothing) -> Trained:
@@ -39,10 +56,7 @@ def load_trained(home: Home, show: Show = show_nothing) -> Trained:
 
     Raises BadManifest, or BadSettings if there is no checkpoint or all are damaged.
     """
-    try:
-        manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
-    except OSError as error:
-        raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
+    manifest = held_manifest(home)
 
     def reading(done_bytes: int, total_bytes: int) -> None:
         show("reading the checkpoint, MB", done_bytes // 1_000_000, max(1, total_bytes // 1_000_000), None)
@@ -63,7 +77,7 @@ def slow_weights(trained: Trained) -> dict[str, Tensor]:
 
     Until the first outer step they are the initial weights; at a peer that trains alone they stay so.
     """
-    shapes = parameter_shapes(trained.manifest.model)
+    shapes = trained.shapes
     weights = {name: torch.empty(shape) for name, shape in shapes.items()}
     for codec in fragment_codecs(trained.manifest, shapes):
         scatter(codec.fragment, trained.checkpoint.tensors[f"slow/{codec.fragment.id}"], weights)

@@ -49,7 +49,7 @@ from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import ModelPlan, check_member
 from gossamer.protocol.run.invite import Credential, Invite
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import AnyManifest, SignedManifest
 from gossamer.protocol.streams.throttle import Throttle
 from gossamer.protocol.streams.transport import Directory, Purpose, Transport
 from gossamer.protocol.tasks import work_until
@@ -94,7 +94,7 @@ class PeerNetwork:
 class Member:
     """What exists once the manifest is known. `presence` announces this peer; without a trainer there is none."""
 
-    manifest: Manifest
+    manifest: AnyManifest
     membership: Membership
     gossip: PeerExchange
     server: FetchServer
@@ -258,7 +258,7 @@ class NodePeer:
                 member.gossip.take(record)
             await asyncio.sleep(LOOK_S)
 
-    def _make_member(self, signed: SignedManifest, manifest: Manifest, network: PeerNetwork) -> Member:
+    def _make_member(self, signed: SignedManifest, manifest: AnyManifest, network: PeerNetwork) -> Member:
         membership = Membership.of(self._identity, manifest, self._credential)
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
@@ -297,7 +297,7 @@ class NodePeer:
         state_sync = StateSync(
             membership, lifecycle, presence, sources.groups, transfer, fragments, agreement, link, emit,
             is_founder=self._run.is_founder,
-            has_start=self._has_weights or member.manifest.model.weights is None,
+            has_start=self._has_weights or member.manifest.has_start(is_founder=self._run.is_founder),
             wait_for_peers=self._wait_for_peers,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)

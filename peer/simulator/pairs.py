@@ -23,7 +23,7 @@ from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
-from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate
+from gossamer.peer.trainer.probe import Judgement, ProbeGate, TokenProbe
 from gossamer.protocol.identity import PeerId
 
 PROBED_SHARE = 0.2  # of the meetings with partners of a good record
@@ -163,7 +163,7 @@ class PairPeer:
         self.probe_gate = ProbeGate()
         self._judgement: Judgement | None = None
         self._probe_draws = Random(f"probes/{replica.number}")
-        self.probe = Probe(replica.model, replica.dtype, replica.other_text(), self._probe_draws)
+        self.probe = TokenProbe(replica.model, replica.dtype, replica.other_text(), self._probe_draws)
 
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
         """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""

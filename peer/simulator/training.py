@@ -14,7 +14,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, output_distance, predictions
+from gossamer.peer.model.computing import output_distance, predictions
+from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss
 from gossamer.peer.model.model import choose_device
 from gossamer.peer.simulator.choices import SimulationRequest
 from gossamer.peer.simulator.methods import Method, method

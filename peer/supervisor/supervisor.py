@@ -31,6 +31,7 @@ from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition, LastReport
+from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
@@ -70,13 +71,20 @@ class ChildFailed(GossamerError):
         self.exit_code = ExitCode(exit_code) if exit_code in set(ExitCode) else ExitCode.OUR_FAULT
 
 
-async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManifest | None, invite: Invite | None, watch: Watch) -> Status:
+async def run_peer(
+    config: PeerConfig,
+    identity: Identity,
+    manifest: SignedManifest | None,
+    invite: Invite | None,
+    watch: Watch,
+    guest: GuestProcess | None = None,
+) -> Status:
     """Run one peer until its run ends, it is asked to leave, or it cannot continue. Its home folder exists (`Home.create`).
 
     A manifest makes it the run's host, an invite a member; with neither, it continues the run in its home folder. A new run that
     fails before it has trained leaves no manifest: only the children, which load torch, can detect an impossible codec or model, and the
-    corrected command must find the home free. `watch` is called with the live status after every change, on the event loop. Returns
-    the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
+    corrected command must find the home free. `watch` is called with the live status after every change, on the event loop. `guest`
+    trains, if it is given, in place of a trainer process. Returns the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
     with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0, home.path) as runtime:
@@ -85,7 +93,7 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
             write_whole(home.manifest, manifest.to_bytes())
         if invite is not None:
             write_whole(home.invite, invite.to_text().encode() + b"\n")  # it is a secret
-        supervisor = Supervisor(config, str(identity.peer_id), watch)
+        supervisor = Supervisor(config, str(identity.peer_id), watch, guest=guest)
         try:
             await supervisor.run(runtime)
         except GossamerError:
@@ -100,7 +108,14 @@ async def run_peer(config: PeerConfig, identity: Identity, manifest: SignedManif
 class Supervisor:
     """One peer on this machine. Make one, `run` it once."""
 
-    def __init__(self, config: PeerConfig, peer_id: str, watch: Watch, programs: Mapping[str, str] = MappingProxyType(PROGRAMS)) -> None:
+    def __init__(
+        self,
+        config: PeerConfig,
+        peer_id: str,
+        watch: Watch,
+        programs: Mapping[str, str] = MappingProxyType(PROGRAMS),
+        guest: GuestProcess | None = None,
+    ) -> None:
         self.status = Status()
         self._save_s = 0.0  # duration of the last checkpoint
         self.interrupted = False  # by Ctrl-C
@@ -109,12 +124,13 @@ class Supervisor:
         self._home = Home(config.home)
         self._watch = watch
         self._programs = programs
+        self._guest = guest
         self._log = EventLog(self._home.events)
         self.condition = Condition(config.children)
         self._logged = ("", "")
         self._housekeeping = Housekeeping(self._home)
         self._leave_reason = ""  # empty until the peer is asked to leave
-        self._children: dict[str, ChildProcess] = {}
+        self._children: dict[str, ChildProcess | GuestProcess] = {}
         self._pauses = Pauses(self._home)
         self._restarting: set[str] = set()  # children whose settings have changed
         self._awake: set[str] = set()  # children that have their settings
@@ -168,10 +184,18 @@ class Supervisor:
                 continue
             if is_leaving:
                 self._set_final_state("leaving", f"{self._leave_reason}: {last_work}")
-            save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
-            exits[name] = await self._children[name].stop(LEAVE_S[name] + (SAVES * save_s if name == TRAINER else 0.0))
+            exits[name] = await self._children[name].stop(self._grace_s(name))
         if is_leaving:
             self._set_final_state("left", self._final_reason(exits.get(TRAINER)))
+
+    def _grace_s(self, name: str) -> float:
+        """Return how long a child may take to end."""
+        if name == NODE:
+            return LEAVE_S[NODE]
+        if self._guest is not None:
+            return LAST_SAVE_S  # it may be in the middle of a long step
+        save_s = self._save_s or self.status.params * BYTES_PER_PARAM / SLOW_DISK_BYTES_PER_S
+        return LEAVE_S[TRAINER] + SAVES * save_s
 
     def _final_reason(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
@@ -191,8 +215,7 @@ class Supervisor:
         failures = 0
         while True:
             await self._changes.until(lambda: self._may_run(name))
-            child = self._children[name] = ChildProcess(self._programs[name], self._home.log, partial(self._on_event, name))
-            await child.start(self._config.niceness)
+            child = self._children[name] = await self._started(name)
             if name == TRAINER:
                 await self._changes.until(lambda: bool(self.status.run_id) or self._home.manifest.exists())
             started_s, was_away = time.monotonic(), name in self._away
@@ -206,6 +229,8 @@ class Supervisor:
                 continue
             self._awake.discard(name)
             self._changes.notify()
+            if child is self._guest and not self._guest.has_finished:
+                await self._let_guest_go(exit)
             if exit.code == 0:
                 return
             if name == TRAINER and was_away and not self.condition.trains and exit.failure is not None and exit.failure.final:
@@ -216,6 +241,21 @@ class Supervisor:
             failures = 1 if time.monotonic() - started_s > HEALTHY_S else failures + 1
             self._give_up(name, exit, failures)
             await self._back_off(name, exit, failures)
+
+    async def _started(self, name: str) -> ChildProcess | GuestProcess:
+        if name == TRAINER and self._guest is not None:
+            self._guest.on_event = partial(self._on_event, name)
+            return self._guest
+        child = ChildProcess(self._programs[name], self._home.log, partial(self._on_event, name))
+        await child.start(self._config.niceness)
+        return child
+
+    async def _let_guest_go(self, exit: ChildExit) -> None:
+        """Leave the run with a program that has ended before it. Raises ChildFailed with its error."""
+        if exit.failure is not None:
+            raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
+        self.leave(exit.reason)
+        await asyncio.Future()  # the peer ends meanwhile
 
     def _settings(self) -> ChildSettings:
         config = self._config
@@ -249,22 +289,24 @@ class Supervisor:
         if rest != before:
             self.condition.pause = rest
             if (rest is None) != (before is None):
-                self._notify_node()
+                self._send_settings()
             self._changes.notify()
             self._describe()
 
-    def _notify_node(self) -> None:
-        """Send the node the current settings, and whether to pause."""
+    def _send_settings(self) -> None:
+        """Send the node, and a program that started us, the current settings, and whether to pause."""
         self._is_quiet = False
-        node = self._children.get(NODE)
-        if node is not None and node.is_running:
-            node.notify(self._settings().to_line())
+        for child in (self._children.get(NODE), self._guest):
+            if child is not None and child.is_running:
+                child.notify(self._settings().to_line())
 
     def _may_run(self, name: str) -> bool:
         rest = self.condition.pause
+        if name == TRAINER and self._guest is not None:
+            return rest is None or not rest.is_last  # it pauses by itself
         return rest is None or (name == NODE and not rest.is_offline)
 
-    async def _until_sent_away(self, name: str, child: ChildProcess) -> ChildExit | None:
+    async def _until_sent_away(self, name: str, child: ChildProcess | GuestProcess) -> ChildExit | None:
         """Wait for the end of a child; None if the supervisor stopped it and it has ended its work."""
         if (exit := await work_until(child.wait(), self._until_to_go(name))) is not None:
             return exit
@@ -294,7 +336,7 @@ class Supervisor:
             self._away.discard(name)
         if name in self._restarting:
             self._restarting.discard(name)
-            self._notify_node()
+            self._send_settings()
 
     # ------------------------------------------------------------------ events and requests
 
@@ -398,11 +440,14 @@ class Supervisor:
             return {"value": value}
         self._config = config
         self._note(events.LimitsSet(config.limits_in_force))
-        self._restarting |= {name for name in LocalSettings.setting(key).restarts if name in self._children and name not in self._away}
+        self._restarting |= {name for name in LocalSettings.setting(key).restarts if self._can_restart(name)}
         self._update_pause()
-        self._notify_node()
+        self._send_settings()
         self._changes.notify()
         return {"value": value}
+
+    def _can_restart(self, name: str) -> bool:
+        return name in self._children and name not in self._away and (name == NODE or self._guest is None)
 
     def leave(self, reason: str) -> None:
         """Finish or drop the current meetings, save, announce, and end."""

@@ -10,7 +10,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.messages.terms import ModelPlan, RunTerms
 from gossamer.protocol.run.invite import Credential
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import RunManifest
 
 BARE_RECORD_S = 90
 
@@ -34,7 +34,7 @@ class Membership:
     defer: bool  # without a partner: wait instead of taking a solo step
 
     @classmethod
-    def of(cls, identity: Identity, manifest: Manifest, credential: OwnCredential) -> Self:
+    def of(cls, identity: Identity, manifest: RunManifest, credential: OwnCredential) -> Self:
         """Take the terms from the manifest; they suit no meeting before `with_plan`."""
         terms, outer = RunTerms.from_manifest(manifest), manifest.outer
         return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer")

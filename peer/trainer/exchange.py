@@ -32,11 +32,11 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
-from gossamer.peer.model.evaluation import output_distance, predictions
+from gossamer.peer.model.computing import output_distance
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight, pack, unpack
-from gossamer.peer.trainer.probe import Judgement, Probe, ProbeCost, probe_pool
+from gossamer.peer.trainer.probe import Judgement, ProbeCost
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
@@ -82,7 +82,7 @@ class TrainerExchange:
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
-        self._probe = Probe(replica.model, replica.inner.computing.dtype, probe_pool(replica.corpus).to(replica.inner.device), rng)
+        self._probe = replica.program.new_probe(rng)
         self._probe_cost = ProbeCost()
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
@@ -96,7 +96,7 @@ class TrainerExchange:
         self._has_news = threading.Event()
         self._is_closing = False
         self._bug: BaseException | None = None
-        device = replica.inner.device
+        device = replica.program.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         self._thread = threading.Thread(target=self._run, name="exchange")
 
@@ -142,7 +142,7 @@ class TrainerExchange:
     @contextlib.contextmanager
     def while_weights_are_read(self) -> Iterator[None]:
         """Answer the node while the code inside only reads the weights. The model itself moves at the next step boundary."""
-        self._still = mark(self._replica.inner.device)
+        self._still = mark(self._replica.program.device)
         self._weights.release()
         try:
             yield
@@ -152,11 +152,12 @@ class TrainerExchange:
     def carry_out(self, request: messages.Request) -> messages.Reply | None:
         """Carry out one request at a step boundary, move the model by it, and return the reply. `at_boundary` calls it for the node."""
         meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
-        before = None if meeting is None else self._predictions()
+        outputs = self._replica.program.outputs
+        before = None if meeting is None else outputs()
         reply = self._answer(request)
         self._replica.move_fast_weights()
-        if meeting is not None and before is not None and isinstance(reply, messages.Applied):
-            self._emit(OutputsMoved(meeting.fragment, output_distance([before, self._predictions()])))
+        if meeting is not None and before is not None and isinstance(reply, messages.Applied) and (after := outputs()) is not None:
+            self._emit(OutputsMoved(meeting.fragment, output_distance([before, after])))
             self.measures_next = False
         return reply
 
@@ -227,6 +228,7 @@ class TrainerExchange:
 
     def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
+        is_measured = isinstance(request, messages.Check)  # one that measures nothing is any time's
         if self._is_any_time(request):
             with behind(self._snapshot_mark(request), self._stream):
                 reply = self._answer(request)
@@ -234,9 +236,11 @@ class TrainerExchange:
             return True
         if isinstance(request, messages.Apply) and request.meeting_id not in self._replica.applied:
             with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
-                if not self._is_wider(request):
+                if not (is_measured := self._is_wider(request)):
                     self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
+            return False
+        if is_measured and not self._probe.runs_beside:
             return False
         if not self._weights.acquire(blocking=False):
             return False
@@ -478,12 +482,8 @@ class TrainerExchange:
         self.send_progress()
         self.announce(self._replica.countdown.due())
 
-    def _predictions(self) -> Tensor:
-        replica = self._replica
-        return predictions(replica.model, replica.corpus.held_out_batches(1)[0][:1], replica.inner.computing.dtype)
-
     def _finish_on_device(self) -> None:
         """Wait until a GPU has done what was started for the node, so that it counts as blocked time and not as training time."""
-        device = self._replica.inner.device
+        device = self._replica.program.device
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()

@@ -20,10 +20,10 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.trainer.fragment_state import FragmentState, bytes_on
+from gossamer.peer.trainer.losses import Losses, try_change
 from gossamer.peer.trainer.replica import Replica
-from gossamer.peer.trainer.shared_state import judged_loss, try_change
 
-SYNC_TOLERANCE: Final = 1.05  # times the loss of our own weights: fragments that have not come yet hold these back
+SYNC_TOLERANCE: Final = 0.05  # times the size of our own loss: fragments that have not come yet hold these back
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class FragmentSyncs:
     def move(self, request: messages.MoveFragments, replica: Replica) -> messages.FragmentsMoved:
         """Move fragments, slow and fast weights alike, by what was decoded and `try_shifts` accepts. Call at a step boundary."""
         sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.sources]
-        moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, lambda: judged_loss(replica))
+        moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, replica.program.losses)
         for shift in moved:
             fragment = shift.fragment
             fragment.slow = fragment.to_host(fragment.on_device(fragment.slow) + fragment.on_device(shift.values))
@@ -119,20 +119,20 @@ class FragmentSyncs:
 
 
 def try_shifts(
-    sources: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], loss: Callable[[], float]
+    sources: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], measure: Callable[[], Losses]
 ) -> tuple[list[FragmentShift], str]:
-    """Move the fast weights by all shifts, else by those of each source, that predict our own held-out text no worse.
+    """Move the fast weights by all shifts, else by those of each source, after which the loss on our own held-out data is no worse.
 
-    Return the shifts that count, and why the others do not. Measures the loss twice where all are honest.
+    Return the shifts that count, and why the others do not. Measures twice where all are honest.
     """
-    own, moved = loss(), list[FragmentShift]()
+    own, moved = measure(), list[FragmentShift]()
 
     def shift(shifts: Sequence[FragmentShift]) -> str:
         def add_all() -> None:
             for part in shifts:
                 add(part.fragment.codec.fragment, part.fragment.on_device(part.values), parameters)
 
-        reason = try_change(add_all, parameters, own, loss, SYNC_TOLERANCE)
+        reason = try_change(add_all, parameters, own, measure, SYNC_TOLERANCE)
         moved.extend(() if reason else shifts)
         return reason
 

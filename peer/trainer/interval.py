@@ -173,7 +173,7 @@ class Pace:
         if report.cpu_s < self._report.cpu_s:  # a new node, which counts from zero
             self._earlier_nodes_s += self._report.cpu_s
         self._report = report
-        training_cpu_s = time.process_time() + self._replica.inner.devices.cpu_s() - coding_cpu_s
+        training_cpu_s = time.process_time() + self._replica.program.cpu_s() - coding_cpu_s
         sync_cpu_s = self._earlier_nodes_s + report.cpu_s + coding_cpu_s
         if self._interval.update(Spent(self._replica.own_steps, train_s, blocked_s, training_cpu_s, sync_cpu_s), report.bytes_per_s):
             self._replica.countdown.pace(self._interval.steps)

@@ -13,6 +13,7 @@ import math
 import random
 import statistics
 import time
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -23,11 +24,9 @@ from torch import Tensor, nn
 
 from gossamer.optim.fragments import Fragment, add
 from gossamer.peer.model.computing import evaluating, token_losses
-from gossamer.peer.text.corpus import Corpus
 
 FIRST_TOKENS: Final = 128  # to measure on, rounded to whole sequences, at least one
 MORE_TOKENS: Final = 512  # beside these, where the first gain is low
-POOL_TOKENS: Final = 16_384  # of held-out text, from which sequences are drawn
 SIGMAS: Final = 3.0  # of spread that a gain may lie below what is typical...
 SLACK: Final = 0.01  # ...and than this, in standard deviations of the loss of single tokens, like the next one
 MOST_SPREAD: Final = 0.03  # of honest gains, measured at FIRST_TOKENS (docs/log.md)
@@ -58,11 +57,46 @@ class Gain:
         return cls(float(gains.mean()), noise, float(before.std()), num_tokens)
 
 
-class Probe:
-    """Measures merges of one model on sequences of its own, while nobody changes its weights. One thread at a time.
+class Probe(ABC):
+    """Measures what merges do to the loss on this peer's own held-out data, while nobody changes its weights. One thread at a time."""
+
+    runs_beside: bool  # on any thread while the weights are only read; else on the trainer's thread alone, at a step boundary
+
+    def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
+        """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
+
+        Where the first gain is low, it is measured on more data. Where it is low there too, this part of the merge is measured, and what
+        our own movement has gained. `is_behind`: the merge leads back along our own way.
+        """
+        for data in self.draw():
+            before = self.losses(fragment, shifts.solo, data)
+            whole = self.gain(before, self.losses(fragment, shifts.pair, data))
+            if not gate.is_low(whole):
+                return gate.judge(whole, None, is_behind=is_behind)
+        candidates = shifts.solo.lerp(shifts.pair, part), -shifts.own
+        smaller, undone = (self.gain(before, self.losses(fragment, shift, data)) for shift in candidates)
+        return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
+
+    @abstractmethod
+    def draw(self) -> Sequence[Tensor]:
+        """Return the data of one judgement: first a little, then more."""
+
+    @abstractmethod
+    def losses(self, fragment: Fragment, shift: Tensor, data: Tensor) -> Tensor:
+        """Return the loss of each part of the data, f32[parts], with a fragment shifted by f32[numel]."""
+
+    @abstractmethod
+    def gain(self, before: Tensor, after: Tensor) -> Gain:
+        """Return the gain from the losses without and with the merge."""
+
+
+class TokenProbe(Probe):
+    """Measures a language model on sequences of its own: the loss of each token.
 
     `pool`, int64[N, L+1], lies on the model's device. No partner may foretell `rng`.
     """
+
+    runs_beside = True
 
     def __init__(self, model: nn.Module, dtype: torch.dtype, pool: Tensor, rng: random.Random) -> None:
         self._dtype = dtype
@@ -73,45 +107,31 @@ class Probe:
         self._model = copy.deepcopy(model, memo=dict(twins))  # apart from the model in training, which may be computing on another thread
         self._twins = {name: (p, twins[id(p)]) for name, p in model.named_parameters()}
 
-    def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
-        """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
-
-        Where the first gain is low, it is measured on more text. Where it is low there too, this part of the merge is measured, and what
-        our own movement has gained. `is_behind`: the merge leads back along our own way.
-        """
+    def draw(self) -> Sequence[Tensor]:
+        """Draw sequences, int64[n, L+1]: FIRST_TOKENS, and MORE_TOKENS beside these."""
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
-        for sequences in (drawn[:first], drawn):
-            before = self._losses(fragment, shifts.solo, sequences)
-            whole = Gain.of(before, self._losses(fragment, shifts.pair, sequences))
-            if not gate.is_low(whole):
-                return gate.judge(whole, None, is_behind=is_behind)
-        candidates = shifts.solo.lerp(shifts.pair, part), -shifts.own
-        smaller, undone = (Gain.of(before, self._losses(fragment, shift, sequences)) for shift in candidates)
-        return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
+        return drawn[:first], drawn
 
-    def _losses(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Tensor:
-        """Return the loss of each token with a fragment shifted."""
+    def losses(self, fragment: Fragment, shift: Tensor, data: Tensor) -> Tensor:
+        """Return the loss of each token."""
         moved = {piece.name: self._twins[piece.name][1] for piece in fragment.pieces}
         with evaluating(self._model):
             self._share_memory()
             for twin in moved.values():
                 twin.data = twin.data.clone()
             add(fragment, shift, moved)
-            losses = token_losses(self._model, sequences, self._dtype)
+            losses = token_losses(self._model, data, self._dtype)
             self._share_memory()  # frees the copies
         return losses
+
+    def gain(self, before: Tensor, after: Tensor) -> Gain:
+        """Return the gain from the loss of each token."""
+        return Gain.of(before, after)
 
     def _share_memory(self) -> None:
         for live, twin in self._twins.values():
             twin.data = live.data
-
-
-def probe_pool(corpus: Corpus) -> Tensor:
-    """Return held-out sequences to draw from, int64[N, L+1]."""
-    (batch,) = corpus.held_out_batches(1)
-    num_batches = -(-POOL_TOKENS // (batch.shape[0] * (batch.shape[1] - 1)))
-    return torch.cat(corpus.held_out_batches(num_batches))
 
 
 class ProbeCost:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import random
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,17 +12,12 @@ from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.peer.link.messages import Writer
-from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import Event, ModelBuilt, ProcessReported, ProgressMade, RunKnown
+from gossamer.peer.machine.events import ModelBuilt, RunKnown
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.processor_queue import queued_clock
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
-from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import build_model, check_fit, choose_devices
@@ -34,49 +26,19 @@ from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
+from gossamer.peer.trainer.boundary import WorkProgress, open_boundary
 from gossamer.peer.trainer.device import keep_within
-from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.need import computing_that_fits, rooms, within
-from gossamer.peer.trainer.replica import Replica
-from gossamer.peer.trainer.saver import Saver
-from gossamer.peer.trainer.trainer import Trainer
+from gossamer.peer.trainer.replica import peer_seed
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
 
-REPORT_S = 1.0  # between two reports on a long work
 
-
-def peer_seed(run_seed: int, peer_id: PeerId) -> int:
-    """Derive this peer's random seed from the run's."""
-    return int.from_bytes(hashlib.sha256(run_seed.to_bytes(8, "little") + peer_id.raw).digest()[:6], "little")
-
-
-class WorkProgress:
-    """Reports the progress of a long work about once a second: tokenizing a large text or reading a large checkpoint takes minutes."""
-
-    def __init__(self, emit: Callable[[Event], None], work: str, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._emit = emit
-        self._work = work
-        self._now_s = now_s
-        self._began_s = self._reported_s = now_s()
-
-    def __call__(self, done_bytes: int, total_bytes: int) -> None:
-        """Report the progress, in bytes."""
-        now_s = self._now_s()
-        if now_s - self._reported_s < REPORT_S:
-            return
-        self._reported_s = now_s
-        share = min(1.0, done_bytes / max(1, total_bytes))
-        left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
-        words = f"{self._work}: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
-        self._emit(ProcessReported("starting", words))
-        self._emit(ProgressMade(self._work, share))
-
-
-def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
+def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
@@ -99,7 +61,7 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> Replica:
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
     model = model.to(device)
     ranks = processes.joined(manifest, model) if processes is not None else None
-    return Replica(manifest, model, corpus, peer_seed(run_seed, peer_id), child.emit, computing, ranks)
+    return TextReplica(manifest, TextProgram(manifest, model, corpus, child.emit, computing, ranks), peer_seed(run_seed, peer_id))
 
 
 def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
@@ -134,29 +96,22 @@ def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) ->
     return "the whole batch fits" if computing.micro_batch == computing.rows(manifest.inner.batch_size) else "what fits, by the count"
 
 
-def build(child: Child) -> Trainer:
+def build(child: Child) -> TextTrainer:
     """Build the trainer, from its checkpoint if there is one, and emit what it trains."""
     config = child.settings.config
     home = Home(config.home)
     keep_products_exact()
     if config.threads:
         torch.set_num_threads(config.threads)
-    manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+    manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
     replica = _build_replica(child, home, manifest)
+    program = replica.program
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
-    flops = flops_per_token(replica.model.config, shapes, manifest.inner.sequence_length)
-    computing = replica.inner.computing
-    peak = peak_flops(replica.inner.device, computing.dtype) * computing.num_devices
+    flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length)
+    computing = program.inner.computing
+    peak = peak_flops(program.device, computing.dtype) * computing.num_devices
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
-    replica.inner.emit_computing(_reason_for(computing, config, manifest))
-    saver = Saver(home, config, child.emit, time.monotonic)
-    loaded = load_latest(home.checkpoints, manifest.run_id, WorkProgress(child.emit, "reading the checkpoint"))
-    if loaded is not None:
-        saver.restore(replica, loaded)
-    runtime = child.settings.runtime
-    payloads = PayloadFolder(runtime / "payloads")
-    payloads.clear(Writer.TRAINER)
-    exchange = TrainerExchange(TrainerEnd(runtime), payloads, replica, child.emit, random.SystemRandom())
-    return Trainer(child, replica, exchange, saver, time.monotonic, queued_clock())
+    program.inner.emit_computing(_reason_for(computing, config, manifest))
+    return TextTrainer(child, replica, open_boundary(child, home, replica))

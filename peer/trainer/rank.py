@@ -29,7 +29,7 @@ from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import unset_model
 from gossamer.peer.trainer.device import OneDevice, keep_within
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 FIRST: Final = 0  # the rank that has the text, the outer state and the link
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"
@@ -133,7 +133,7 @@ class Rank:
 def follow(next_line: Callable[[], bytes]) -> NoReturn:
     """Be a rank beside the first. `next_line` returns the settings, then orders. Raises RuntimeError where a rank is gone."""
     settings = RankSettings(*json.loads(next_line()))
-    manifest, device = SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest(), torch.device(settings.device)
+    manifest, device = need_text(SignedManifest.from_bytes(Path(settings.manifest).read_bytes()).manifest()), torch.device(settings.device)
     keep_products_exact()
     if settings.threads:
         torch.set_num_threads(settings.threads)

@@ -1,7 +1,7 @@
 """A replica's state as it travels between peers: slow weights in bf16 by fragment, and momentum likewise where the run has any.
 
 A fetched state cannot be checked against a hash: no two peers have the same weights. So it must have the right length, be finite and of a
-sane size, and predict our own held-out text no worse than our weights do.
+sane size, and have no worse a loss on our own held-out data than our weights.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from torch import Tensor
 from gossamer.optim.fragments import scatter
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
-from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
+from gossamer.peer.trainer.losses import Losses, measured_with, try_change
 from gossamer.peer.trainer.replica import Replica
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
-TOLERANCE: Final = 1.01  # times the loss of our own weights: a few batches are no exact measure
+TOLERANCE: Final = 0.01  # times the size of our own loss: a few batches are no exact measure
 SPLIT_GROWTH: Final = 4.0  # times the loss above ours that is allowed, for each result on which the partners have not agreed
-JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
-JUDGE_TOKENS: Final = (2048, 8192)  # ...of at least and at most so many tokens together: the trainer stands still meanwhile
 
 
 def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:
@@ -94,15 +92,8 @@ def write_result(replica: Replica) -> None:
         scatter(fragment.codec.fragment, fragment.slow, replica.parameters)
 
 
-def judged_loss(replica: Replica) -> float:
-    """Measure the loss by which other peers' weights are compared with our own."""
-    (least, most), inner = JUDGE_TOKENS, replica.manifest.inner
-    num_batches = max(JUDGE_BATCHES, -(-least // (inner.batch_size * inner.sequence_length)))
-    return held_out_loss(replica.model, replica.corpus, num_batches, computing=replica.inner.computing, most_tokens=most)
-
-
 def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
-    """Take over a fetched state; refuse one with no more steps than our own weights, or whose loss on our text is worse.
+    """Take over a fetched state; refuse one with no more steps than our own weights, or whose loss on our data is worse.
 
     A state that fails by its loss alone shows that ours is as far as the other peers', whatever the clocks say. Then only their clock is
     taken over, so that we can meet them again. `before_taking` is called once before weights are replaced.
@@ -128,15 +119,15 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
 
 
 def _judge(replica: Replica, parts: Sequence[FragmentWeights], tolerance: float) -> str:
-    return try_on(parts, replica.parameters, lambda: judged_loss(replica), tolerance)
+    return try_on(parts, replica.parameters, replica.program.losses, tolerance)
 
 
 def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: messages.Adopt) -> str:
     """Judge a run's result; one that most partners have taken by its form alone.
 
     The loss of our own weights is the worst of three: as we brought them to the last averaging, as it has left them, and of the slow ones.
-    A result that other peers averaged may have a slightly higher loss on our text. It also lacks our training since the last outer step if
-    those peers have not merged that; on unlike texts this costs much. The allowed excess grows with each result on which the partners have
+    A result that other peers averaged may have a slightly higher loss on our data. It also lacks our training since the last outer step if
+    those peers have not merged that; on unlike data this costs much. The allowed excess grows with each result on which the partners have
     not agreed.
     """
     if request.is_agreed:
@@ -145,41 +136,20 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
     if far:
         return f"{far[0]} is farther from ours than the last averaging explains"
     own = [FragmentWeights(fragment, fragment.slow, fragment.momentum) for fragment in replica.fragments]
-    losses = [judged_loss(replica), replica.brought_loss or 0.0]
-
-    def slow_loss() -> float:
-        losses.append(judged_loss(replica))
-        return math.nan  # put the fast weights back
-
-    try_change(lambda: _put(own, replica.parameters), replica.parameters, 0.0, slow_loss, 0.0)
-    tolerance = 1.0 + (TOLERANCE - 1.0) * SPLIT_GROWTH**request.num_splits
-    return try_change(lambda: _put(parts, replica.parameters), replica.parameters, max(losses), lambda: judged_loss(replica), tolerance)
+    measure, parameters = replica.program.losses, replica.parameters
+    losses = [measure(), measured_with(lambda: _put(own, parameters), parameters, measure)]
+    worst = max([*losses, *filter(None, [replica.brought])], key=lambda measured: measured.mean)
+    return try_change(lambda: _put(parts, parameters), parameters, worst, measure, TOLERANCE * SPLIT_GROWTH**request.num_splits)
 
 
-def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], loss: Callable[[], float], tolerance: float) -> str:
+def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], measure: Callable[[], Losses], tolerance: float) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
-
-    return try_change(lambda: _put(parts, parameters), parameters, loss(), loss, tolerance)
+    return try_change(lambda: _put(parts, parameters), parameters, measure(), measure, tolerance)
 
 
 def _put(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor]) -> None:
     for part in parts:
         scatter(part.fragment.codec.fragment, part.slow, parameters)
-
-
-def try_change(
-    change: Callable[[], None], parameters: Mapping[str, Tensor], own: float, loss: Callable[[], float], tolerance: float
-) -> str:
-    """Change the model; return why its loss is too bad, with the model as it was, or nothing. `own` is the loss before."""
-    before = [parameter.detach().clone() for parameter in parameters.values()]
-    change()
-    theirs = loss()
-    if math.isfinite(theirs) and not theirs > tolerance * own:  # ours may be none at all
-        return ""
-    with torch.no_grad():
-        for parameter, values in zip(parameters.values(), before, strict=True):
-            parameter.copy_(values)
-    return f"its loss on held-out text is {theirs:.4f}, that of our own weights {own:.4f}"
 
 
 def _size(tensor: Tensor) -> float:

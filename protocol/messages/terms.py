@@ -14,7 +14,7 @@ from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Hell
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.revocations import Revocation, Revocations
 from gossamer.protocol.run.invite import Credential
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import RunManifest
 from gossamer.protocol.run.sections import Access
 
 
@@ -62,7 +62,7 @@ class RunTerms:
     revocations: Revocations = field(default_factory=Revocations, compare=False)  # shared by all copies of these terms; it grows
 
     @classmethod
-    def from_manifest(cls, manifest: Manifest, plan: ModelPlan | None = None) -> Self:
+    def from_manifest(cls, manifest: RunManifest, plan: ModelPlan | None = None) -> Self:
         """Combine a manifest with the model's sizes. Terms without `plan` suffice to check membership, but not a meeting."""
         run, plan = manifest.run, plan or ModelPlan(0, (), 0)
         return cls(

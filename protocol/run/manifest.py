@@ -1,6 +1,7 @@
 """The manifest: the configuration that all peers of a run share, as TOML; the hash of its canonical bytes is the run id.
 
-The canonical bytes are JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received
+A text run trains a language model of transformers on text. A program run trains the tensors of a program that each member starts. The
+canonical bytes are JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received
 manifest is stored byte for byte; unknown keys are ignored, missing keys take their default. A change of meaning raises `run.protocol`.
 """
 
@@ -11,7 +12,7 @@ import hashlib
 import json
 import tomllib
 from dataclasses import dataclass
-from typing import Any, Self, get_args
+from typing import Any, ClassVar, Final, Self, get_args
 
 from google.protobuf.message import DecodeError
 from pydantic import PrivateAttr, ValidationError
@@ -25,49 +26,43 @@ from gossamer.protocol.run.sections import Section
 from gossamer.protocol.run.toml import write_toml
 from gossamer.protocol.wire import peer_pb2
 
-_HINT = "`peer init` writes a manifest with a comment for every key"
+_OWN_PROGRAM = "the program itself hosts its run or joins it with the invite"
 _ASK_HOST = "ask the host for a new invite: the manifest of this one cannot be used"
 _NOT_A_TABLE = ("dict_type", "model_type")
 _TITLE = "A Gossamer manifest: the configuration that all peers of a run share. Any change makes it another run."
+_ORDER: Final = ("run", "program", "model", "tokenizer", "data", "inner", "outer", "fragments", "codec")  # of the tables in TOML
 
 
-class Manifest(Section):
-    """A validated manifest. `Manifest()` is the demo job."""
+class RunManifest(Section):
+    """What every manifest states: a `Manifest` of a text run, or a `ProgramManifest`."""
 
     run: sections.RunSection = sections.RunSection()
-    model: sections.ModelSection = sections.ModelSection()
-    tokenizer: sections.TokenizerSection = sections.TokenizerSection()
-    data: sections.DataSection = sections.DataSection()
-    inner: sections.InnerSection = sections.InnerSection()
     outer: sections.OuterSection = sections.OuterSection()
     fragments: sections.FragmentsSection = sections.FragmentsSection()
     codec: sections.CodecSection = sections.CodecSection()
+    HINT: ClassVar[str]  # of its errors
     _received: bytes | None = PrivateAttr(None)  # received canonical bytes, if this build would write others
 
     @classmethod
     def from_toml(cls, text: str) -> Self:
         """Parse a TOML manifest. Raises BadManifest or WrongVersion with the key, its value and the legal values."""
         if len(text) > limits.MANIFEST_BYTES:
-            raise BadManifest(f"the manifest has {len(text)} characters; at most {limits.MANIFEST_BYTES} are read", hint=_HINT)
+            raise BadManifest(f"the manifest has {len(text)} characters; at most {limits.MANIFEST_BYTES} are read", hint=cls.HINT)
         if any(line.count(".") > limits.MANIFEST_LINE_DOTS for line in text.split("\n")):
-            raise BadManifest(f"the manifest has a line with more than {limits.MANIFEST_LINE_DOTS} dots", hint=_HINT)
+            raise BadManifest(f"the manifest has a line with more than {limits.MANIFEST_LINE_DOTS} dots", hint=cls.HINT)
         try:
             given = tomllib.loads(text)
         except (ValueError, RecursionError) as error:  # ValueError: TOML's own, and of an integer with too many digits
-            raise BadManifest(f"the manifest is not TOML: {error}", hint=_HINT) from None
+            raise BadManifest(f"the manifest is not TOML: {error}", hint=cls.HINT) from None
         return cls.checked(given)
 
     @classmethod
     def from_canonical(cls, canonical: bytes) -> Self:
         """Parse the canonical bytes of another peer, ignoring unknown keys. Raises BadManifest or WrongVersion."""
-        if len(canonical) > limits.MANIFEST_BYTES:
-            raise BadManifest(f"a manifest of {len(canonical)} bytes; at most {limits.MANIFEST_BYTES} are read", hint=_ASK_HOST)
-        try:
-            given = json.loads(canonical, object_pairs_hook=_each_key_once)
-        except (ValueError, RecursionError):
-            raise BadManifest("the manifest is not JSON, or repeats a key", hint=_ASK_HOST) from None
-        if not isinstance(given, dict) or not isinstance(run := given.get("run"), dict) or "protocol" not in run:
-            raise BadManifest("the manifest does not state its protocol version (run.protocol)", hint=_ASK_HOST)
+        return cls._of_tables(_tables(canonical), canonical)
+
+    @classmethod
+    def _of_tables(cls, given: dict[str, Any], canonical: bytes) -> Self:
         manifest = cls.checked(_known_keys(given, cls))
         if manifest.canonical_bytes() != canonical:
             manifest._received = canonical
@@ -80,9 +75,9 @@ class Manifest(Section):
         try:
             return cls.model_validate(given)
         except ValidationError as error:
-            raise _bad_manifest(error) from None
+            raise BadManifest(_reason(error, cls), hint=cls.HINT) from None
         except RecursionError:
-            raise BadManifest("the manifest nests too deeply", hint=_HINT) from None
+            raise BadManifest("the manifest nests too deeply", hint=cls.HINT) from None
 
     def canonical_bytes(self) -> bytes:
         """Return the bytes that are hashed and signed: as received, or this build's canonical encoding."""
@@ -107,7 +102,65 @@ class Manifest(Section):
 
     def to_toml(self) -> str:
         """Return the manifest as TOML with a comment for every key. `from_toml` parses it to an equal manifest."""
-        return write_toml(_TITLE, self)
+        tables = dict(self)
+        return write_toml(_TITLE, {name: tables[name] for name in _ORDER if name in tables})
+
+
+class Manifest(RunManifest):
+    """The validated manifest of a text run. `Manifest()` is the demo job."""
+
+    model: sections.ModelSection = sections.ModelSection()
+    tokenizer: sections.TokenizerSection = sections.TokenizerSection()
+    data: sections.DataSection = sections.DataSection()
+    inner: sections.InnerSection = sections.InnerSection()
+    HINT: ClassVar[str] = "`peer init` writes a manifest with a comment for every key"
+
+    @classmethod
+    def checked(cls, given: object) -> Self:
+        """Validate as every manifest. Raises BadManifest also for the manifest of a program run."""
+        if _version(given) == limits.PROGRAM_PROTOCOL:
+            raise BadManifest("this is the manifest of a program run, and a text run is wanted", hint=_OWN_PROGRAM)
+        return super().checked(given)
+
+    @property
+    def unit(self) -> str:
+        """Return what the peers' training is counted in."""
+        return "tokens"
+
+    def has_start(self, *, is_founder: bool) -> bool:
+        """Return whether a peer has the initial weights without a copy: then they follow from the run's seed."""
+        return self.model.weights is None
+
+
+class ProgramManifest(RunManifest):
+    """The validated manifest of a program run: each member starts the program on its own, and peers exchange its tensors.
+
+    It has neither text nor an inner optimizer, which are the program's affair.
+    """
+
+    run: sections.ProgramRunSection = sections.ProgramRunSection()
+    program: sections.ProgramSection
+    model: sections.ProgramModelSection
+    HINT: ClassVar[str] = "the program makes its manifest from a gossamer.Run"
+
+    @property
+    def unit(self) -> str:
+        """Return what the peers' training is counted in."""
+        return self.program.unit
+
+    def has_start(self, *, is_founder: bool) -> bool:
+        """Return whether a peer has the initial weights: those with which the program of the run's founder begins count."""
+        return is_founder
+
+
+AnyManifest = Manifest | ProgramManifest
+
+
+def need_text(manifest: AnyManifest, hint: str = "start that program with this invite") -> Manifest:
+    """Return the manifest of a text run. Raises BadManifest, with the program's name and this hint, for a program run."""
+    if isinstance(manifest, ProgramManifest):
+        raise BadManifest(f"this run trains a program of its members: {manifest.program}", hint=hint)
+    return manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +172,7 @@ class SignedManifest:
     signature: bytes  # the host's, over the run id
 
     @classmethod
-    def sign(cls, manifest: Manifest, identity: Identity) -> Self:
+    def sign(cls, manifest: RunManifest, identity: Identity) -> Self:
         """Sign a manifest for publication. Raises BadManifest if no peer could join the run, or if it is too large to send."""
         run = manifest.run
         if (run.access == "invite" and not run.issuers) or (run.access == "allowlist" and not run.members):
@@ -128,7 +181,7 @@ class SignedManifest:
         canonical = manifest.canonical_bytes()
         signed = cls(canonical, identity.peer_id, identity.sign(_signed_bytes(manifest.run_id, identity.peer_id)))
         if len(signed.to_bytes()) > limits.MANIFEST_BYTES:
-            raise BadManifest(f"the manifest has {len(canonical)} bytes; peers accept at most {limits.MANIFEST_BYTES}", hint=_HINT)
+            raise BadManifest(f"the manifest has {len(canonical)} bytes; peers accept at most {limits.MANIFEST_BYTES}", hint=manifest.HINT)
         return signed
 
     @property
@@ -136,9 +189,11 @@ class SignedManifest:
         """Return the run id of the canonical bytes: 32 bytes."""
         return _run_id(self.canonical)
 
-    def manifest(self) -> Manifest:
+    def manifest(self) -> AnyManifest:
         """Parse and validate the manifest. Raises BadManifest or WrongVersion."""
-        return Manifest.from_canonical(self.canonical)
+        tables = _tables(self.canonical)
+        kind = ProgramManifest if _version(tables) == limits.PROGRAM_PROTOCOL else Manifest
+        return kind._of_tables(tables, self.canonical)
 
     def to_bytes(self) -> bytes:
         """Return the encoded signed manifest."""
@@ -176,6 +231,19 @@ class SignedManifest:
             raise BadContents("not a signed manifest") from None
 
 
+def _tables(canonical: bytes) -> dict[str, Any]:
+    """Parse canonical bytes. Raises BadManifest unless they are tables that state their protocol version."""
+    if len(canonical) > limits.MANIFEST_BYTES:
+        raise BadManifest(f"a manifest of {len(canonical)} bytes; at most {limits.MANIFEST_BYTES} are read", hint=_ASK_HOST)
+    try:
+        given = json.loads(canonical, object_pairs_hook=_each_key_once)
+    except (ValueError, RecursionError):
+        raise BadManifest("the manifest is not JSON, or repeats a key", hint=_ASK_HOST) from None
+    if not isinstance(given, dict) or not isinstance(run := given.get("run"), dict) or "protocol" not in run:
+        raise BadManifest("the manifest does not state its protocol version (run.protocol)", hint=_ASK_HOST)
+    return given
+
+
 def _each_key_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(dict(pairs)) < len(pairs):
         raise ValueError("a repeated key")
@@ -210,34 +278,38 @@ def _signed_bytes(run_id: bytes, host: PeerId) -> bytes:
     return signable(b"gossamer/signed-manifest/1", run_id, host.raw)
 
 
-def _need_version(given: object) -> None:
+def _version(given: object) -> Any:
+    """Return the protocol version that tables state, unchecked; None if they state none."""
     run = given.get("run") if isinstance(given, dict) else None
-    version = run.get("protocol", limits.PROTOCOL_VERSION) if isinstance(run, dict) else limits.PROTOCOL_VERSION
+    return run.get("protocol") if isinstance(run, dict) else None
+
+
+def _need_version(given: object) -> None:
+    version = _version(given)
     if isinstance(version, int) and version not in limits.SPOKEN:
         raise WrongVersion(
-            f"the run uses protocol version {version}, this build uses {limits.PROTOCOL_VERSION}",
+            f"the run uses protocol version {version}, this build uses {' and '.join(map(str, limits.SPOKEN))}",
             hint="install the release of Gossamer that the run's host uses",
         )
 
 
-def _bad_manifest(error: ValidationError) -> BadManifest:
+def _reason(error: ValidationError, kind: type[Section]) -> str:
     # A default that could not be computed is a consequence of another fault.
     faults = [fault for fault in error.errors() if fault["type"] != "default_factory_not_called"]
     more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
-    return BadManifest(_message(faults[0]) + more, hint=_HINT)
+    return _message(faults[0], kind) + more
 
 
-def _message(fault: ErrorDetails) -> str:
+def _message(fault: ErrorDetails, kind: type[Section]) -> str:
     where = ".".join(str(part) for part in fault["loc"]) or "the manifest"
     if fault["type"] == "extra_forbidden":
-        return _unknown_key(fault["loc"])
+        return _unknown_key(fault["loc"], kind)
     reason = "should be a table" if fault["type"] in _NOT_A_TABLE else fault["msg"].removeprefix("Value error, ").removeprefix("Input ")
     value = fault["input"]
     return f"{where}: {reason}" if isinstance(value, dict) else f"{where} is {_abbreviate(value)}: {reason}"
 
 
-def _unknown_key(loc: tuple[int | str, ...]) -> str:
-    section: type[Section] = Manifest
+def _unknown_key(loc: tuple[int | str, ...], section: type[Section]) -> str:
     for part in loc[:-1]:
         if isinstance(part, str):  # not an index into a list of sections
             inner = _section_of(section.model_fields[part].annotation)

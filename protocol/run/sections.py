@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator, ValidationInfo, field_validator, model_validator
@@ -11,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidato
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.run.layout import by_name, layout_digest, num_chars
 
 DEMO_LLAMA: dict[str, Any] = {
     "hidden_size": 128,
@@ -32,10 +34,13 @@ _COUNTS_LAYERS = re.compile(r"layer|depth|num_blocks")  # in a field's name: the
 _SCALE = re.compile(r"theta")  # in the name of a field that is no size, and may be larger than any
 
 
-def _label(text: str) -> str:
-    if not 1 <= len(text) <= 200 or not text.isprintable():
-        raise ValueError("should be 1 to 200 printable characters")
-    return text
+def _printable(least: int, most: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if not least <= len(text) <= most or not text.isprintable():
+            raise ValueError(f"should be {least} to {most} printable characters")
+        return text
+
+    return AfterValidator(check)
 
 
 def _matching(pattern: str, meaning: str) -> AfterValidator:
@@ -64,13 +69,33 @@ def _inner_steps(value: object) -> int | str:
     raise ValueError('should be "auto" or a positive whole number')
 
 
+def _shapes(given: dict[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    if num_chars(given) > limits.LAYOUT_CHARS:
+        raise ValueError(f"should have at most {limits.LAYOUT_CHARS} characters; leave it out for a model of so many tensors")
+    if sum(map(_product, given.values())) > limits.PARAMETERS:
+        raise ValueError(f"the tensors have more than {limits.PARAMETERS / 1e9:.0f} billion values, which no run can train")
+    return dict(sorted(given.items()))
+
+
+def _product(sizes: Sequence[int]) -> int:
+    """Multiply sizes, but stop at a product that is too large for any run."""
+    product = 1
+    for size in sizes:
+        product = min(product * size, limits.PARAMETERS + 1)
+    return product
+
+
 Access = Literal["invite", "allowlist", "open"]
-Label = Annotated[str, AfterValidator(_label)]
+Label = Annotated[str, _printable(1, 200)]
+Unit = Annotated[str, _printable(1, 32)]
+Words = Annotated[str, _printable(0, 200)]
 Name = Annotated[str, _matching(r"[a-z0-9][a-z0-9_-]{0,31}", "a name of up to 32 lower-case letters, digits, - and _")]
 Architecture = Annotated[str, _matching(r"[A-Za-z0-9._-]{0,64}", "a transformers model type, like llama or gpt2")]  # empty for a hub model
 CommitHash = Annotated[str, _matching(r"[0-9a-f]{40}", "a full commit hash (40 hex digits); branches and tags can move")]
 Digest = Annotated[str, _matching(r"[0-9a-f]{64}", "a SHA-256 in 64 hex digits")]
 InnerSteps = Annotated[int | str, PlainValidator(_inner_steps)]
+Size = Annotated[int, Field(ge=1, le=limits.PARAMETERS)]
+TensorShapes = Annotated[dict[Label, Annotated[tuple[Size, ...], Field(strict=False)]], Field(min_length=1), AfterValidator(_shapes)]
 Peers = Annotated[tuple[str, ...], AfterValidator(_peers), Field(strict=False)]  # TOML and JSON have lists, not tuples
 
 
@@ -84,7 +109,9 @@ class RunSection(Section):
     """The run's name, length, random seed and membership."""
 
     name: Label = Field(default="demo", description="display name of the run")
-    protocol: int = Field(default=limits.PROTOCOL_VERSION, ge=1, le=limits.VERSIONS, description="version of the wire protocol")
+    protocol: int = Field(
+        default=limits.TEXT_PROTOCOL, ge=limits.TEXT_PROTOCOL, le=limits.TEXT_PROTOCOL, description="version of the wire protocol"
+    )
     seed: int = Field(default=0, ge=0, le=_LARGEST_INTEGER, description="seed of all random numbers of the run")
     total_steps: int = Field(default=5000, ge=1, le=limits.STEPS, description="global steps after which the peers average and stop")
     access: Access = Field(default="invite", description="who may join: holders of an invite, the members listed below, or any peer (open)")
@@ -97,6 +124,45 @@ class RunSection(Section):
         if members and info.data.get("access", "allowlist") != "allowlist":
             raise ValueError('requires access = "allowlist"')
         return members
+
+
+class ProgramRunSection(RunSection):
+    """The same of a program run, which older releases cannot train."""
+
+    protocol: int = Field(
+        default=limits.PROGRAM_PROTOCOL, ge=limits.PROGRAM_PROTOCOL, le=limits.PROGRAM_PROTOCOL, description="version of the wire protocol"
+    )
+
+
+class ProgramSection(Section):
+    """The program that each member starts on its own. A peer shows these words; it never fetches or runs anything by them."""
+
+    name: Label = Field(description="the program's name")
+    unit: Unit = Field(default="examples", description="what a step is counted in; a partner's weight follows from it")
+    source: Words = Field(default="", description="where members find the program, in words")
+    revision: Words = Field(default="", description="the program's commit or version, in words")
+    base: Digest | None = Field(default=None, description="SHA-256 of the frozen parameters; a peer with others does not join")
+
+    def __str__(self) -> str:
+        """Return the program's name, source and revision, as far as they are known."""
+        known = (f"{key} {value}" for key, value in (("source", self.source), ("revision", self.revision)) if value)
+        return ", ".join([self.name, *known])
+
+
+class ProgramModelSection(Section):
+    """The tensors that the members of a program run exchange, in the order of their names."""
+
+    layout: Digest = Field(description="SHA-256 of the tensors' names and shapes; a peer whose model differs does not join")
+    weights: Digest | None = Field(default=None, description="SHA-256 of the initial weights; without it, they are those of the host")
+    shapes: TensorShapes | None = Field(
+        default=None, description="shape of each tensor, so that a peer can tell what differs; none in a model of many tensors"
+    )
+
+    @model_validator(mode="after")
+    def _shapes_fit_layout(self) -> Self:
+        if self.shapes is not None and layout_digest(by_name(self.shapes)) != self.layout:
+            raise ValueError("layout is not the digest of shapes")
+        return self
 
 
 class ModelSection(Section):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import BaseModel
@@ -12,9 +12,9 @@ from pydantic import BaseModel
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 
 
-def write_toml(title: str, model: BaseModel) -> str:
-    """Write a model of tables as TOML with the fields' descriptions as comments; a field that is None becomes a comment."""
-    return "\n".join([f"# {title}", *(line for name in type(model).model_fields for line in _table(name, getattr(model, name)))]) + "\n"
+def write_toml(title: str, tables: Mapping[str, BaseModel]) -> str:
+    """Write tables as TOML, in their order, with the fields' descriptions as comments; a field that is None becomes a comment."""
+    return "\n".join([f"# {title}", *(line for name, table in tables.items() for line in _table(name, table))]) + "\n"
 
 
 def _table(name: str, section: BaseModel) -> Iterator[str]:

@@ -18,8 +18,9 @@ from gossamer.peer.simulator.attacks import ATTACKS, AWAY, Attack
 from gossamer.peer.simulator.hostile import Attacker, HostileSide
 from gossamer.peer.simulator.population import Traffic
 from gossamer.peer.trainer.fragment_state import FragmentState
-from gossamer.peer.trainer.probe import Probe, probe_pool
-from gossamer.peer.trainer.replica import InnerStep
+from gossamer.peer.trainer.probe import TokenProbe
+from gossamer.peer.trainer.stopwatch import InnerStep
+from gossamer.peer.trainer.text_training import probe_pool
 from tests.attacks.trial import Outcome, Setup
 from tests.peer.open_gates import open_gates
 from tests.swarm.tiny import CountedReplica, tiny_manifest
@@ -51,13 +52,13 @@ class HostileMember:
         replica = peer.trainer.replica
         manifest, random = peer.swarm.manifest, Random(f"{seed}/{peer.peer_id}")
         self.attacker = Attacker(
-            replica.model,
+            replica.program.model,
             replica.fragments,
             [member.trainer.replica.fragments for member in honest],
-            lambda number: replica.corpus.batch(FAR + number),
+            lambda number: replica.program.corpus.batch(FAR + number),
             manifest.inner.optimizer,
             inner_settings(manifest),
-            Probe(replica.model, replica.inner.computing.dtype, probe_pool(replica.corpus), random),
+            TokenProbe(replica.program.model, replica.program.inner.computing.dtype, probe_pool(replica.program.corpus), random),
             replica.probe_gate,
             traffic,
             f"{seed}/{peer.peer_id}",
@@ -128,7 +129,7 @@ def play_real(name: str, setup: Setup, num_steps: int = NUM_STEPS) -> RealOutcom
 
         play(swarm, story)
         honest = swarm.peers[: -setup.num_hostile]
-        losses = [held_out_loss(peer.trainer.replica.model, peer.trainer.replica.corpus, EVAL_BATCHES) for peer in honest]
+        losses = [held_out_loss(peer.trainer.replica.program.model, peer.trainer.replica.program.corpus, EVAL_BATCHES) for peer in honest]
         verdicts = [
             reply for peer in honest for reply in peer.trainer.handled if isinstance(reply, messages.Checked) and not reply.accepted
         ]

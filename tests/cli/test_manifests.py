@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
-from gossamer.peer.model.model import layout_digest, parameter_shapes
+from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import DEMO_LLAMA
 

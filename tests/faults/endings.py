@@ -13,7 +13,6 @@ import torch
 
 from gossamer.peer.sync.pieces import RunResult
 from gossamer.peer.sync.state_source import OF_RESULT
-from gossamer.peer.trainer.shared_state import judged_loss
 from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import FetchRequest, Refusal
@@ -49,10 +48,10 @@ def endings(number: int) -> float:
         await swarm.until(lambda: all(peer.is_done for peer in honest) and all(task.done() for task in restarts), within_s=DONE_S)
         assert all(torch.equal(peer.fast, honest[0].fast) for peer in honest), "two results"
         assert all(task.done() for task in lying), "the malicious writer did not write"
-        after = sum(judged_loss(peer.trainer.replica) for peer in honest)
+        after = sum(peer.trainer.replica.program.losses().mean for peer in honest)
         for peer in honest:
             put(peer, mean)
-        worse = 100.0 * (after / sum(judged_loss(peer.trainer.replica) for peer in honest) - 1.0)
+        worse = 100.0 * (after / sum(peer.trainer.replica.program.losses().mean for peer in honest) - 1.0)
 
     with tempfile.TemporaryDirectory(prefix="endings-") as folder:
         play(Swarm(Path(folder), number, manifest=tiny_manifest(run={"total_steps": TOTAL_STEPS}, **SPREADING)), story)

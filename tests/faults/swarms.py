@@ -206,7 +206,7 @@ def _held_out(swarm: Swarm) -> float:
     for fragment in replica.fragments:
         scatter(fragment.codec.fragment, mean[: fragment.slow.numel()], replica.parameters)
         mean = mean[fragment.slow.numel() :]
-    return held_out_loss(replica.model, replica.corpus, JUDGE_BATCHES)
+    return held_out_loss(replica.program.model, replica.program.corpus, JUDGE_BATCHES)
 
 
 SOAK = 10_000

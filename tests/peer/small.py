@@ -21,6 +21,7 @@ from gossamer.peer.text.corpus import ResidentCorpus
 from gossamer.peer.text.token_cache import Tokens
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.run.manifest import Manifest
 
 T = TypeVar("T")
@@ -93,7 +94,7 @@ class EqualDraws(random.Random):
         return list(population)[:k]
 
 
-class AskedReplica(Replica):
+class AskedReplica(TextReplica):
     """A replica of which the test asks what a node asks: `handle` carries a request out at a step boundary."""
 
     payloads: PayloadFolder
@@ -112,7 +113,7 @@ def small_replica(
 ) -> AskedReplica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
     model = build_model(manifest.model, manifest.run.seed).to(device)
-    replica = AskedReplica(manifest, model, small_corpus(manifest, peer), int.from_bytes(peer, "little"), emit)
+    replica = AskedReplica(manifest, TextProgram(manifest, model, small_corpus(manifest, peer), emit), int.from_bytes(peer, "little"))
     replica.payloads, replica.emit = PayloadFolder(folder), emit
     return replica
 

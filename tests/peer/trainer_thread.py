@@ -20,10 +20,10 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, ProcessReported
 from gossamer.peer.machine.home import Home
+from gossamer.peer.trainer.boundary import Boundary
 from gossamer.peer.trainer.exchange import TrainerExchange
-from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
-from gossamer.peer.trainer.trainer import Trainer
+from gossamer.peer.trainer.text_training import TextTrainer
 from gossamer.protocol.run.manifest import Manifest
 from tests.peer.small import small_replica
 from tests.peer.waiting import eventually
@@ -83,10 +83,11 @@ class RunningTrainer:
         self.supervision = Supervision(
             ChildSettings(config=self.config, peer_id="12D3KooX", runtime=runtime, waits_for_start=waits_for_start)
         )
-        self.replica: Replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
+        self.replica = small_replica(runtime / "payloads", manifest, emit=self.supervision.emit)
         self.saver = Saver(self.home, self.config, self.supervision.emit, time.monotonic)
         exchange = TrainerExchange(TrainerEnd(runtime), self.replica.payloads, self.replica, self.supervision.emit, random.Random(0))
-        self.trainer = Trainer(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
+        boundary = Boundary(self.supervision, self.replica, exchange, self.saver, time.monotonic, lambda: 0.0)
+        self.trainer = TextTrainer(self.supervision, self.replica, boundary)
         self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 

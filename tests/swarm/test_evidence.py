@@ -110,7 +110,7 @@ def look(peers: list[Peer], met: list[int], sybils: Sybils | None) -> After:
     return After(
         [replica.global_step for replica in replicas],
         [replica.own_steps for replica in replicas],
-        held_out_loss(replicas[0].model, replicas[0].corpus, JUDGE_BATCHES),
+        held_out_loss(replicas[0].program.model, replicas[0].program.corpus, JUDGE_BATCHES),
         met,
         sum(len(peer.transfers) for peer in peers),
         {replica.phase for replica in replicas},

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.trainer import trainer as trainer_module
+from gossamer.peer.trainer import boundary as boundary_module
 from tests.peer.open_gates import open_probes
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -44,7 +44,7 @@ def test_a_swarm_stays_together_and_peers_apart_do_not(tmp_path: Path) -> None:
 
 
 def test_after_each_evaluation_one_meeting_reports_how_far_it_moves_the_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "EVAL_INTERVAL_STEPS", 20)
+    monkeypatch.setattr(boundary_module, "EVAL_INTERVAL_STEPS", 20)
     for peer in train(Swarm(tmp_path), 70):
         assert 2 <= len(peer.trainer.moved_outputs) <= 4
         assert all(0.0 < moved.distance < 0.7 and moved.fragment < 3 for moved in peer.trainer.moved_outputs)

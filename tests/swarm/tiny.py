@@ -19,7 +19,7 @@ from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import ResidentCorpus
 from gossamer.peer.text.token_cache import Tokens
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.run.manifest import Manifest
 
@@ -80,7 +80,7 @@ def _tokens(text: int) -> Tokens:
     return Tokens(walk[:5000], walk[5000:], 1.0)
 
 
-class CountedReplica(Replica):
+class CountedReplica(TextReplica):
     """A replica that counts the outer steps which its meetings really take, by their ids."""
 
     counted: Counter[str]
@@ -97,6 +97,7 @@ def tiny_replica(
     """A replica at its start, with the same initial weights for every peer and a text order of its own, or a text of its own."""
     draw = Draw(manifest.run.seed, peer, manifest.inner.batch_size, manifest.inner.sequence_length)
     model: Any = copy.deepcopy(_initial())
-    replica = CountedReplica(manifest, model, ResidentCorpus(_tokens(text), draw), int.from_bytes(peer[-6:], "little"), emit)
+    program = TextProgram(manifest, model, ResidentCorpus(_tokens(text), draw), emit)
+    replica = CountedReplica(manifest, program, int.from_bytes(peer[-6:], "little"))
     replica.counted, replica.payloads = Counter(), payloads
     return replica

@@ -24,12 +24,13 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
-from gossamer.peer.trainer import trainer as real
+from gossamer.peer.trainer.boundary import Boundary, State
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.text_training import TextTrainer
 from gossamer.protocol.messages.terms import ModelPlan
 from tests.peer.trainer_thread import Supervision
 from tests.swarm.tiny import CountedReplica
@@ -172,11 +173,12 @@ class Trainer:
         self.on_save: Callable[[], None] = lambda: None
         saver = Disk(Home(config.home), config, child.emit, now_s)
         saver.on_save = lambda: self.on_save()
-        self._real = real.Trainer(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
+        self._boundary = Boundary(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
+        self._real = TextTrainer(child, self.replica, self._boundary)
 
     @property
     def started(self) -> bool:
-        return self._real.state is not real.State.READY
+        return self._boundary.state is not State.READY
 
     @property
     def applied(self) -> Counter[str]:
@@ -206,16 +208,16 @@ class Trainer:
 
     async def run(self) -> None:
         try:
-            self._end.serve(self._real.start)
-            while self._real.state is not real.State.OVER:
-                _ = self._real.answer_node() if self.frozen else self._real.tick()
+            self._end.serve(self._boundary.start)
+            while self._boundary.state is not State.OVER:
+                _ = self._boundary.answer() if self.frozen else self._real.tick()
                 self._deliver()
                 await self._pass_step()
-            self._real.end()
+            self._boundary.end()
             self._deliver()
         finally:
             self._end.wake()
-            self._real.close()
+            self._boundary.close()
 
     async def _pass_step(self) -> None:
         """Let the time of an inner step pass."""

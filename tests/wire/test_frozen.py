@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gossamer.protocol.errors import RefusalCode
-from gossamer.protocol.limits import PROTOCOL_VERSION, SPOKEN
+from gossamer.protocol.limits import PROGRAM_PROTOCOL, SPOKEN, TEXT_PROTOCOL
 from gossamer.protocol.messages.frames import from_frame
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
 from gossamer.protocol.run.invite import Invite
@@ -23,9 +23,9 @@ def stored(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
-def test_this_build_supports_the_previous_protocol_version() -> None:
-    assert SPOKEN[0] == PROTOCOL_VERSION
-    assert PROTOCOL_VERSION == 1 or PROTOCOL_VERSION - 1 in SPOKEN
+def test_this_build_supports_text_runs_and_program_runs() -> None:
+    assert (TEXT_PROTOCOL, PROGRAM_PROTOCOL) == (1, 2), "a change that an older peer cannot read takes the next free number"
+    assert SPOKEN == (TEXT_PROTOCOL, PROGRAM_PROTOCOL), "and the version before stays spoken"
 
 
 def test_the_manifest_of_a_newer_release_of_the_same_protocol_is_parsed() -> None:

@@ -8,9 +8,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gossamer.peer.machine.events import MeetingDone, StateTransferred
+from gossamer.peer.model.card import MAX_NAMED, MeasuredLoss, contributors, model_card
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
-from gossamer.peer.model.export import MARK, MAX_NAMED, MeasuredLoss, contributors, export_model, model_card
+from gossamer.peer.model.export import MARK, export_model
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import load_trained, set_weights
 from gossamer.protocol.errors import BadSettings

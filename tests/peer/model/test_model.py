@@ -15,7 +15,6 @@ from gossamer.peer.model.model import (
     check_fit,
     choose_device,
     choose_devices,
-    layout_digest,
     model_config,
     need_layout,
     num_parameters,
@@ -24,6 +23,7 @@ from gossamer.peer.model.model import (
 )
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.sections import ModelSection
 from tests.peer.small import small_manifest
 from tests.peer.trained_homes import LLAMA

@@ -22,7 +22,7 @@ from gossamer.peer.link.messages import File
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.meeting import pack, unpack
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.messages.messages import RunPhase
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, meet, opened
@@ -50,7 +50,7 @@ class ToyModel(nn.Module):
         return SimpleNamespace(logits=torch.zeros(*input_ids.shape, 256))
 
 
-class ToyReplica(Replica):
+class ToyReplica(TextReplica):
     """A replica that notes its outer steps, and follows no clock."""
 
     steps: list[tuple[int, int]]
@@ -64,7 +64,7 @@ class Peer:
 
     def __init__(self, folder: Path, name: str, codec_name: str = "fp32") -> None:
         manifest = small_manifest(codec={"name": codec_name}, inner={"optimizer": "adamw"})
-        self.replica = ToyReplica(manifest, ToyModel(), small_corpus(manifest), 0, ignored)
+        self.replica = ToyReplica(manifest, TextProgram(manifest, ToyModel(), small_corpus(manifest), ignored), 0)
         self.replica.steps = self.steps = []
         self.parameters = {name.split(".")[-1]: tensor.detach() for name, tensor in self.replica.parameters.items()}
         self.move(torch.Generator().manual_seed(5), 0.5)

@@ -89,7 +89,7 @@ class Trainer:
 
     def step(self, call: Callable[[], None]) -> None:
         """Make an inner step in which something is asked while its gradient is computed."""
-        hook = self.replica.model.register_forward_hook(lambda *_: call())
+        hook = self.replica.program.model.register_forward_hook(lambda *_: call())
         self.replica.inner_step(self.exchange.while_weights_are_read())
         hook.remove()
 

@@ -84,7 +84,7 @@ def test_the_optimizer_keeps_what_is_counted(tmp_path: Path, optimizer: str) -> 
     manifest = small_manifest(inner={"optimizer": optimizer})
     replica = small_replica(tmp_path, manifest)
     replica.inner_step()
-    kept = sum(value.numel() for name, value in replica.inner.devices.state().items() if not name.startswith("step/"))
+    kept = sum(value.numel() for name, value in replica.program.inner.devices.state().items() if not name.startswith("step/"))
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
     assert num_state_values(optimizer, shapes) == kept
 

@@ -24,13 +24,12 @@ from gossamer.peer.trainer.probe import (
     Closer,
     Gain,
     Judgement,
-    Probe,
     ProbeCost,
     ProbeGate,
     Shifts,
-    probe_pool,
+    TokenProbe,
 )
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextReplica, probe_pool
 from tests.peer.small import small_manifest, small_replica
 
 SCALE, NOISE, NUM_TOKENS = 2.0, 0.01, 128
@@ -74,32 +73,32 @@ class Watched(ProbeGate):
 
 
 @pytest.fixture
-def replica(tmp_path: Path) -> Replica:
+def replica(tmp_path: Path) -> TextReplica:
     return small_replica(tmp_path, small_manifest())
 
 
-def judge(probe: Probe, gate: ProbeGate, replica: Replica, size: float) -> Judgement:
+def judge(probe: TokenProbe, gate: ProbeGate, replica: TextReplica, size: float) -> Judgement:
     """Judge a merge that shifts a fragment at random; nothing else would."""
     fragment, shift = shift_of(replica, size)
     return probe.judge(gate, fragment, Shifts(shift, 0.0 * shift, 0.0 * shift), 0.5, is_behind=False)
 
 
-def probe_of(replica: Replica, pool: Tensor) -> Probe:
-    return Probe(replica.model, torch.float32, pool, random.Random(1))
+def probe_of(replica: TextReplica, pool: Tensor) -> TokenProbe:
+    return TokenProbe(replica.program.model, torch.float32, pool, random.Random(1))
 
 
-def shift_of(replica: Replica, size: float) -> tuple[Fragment, Tensor]:
+def shift_of(replica: TextReplica, size: float) -> tuple[Fragment, Tensor]:
     state = replica.fragments[1]
     return state.codec.fragment, size * torch.randn(state.slow.shape, generator=torch.Generator().manual_seed(3))
 
 
-def mean_loss(replica: Replica, sequences: Tensor) -> float:
+def mean_loss(replica: TextReplica, sequences: Tensor) -> float:
     with torch.no_grad():
-        return float(token_losses(replica.model, sequences).double().mean())
+        return float(token_losses(replica.program.model, sequences).double().mean())
 
 
-def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: Replica) -> None:
-    pool = probe_pool(replica.corpus)[: MORE_TOKENS // 64]
+def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: TextReplica) -> None:
+    pool = probe_pool(replica.program.corpus)[: MORE_TOKENS // 64]
     fragment, shift = shift_of(replica, 0.05)
     own, solo = 0.3 * shift.roll(7), 0.2 * shift.roll(70)
     gate = Watched(suspects=True)
@@ -115,8 +114,8 @@ def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: 
         add(fragment, -moved, replica.parameters)
 
 
-def test_more_is_measured_only_where_the_first_gain_is_low(replica: Replica) -> None:
-    pool = probe_pool(replica.corpus)
+def test_more_is_measured_only_where_the_first_gain_is_low(replica: TextReplica) -> None:
+    pool = probe_pool(replica.program.corpus)
     for suspects, num_tokens in ((False, FIRST_TOKENS), (True, FIRST_TOKENS + MORE_TOKENS)):
         gate = Watched(suspects=suspects)
         judge(probe_of(replica, pool), gate, replica, 0.01)
@@ -125,30 +124,30 @@ def test_more_is_measured_only_where_the_first_gain_is_low(replica: Replica) -> 
         assert whole.num_tokens == pytest.approx(num_tokens, rel=0.25), "in whole sequences"
 
 
-def test_each_meeting_has_its_own_draw(replica: Replica) -> None:
-    probe, gate = probe_of(replica, probe_pool(replica.corpus)), Watched(suspects=False)
+def test_each_meeting_has_its_own_draw(replica: TextReplica) -> None:
+    probe, gate = probe_of(replica, probe_pool(replica.program.corpus)), Watched(suspects=False)
     for _ in range(5):
         judge(probe, gate, replica, 0.05)
     assert len({whole.value for whole, _ in gate.seen}) == 5
 
 
-def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed(replica: Replica) -> None:
-    pool = probe_pool(replica.corpus)
+def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed(replica: TextReplica) -> None:
+    pool = probe_pool(replica.program.corpus)
     probe, batch = probe_of(replica, pool), pool[:4]
-    next_token_loss(replica.model, batch).backward()  # type: ignore[no-untyped-call]
-    wanted = [parameter.grad for parameter in replica.model.parameters()]
+    next_token_loss(replica.program.model, batch).backward()  # type: ignore[no-untyped-call]
+    wanted = [parameter.grad for parameter in replica.program.model.parameters()]
     before = [tensor.clone() for tensor in replica.parameters.values()]
-    replica.model.zero_grad()
-    loss = next_token_loss(replica.model, batch)
+    replica.program.model.zero_grad()
+    loss = next_token_loss(replica.program.model, batch)
     judge(probe, Watched(suspects=True), replica, 0.05)
     loss.backward()  # type: ignore[no-untyped-call]
     assert all(torch.equal(one, other) for one, other in zip(before, replica.parameters.values(), strict=True))
-    for parameter, gradient in zip(replica.model.parameters(), wanted, strict=True):
+    for parameter, gradient in zip(replica.program.model.parameters(), wanted, strict=True):
         assert parameter.grad is not None and gradient is not None and torch.equal(parameter.grad, gradient)
 
 
-def test_a_shift_that_breaks_the_model_is_refused(replica: Replica) -> None:
-    judgement = judge(probe_of(replica, probe_pool(replica.corpus)), ProbeGate(), replica, 1e30)
+def test_a_shift_that_breaks_the_model_is_refused(replica: TextReplica) -> None:
+    judgement = judge(probe_of(replica, probe_pool(replica.program.corpus)), ProbeGate(), replica, 1e30)
     assert "would not be finite" in judgement.reason and judgement.part == 0.0
 
 

@@ -20,7 +20,7 @@ from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import build_model
 from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.ranks import RankFell, RankProcesses
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -34,14 +34,14 @@ def never(error: RankFell) -> NoReturn:
     raise AssertionError from error
 
 
-def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> Replica:
+def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> TextReplica:
     model = build_model(job.model, job.run.seed)
     devices = ranks.joined(job, model) if ranks is not None else None
-    return Replica(job, model, small_corpus(job), 1, ignored, computing, devices)
+    return TextReplica(job, TextProgram(job, model, small_corpus(job), ignored, computing, devices), 1)
 
 
 @contextmanager
-def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[Replica, RankProcesses]]:
+def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[TextReplica, RankProcesses]]:
     folder.mkdir()
     signed = folder / "manifest"
     signed.write_bytes(SignedManifest.sign(job, Identity(b"1" * 32)).to_bytes())
@@ -50,24 +50,24 @@ def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[Replica, RankProces
     try:
         yield one, processes
     finally:
-        one.inner.devices.close()
+        one.program.inner.devices.close()
 
 
-def payload(one: Replica) -> bytes:
+def payload(one: TextReplica) -> bytes:
     """What a partner whose sketch is the same would get of the first fragment."""
     side = MeetingSide(one.fragments[0])
     sketch = side.prepare(NoLoCo(0.5, 0.7, 0.7), 0.5, 1)
     return sketch.numpy().tobytes() + side.encode(sketch).numpy().tobytes()
 
 
-def without_memory(one: Replica, most: int) -> None:
+def without_memory(one: TextReplica, most: int) -> None:
     """Have a device find no memory for more sequences at a time."""
 
     def allocate(model: object, args: object, given: dict[str, Tensor]) -> None:
         if len(given["input_ids"]) > most:
             raise torch.OutOfMemoryError("CUDA out of memory")
 
-    one.model.register_forward_pre_hook(allocate, with_kwargs=True)
+    one.program.model.register_forward_pre_hook(allocate, with_kwargs=True)
 
 
 def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
@@ -89,13 +89,13 @@ def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
         assert alone.inner_step() == both.inner_step()
         assert fingerprint(both) == fingerprint(alone)
         for one in (alone, both):
-            one.inner.devices.forget()
+            one.program.inner.devices.forget()
             one.inner_step()
         assert fingerprint(both) == fingerprint(alone)
 
         without_memory(both, 1)
         assert both.inner_step().loss == pytest.approx(alone.inner_step().loss, rel=1e-5)
-        assert both.inner.computing.micro_batch == 1
+        assert both.program.inner.computing.micro_batch == 1
 
         os.kill(processes.pids[0], signal.SIGKILL)
         with pytest.raises(RankFell, match="rank 1 of the trainer, on cpu, was killed by signal 9"):

@@ -10,7 +10,8 @@ from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import messages
 from gossamer.peer.machine.events import SoloStep
 from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
-from gossamer.peer.trainer.replica import Replica, step_seed
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.text_training import step_seed
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
 from tests.peer.small import fingerprint, small_manifest, small_replica
@@ -63,7 +64,7 @@ def test_a_loss_that_is_not_finite_changes_no_weight(tmp_path: Path) -> None:
     assert fingerprint(replica) == before
     with torch.no_grad():
         weight[0, 0] = good
-    replica.skip_batch()
+    replica.skip_step()
     assert (replica.own_steps, replica.global_step) == (4, 3)
     assert math.isfinite(replica.inner_step().loss)
 
@@ -280,7 +281,7 @@ def test_adam_counts_its_steps_on_the_cpu(tmp_path: Path) -> None:
     train(replica, 2)
     restored = small_replica(tmp_path, manifest)
     restored.restore(replica.tensors(), replica.state())
-    state = restored.inner.devices.state()
+    state = restored.program.inner.devices.state()
     for name, parameter in restored.parameters.items():
         assert state[f"step/{name}"].device.type == "cpu"
         assert float(state[f"step/{name}"]) == 2.0

@@ -12,7 +12,7 @@ from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
-from gossamer.peer.trainer import shared_state
+from gossamer.peer.trainer import text_training
 from gossamer.peer.trainer.exchange import LATE_SHARE
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
@@ -59,7 +59,7 @@ def test_a_peer_that_predicts_better_keeps_its_weights_and_takes_the_global_step
     (source, joiner), _ = pair(tmp_path)
     train(joiner, 3)
     losses = iter([2.0, 2.5])
-    monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: next(losses))
+    monkeypatch.setattr(text_training, "held_out_loss", lambda *_, **__: next(losses))
     before = [fragment.slow for fragment in joiner.fragments]
     reply = joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 40))
     assert isinstance(reply, messages.Adopted) and reply.accepted and "2.5000" in reply.reason
@@ -80,7 +80,7 @@ def test_a_joiner_warms_up_again(tmp_path: Path) -> None:
     train(source, 20)
     source.exchange.take_last_solo_steps()  # its slow weights have learnt too
     joiner.handle(messages.Adopt(copy_of(source, tmp_path / "i"), 20))
-    assert not joiner.inner.devices.state()
+    assert not joiner.program.inner.devices.state()
     settings = inner_settings(MANIFEST)
     rates = [joiner.inner_step().learning_rate for _ in range(12)]
     assert rates == [learning_rate(20 + step, step, settings) for step in range(12)]
@@ -123,13 +123,13 @@ def test_a_bad_state_is_refused_with_a_reason_and_changes_nothing(tmp_path: Path
     elif fault == "huge momentum":
         values[sum(sizes) : sum(sizes) + sizes[0]] = 0x4248  # 50
     elif fault == "useless":
-        monkeypatch.setattr(shared_state, "held_out_loss", lambda *_, **__: float("nan"))
+        monkeypatch.setattr(text_training, "held_out_loss", lambda *_, **__: float("nan"))
     file.write_bytes({"short": data[:-4], "long": data + bytes(4), "missing": b""}.get(fault, data))
     before = fingerprint(joiner)
     reply = joiner.handle(messages.Adopt(str(file), 5))
     assert isinstance(reply, messages.Adopted)
     assert not reply.accepted and reply.is_sound == (fault == "useless")
-    reasons = {"nan": "finite", "huge": "large", "huge momentum": "momentum", "useless": "held-out text is nan"}
+    reasons = {"nan": "finite", "huge": "large", "huge momentum": "momentum", "useless": "held-out loss is nan"}
     assert reasons.get(fault, "bytes") in reply.reason
     assert fingerprint(joiner) == before
 

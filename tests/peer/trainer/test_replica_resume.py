@@ -118,7 +118,7 @@ def resumed(tmp_path: Path, replica: Replica) -> Replica:
     assert loaded is not None
     fresh = small_replica(tmp_path / "fresh", replica.manifest)
     fresh.inner_step()  # whatever it did before must not show
-    fresh.inner.devices.forget()
+    fresh.program.inner.devices.forget()
     keeper.restore(fresh, loaded)
     return fresh
 

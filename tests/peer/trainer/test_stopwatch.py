@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.machine.events import Event, StepDone
-from gossamer.peer.trainer.replica import InnerStep
-from gossamer.peer.trainer.trainer import Stopwatch
+from gossamer.peer.trainer.stopwatch import InnerStep, Stopwatch
 from tests.peer.small import small_manifest, small_replica
 
 

@@ -13,8 +13,8 @@ from gossamer.peer.link import messages
 from gossamer.peer.machine.events import CheckpointSaved, EvalDone, SoloStep
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.model.checkpoint import load_latest
-from gossamer.peer.trainer import trainer as trainer_module
-from gossamer.peer.trainer.replica import InnerStep
+from gossamer.peer.trainer import boundary as boundary_module
+from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.small import small_manifest
@@ -30,7 +30,7 @@ def run(test: Coroutine[Any, Any, None]) -> None:
 
 
 def test_alone_it_trains_to_the_end_and_saves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "EVAL_INTERVAL_STEPS", 10)
+    monkeypatch.setattr(boundary_module, "EVAL_INTERVAL_STEPS", 10)
 
     async def test() -> None:
         async with trainer(tmp_path, SHORT, alone=True) as running:
@@ -50,7 +50,7 @@ def test_alone_it_trains_to_the_end_and_saves(tmp_path: Path, monkeypatch: pytes
 
 
 def test_without_a_node_it_trains_and_goes_solo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainer_module, "LONELY_FINISH_S", 0.2)
+    monkeypatch.setattr(boundary_module, "LONELY_FINISH_S", 0.2)
 
     async def test() -> None:
         async with trainer(tmp_path, SHORT) as running:
@@ -227,7 +227,7 @@ def test_a_run_that_diverges_ends_and_leaves_the_earlier_checkpoints(tmp_path: P
                 monkeypatch.setattr(running.replica, "inner_step", diverged)
                 with pytest.raises(OperatorError, match="10 batches in a row gave no finite loss") as caught:
                     await running.ended()
-            assert "learning_rate" in caught.value.hint
+            assert "learning rate" in caught.value.hint
             loaded = load_latest(running.home.checkpoints, LONG.run_id)
             assert loaded is not None
             assert all(bool(tensor.isfinite().all()) for tensor in loaded.contents.tensors.values())

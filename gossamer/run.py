@@ -1,0 +1,57 @@
+"""What all members of a program run agree on, as a script states it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.layout import Shapes, by_name, layout_digest, num_chars
+from gossamer.protocol.run.manifest import ProgramManifest
+from gossamer.protocol.run.sections import Access
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run that this program starts: its name, its length, and what its members share beside the model.
+
+    `source` and `revision` are words that members see, such as the address and the commit of a repository: nothing is fetched or run by
+    them. `settings` are further keys of the manifest by section, such as `{"outer": {"alpha": 0.3}, "codec": {"name": "int8"}}`. All values
+    are checked by `manifest`.
+    """
+
+    name: str
+    steps: int  # global steps after which the members average and stop
+    unit: str = "examples"  # what `Swarm.step(tokens=...)` counts; the weight of a member's progress follows from it
+    inner_steps: int | str = field(default="auto", kw_only=True)  # between two meetings of a fragment; auto: each member adapts
+    source: str = field(default="", kw_only=True)
+    revision: str = field(default="", kw_only=True)
+    access: Access = field(default="invite", kw_only=True)
+    settings: Mapping[str, Mapping[str, object]] = field(default_factory=dict, kw_only=True)
+
+    def manifest(self, shapes: Shapes, base: str = "", weights: str = "") -> ProgramManifest:
+        """Return the manifest of this run for a model of these trainable tensors. Raises BadManifest, with the key and the legal values.
+
+        `base`: SHA-256 of the frozen parameters, empty without any. `weights`: that of the initial weights, if all members have them.
+        """
+        ordered = by_name(shapes)
+        stated: dict[str, dict[str, Any]] = {
+            "run": {"name": self.name, "total_steps": self.steps, "access": self.access},
+            "program": {"name": self.name, "unit": self.unit, "source": self.source, "revision": self.revision, "base": base or None},
+            "model": {
+                "layout": layout_digest(ordered),
+                "weights": weights or None,
+                "shapes": dict(ordered) if num_chars(ordered) <= limits.LAYOUT_CHARS else None,
+            },
+            "outer": {"inner_steps": self.inner_steps},
+        }
+        tables = {section: dict(keys) for section, keys in self.settings.items()}
+        for section, keys in stated.items():
+            if again := sorted(keys.keys() & tables.get(section, {}).keys()):
+                raise BadManifest(
+                    f"settings state {section}.{again[0]}, which Run and the model determine", hint="leave it out of settings"
+                )
+            tables[section] = keys | tables.get(section, {})
+        return ProgramManifest.checked(tables)

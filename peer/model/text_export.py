@@ -1,0 +1,63 @@
+"""The files and the loss of an exported language model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.card import MeasuredLoss
+from gossamer.peer.model.evaluation import measured_loss, open_corpus, reported_batches
+from gossamer.peer.model.model import build_model, quiet_transformers
+from gossamer.peer.model.weights import Show, set_weights
+from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+def text_model(manifest: Manifest, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """Build a run's model with these weights. Raises BadManifest."""
+    model = build_model(manifest.model, manifest.run.seed)
+    set_weights(model, weights)
+    return model
+
+
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int | None, show: Show) -> MeasuredLoss:
+    """Measure the held-out loss of a model of the run, if there is text for it.
+
+    Raises BadSettings when `data` is given and unusable; without `data`, an export does not fail for lack of text.
+    """
+    if num_batches == 0:
+        return MeasuredLoss(None, reason="as asked")
+    num_batches = num_batches or reported_batches(manifest)
+    try:
+        with closing(open_corpus(manifest, home, data)) as corpus:
+            loss = measured_loss(model, manifest, corpus, num_batches, show)
+    except BadSettings as error:
+        if data is not None:
+            raise
+        return MeasuredLoss(None, reason=str(error))
+    return MeasuredLoss(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
+
+
+def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
+    """Write the files of AutoModelForCausalLM and AutoTokenizer. Raises OSError when the disk refuses."""
+    tokenizer = load_tokenizer(manifest.tokenizer)
+    model.eval()
+    if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
+        for config in (model.config, model.generation_config):
+            config.bos_token_id = None
+            config.eos_token_id = config.pad_token_id = tokenizer.document_end
+    with quiet_transformers():
+        try:
+            model.save_pretrained(folder)
+            tokenizer.save(folder)
+        except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
+            raise OSError(str(error)) from error

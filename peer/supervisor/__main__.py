@@ -1,0 +1,50 @@
+"""`python -m gossamer.peer.supervisor`: the supervisor of a program that uses the library, started by that program.
+
+The program's events come on stdin, after one line with its request; settings leave on stdout. Its last line there is the error that ends
+the peer, if there is one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import sys
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.port import keep_port
+from gossamer.peer.machine.status import Status
+from gossamer.peer.supervisor.guest import GuestProcess
+from gossamer.peer.supervisor.supervisor import run_peer
+from gossamer.protocol.errors import ExitCode, GossamerError
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import SignedManifest
+
+
+async def run() -> int:
+    """Run the peer that the program asks for; return the exit code."""
+    guest = GuestProcess()
+    asked = await guest.request()
+    config = asked.config
+    manifest = SignedManifest.from_bytes(asked.manifest_bytes) if asked.manifest else None
+    invite = Invite.from_text(asked.invite) if asked.invite else None
+
+    def watch(status: Status) -> None:
+        keep_port(config, status.addresses)
+
+    try:
+        await run_peer(config, Identity.load_or_create(Home(config.home).identity), manifest, invite, watch, guest)
+    except GossamerError as error:
+        guest.notify(json.dumps({"error": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}).encode() + b"\n")
+        return int(error.exit_code)
+    return int(ExitCode.DONE)
+
+
+if __name__ == "__main__":
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)  # the program's own: it leaves, and we with it
+    exit_code = asyncio.run(run())
+    sys.stderr.flush()
+    os._exit(exit_code)

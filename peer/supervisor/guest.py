@@ -1,0 +1,104 @@
+"""A trainer that this supervisor did not start: the program that uses the library and started the supervisor.
+
+Its pipes are this process's own: events on stdin, settings on stdout. It is never killed or restarted; when it ends, the peer ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import sys
+from collections.abc import Callable
+
+from pydantic import BaseModel, ConfigDict
+
+from gossamer.peer.machine.child import STOP
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import ENDED, OVER, Event, ProcessFailed, ProcessReported, from_line
+from gossamer.peer.supervisor.child_process import LINE_BYTES, ChildExit
+from gossamer.protocol.errors import ExitCode
+
+KILLED = -9
+
+
+class GuestRequest(BaseModel):
+    """What a program asks its new supervisor to run: the first line on stdin."""
+
+    model_config = ConfigDict(frozen=True)
+
+    config: PeerConfig
+    manifest: str = ""  # the signed manifest of a run to host, in base64
+    invite: str = ""  # to join a run
+
+    @property
+    def manifest_bytes(self) -> bytes:
+        """The signed manifest; empty if there is none."""
+        return base64.b64decode(self.manifest)
+
+
+class GuestProcess:
+    """The program at the other end of stdin and stdout, with the interface of a ChildProcess that is always running."""
+
+    def __init__(self) -> None:
+        self.on_event: Callable[[Event], None] = lambda event: None
+        self._reader = asyncio.StreamReader(LINE_BYTES)
+        self._settings_fd = os.dup(1)
+        os.dup2(2, 1)  # whatever is printed here goes to the log
+        self._failure: ProcessFailed | None = None
+        self._last_words: str | None = None
+        self._is_open = True
+
+    async def request(self) -> GuestRequest:
+        """Connect stdin, and return what the program asks for. Raises ValueError for a line that is no request."""
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(self._reader), sys.stdin)
+        return GuestRequest.model_validate_json(await self._reader.readline())
+
+    @property
+    def pid(self) -> int:
+        """The program's process id."""
+        return os.getppid()
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether it has trained to the end of the run."""
+        return self._last_words == OVER
+
+    @property
+    def is_running(self) -> bool:
+        """Whether its pipe is open."""
+        return self._is_open
+
+    def notify(self, line: bytes) -> None:
+        """Write a line of settings to the program."""
+        with contextlib.suppress(OSError):
+            os.write(self._settings_fd, line)
+
+    async def wait(self) -> ChildExit:
+        """Forward its events until its pipe ends; return how it ended. Cancel-safe."""
+        while line := await self._reader.readline():
+            event = from_line(line)
+            if isinstance(event, ProcessFailed):
+                self._failure = event
+            elif isinstance(event, ProcessReported) and event.state == ENDED:
+                self._last_words = event.reason
+            elif event is not None:
+                self.on_event(event)
+        self._is_open = False
+        if self._failure is not None:
+            return ChildExit(self._failure.exit_code, self._failure.error, self._failure)
+        if self._last_words is not None:
+            return ChildExit(ExitCode.DONE, self._last_words, None)
+        return ChildExit(KILLED, "the program that trains was killed", None)
+
+    async def stop(self, grace_s: float) -> ChildExit | None:
+        """Ask the program to stop training; return how it ended, None if it has not after `grace_s`."""
+        self.notify(STOP)
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(grace_s):
+                return await self.wait()
+        return None
+
+    def kill(self) -> None:
+        """Do nothing: the program is the operator's."""

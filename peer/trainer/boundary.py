@@ -1,0 +1,270 @@
+"""What happens between two inner steps of any program: meetings, the clock, checkpoints and reports. The program makes the steps.
+
+It never waits for the network: with no node at the other end of the link the program trains on and takes solo steps. Meetings need weights
+that nobody changes: how the two windows for that work, and which thread does what: exchange.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+import time
+from collections.abc import Callable, Iterator
+from enum import Enum, auto
+from typing import Protocol
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Writer
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.events import EvalDone, Event, ProcessReported, ProgressMade
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.processor_queue import queued_clock
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.interval import Pace
+from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.stopwatch import InnerStep, Stopwatch
+from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.messages.messages import RunPhase
+
+REPORT_S = 1.0  # between two reports on a long work
+IDLE_S = 0.05  # how long a program with nothing to train waits for the node at a time
+LONELY_FINISH_S = 60.0  # after so long without a node the last averaging is given up
+EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
+MAX_BAD_BATCHES = 10  # in a row, before training stops: the run diverges
+
+
+class State(Enum):
+    """The trainer's lifecycle state."""
+
+    READY = auto()  # waits for the node's Start
+    BEGUN = auto()  # trains, or takes part in the last averaging
+    OVER = auto()  # the last averaging is over
+
+
+class Supervision(Protocol):
+    """The supervisor's side of a trainer's pipes."""
+
+    @property
+    def settings(self) -> ChildSettings:
+        """The newest settings."""
+
+    def emit(self, event: Event) -> None:
+        """Send an event; from any thread."""
+
+    def stop_requested(self) -> bool:
+        """Return whether the supervisor asked for a stop or has ended."""
+
+
+class Boundary:
+    """Drives a replica between the steps of its program. Belongs to the program's thread, which holds the weights unless it is `reading`.
+
+    `now_s` is a monotonic clock; `queued_s` returns for how long that thread has waited for a processor.
+    """
+
+    def __init__(
+        self,
+        supervision: Supervision,
+        replica: Replica,
+        exchange: TrainerExchange,
+        saver: Saver,
+        now_s: Callable[[], float],
+        queued_s: Callable[[], float],
+    ) -> None:
+        self.state = State.READY
+        self.replica = replica
+        self.watch = Stopwatch(supervision.emit, now_s, queued_s)
+        self.bad_batches = 0  # in a row, up to the last one
+        self._supervision = supervision
+        self._is_alone = supervision.settings.config.alone
+        self._exchange = exchange
+        self._pace = Pace(replica, supervision.emit)
+        self._saver = saver
+        self._now_s = now_s
+        self._node_seen_s = now_s()
+        self._reported = ("", "")
+
+    @property
+    def is_training(self) -> bool:
+        """Whether the program is to make another step."""
+        return self.state is State.BEGUN and self.replica.phase is RunPhase.TRAIN
+
+    def start(self) -> None:
+        """Listen to the node, and begin to train unless the node must say so first."""
+        self._exchange.start()
+        if self._saver.has_checkpoint or not self._supervision.settings.waits_for_start:
+            self._begin()
+        else:
+            self._report_state("ready", "")
+
+    def answer(self) -> None:
+        """Carry out what the node asks for: the part of a boundary that is done even where nothing is trained."""
+        with self.watch.blocked("meetings") if self.is_training else contextlib.nullcontext():
+            for request in self._exchange.at_boundary():
+                match request:
+                    case messages.Start():
+                        self._begin()
+                    case messages.FinishDone():
+                        if self.replica.phase is RunPhase.FINISH:
+                            self.state = State.OVER
+                    case messages.WriteResult() | messages.Adopt():  # the run may be over for the others before this one was restarted
+                        if self.replica.phase is RunPhase.FINISH:
+                            self._saver.save(self.replica)
+                    case messages.Adopted():
+                        if self._saver.has_checkpoint:
+                            self._saver.begin(self.replica, self._reading_at_boundary())
+                        self._begin()
+            if self._exchange.has_node:
+                self._node_seen_s = self._now_s()
+
+    def idle(self) -> None:
+        """Take one turn in which nothing is trained: before the start, or in the last averaging."""
+        if self.state is State.BEGUN and self.replica.brought is None:
+            with self.watch.evaluating():
+                self.replica.brought = self.replica.program.losses()
+        self.answer()
+        if self.state is State.BEGUN and self.replica.phase is RunPhase.FINISH:
+            self._finish()
+
+    def wait(self, seconds: float = IDLE_S) -> None:
+        """Wait until a request waits for the boundary, for at most `seconds`: only where there is nothing to train."""
+        self._exchange.wait(seconds)
+
+    def reading(self) -> contextlib.AbstractContextManager[None]:
+        """Answer the node while the code inside only reads the weights; they move by what was decided at `Replica.move_fast_weights`."""
+        return self._exchange.while_weights_are_read()
+
+    def after_step(self, step: InnerStep) -> None:
+        """Call partners for fragments that are due after an inner step that the replica has counted; report and save what is due."""
+        self.bad_batches = 0
+        self.watch.step(step)
+        due = [] if self._is_alone else self.replica.countdown.tick()
+        if due:
+            with self.watch.blocked("meetings"):
+                self._exchange.announce(due)
+        self._report_and_save()
+
+    def skip_step(self, error: FloatingPointError) -> None:
+        """Pass over a batch without a finite loss, no weight changed. Raises OperatorError for a run that diverges."""
+        self.bad_batches += 1
+        self.replica.skip_step()
+        if self.bad_batches >= MAX_BAD_BATCHES:
+            raise OperatorError(
+                f"{MAX_BAD_BATCHES} batches in a row gave no finite loss (the last: {error})",
+                hint="the earlier checkpoints are untouched; lower the learning rate, or check the data",
+            )
+        self._report_and_save()
+
+    def end(self) -> None:
+        """Save, and report how it ended: at a step boundary, once."""
+        is_over = self.state is State.OVER
+        if is_over:
+            self._exchange.take_last_solo_steps()
+            self._evaluate()
+        if is_over or not self.bad_batches:
+            self.save()
+        self.watch.notify(self.replica, self._exchange.cpu_s)
+        if is_over:
+            self._exchange.send_progress(done=True)
+
+    def save(self) -> None:
+        """Write a checkpoint, and wait for it: between two steps. A trainer that has not begun has nothing to save."""
+        if self.state is not State.READY:
+            self._saver.save(self.replica)
+
+    def close(self) -> None:
+        """Close the link and the threads."""
+        self._exchange.close()
+        self._saver.finish()
+        self.replica.program.close()
+
+    @contextlib.contextmanager
+    def _reading_at_boundary(self) -> Iterator[None]:
+        """As `reading`, between two steps: afterwards the model moves by what was decided."""
+        with self._exchange.while_weights_are_read():
+            yield
+        self.replica.move_fast_weights()
+
+    def _begin(self) -> None:
+        """Begin, or go on, with a checkpoint: a restarted trainer that has one need not wait for the node's Start."""
+        self.state, self._exchange.has_begun = State.BEGUN, True
+        if not self._saver.has_checkpoint:
+            self._saver.save(self.replica)
+        self._report_state("training", self._saver.trouble)
+        self._exchange.send_progress()
+
+    def _report_and_save(self) -> None:
+        self._report_if_time()
+        if self.replica.own_steps % EVAL_INTERVAL_STEPS == 0:
+            self._evaluate()
+        self._saver.look()
+        if self._saver.is_due(self.replica) and not self.bad_batches:  # weights that do not work must not replace those that did
+            with self.watch.blocked("checkpoints"):
+                self._saver.begin(self.replica, self._reading_at_boundary())
+        self._report_state("training", self._saver.trouble)
+
+    def _finish(self) -> None:
+        """The schedule has ended: only answer meetings, until the node reports the end of the last averaging."""
+        is_lonely = self._now_s() - self._node_seen_s > LONELY_FINISH_S
+        if self._is_alone or is_lonely:
+            self.state = State.OVER
+            return
+        self._report_state("finishing", "the schedule has run out: averaging with the others")
+        self._report_if_time()
+
+    def _report_if_time(self) -> None:
+        if self.watch.is_time_to_report():
+            exchange, watch = self._exchange, self.watch
+            watch.notify(self.replica, exchange.cpu_s)
+            exchange.send_progress()
+            self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
+            exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
+
+    def _evaluate(self) -> None:
+        with self.watch.evaluating(), self._reading_at_boundary():
+            loss, num_batches = self.replica.program.evaluation()
+        self._supervision.emit(EvalDone(self.replica.own_steps, loss, num_batches))
+        self._exchange.measures_next = True
+
+    def _report_state(self, state: str, reason: str) -> None:
+        if (state, reason) != self._reported:
+            self._reported = (state, reason)
+            self._supervision.emit(ProcessReported(state, reason))
+
+
+class WorkProgress:
+    """Reports the progress of a long work about once a second: tokenizing a large text or reading a large checkpoint takes minutes."""
+
+    def __init__(self, emit: Callable[[Event], None], work: str, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._emit = emit
+        self._work = work
+        self._now_s = now_s
+        self._began_s = self._reported_s = now_s()
+
+    def __call__(self, done_bytes: int, total_bytes: int) -> None:
+        """Report the progress, in bytes."""
+        now_s = self._now_s()
+        if now_s - self._reported_s < REPORT_S:
+            return
+        self._reported_s = now_s
+        share = min(1.0, done_bytes / max(1, total_bytes))
+        left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
+        words = f"{self._work}: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
+        self._emit(ProcessReported("starting", words))
+        self._emit(ProgressMade(self._work, share))
+
+
+def open_boundary(supervision: Supervision, home: Home, replica: Replica) -> Boundary:
+    """Restore a replica from its newest checkpoint, if there is one, and open its end of the link to the node."""
+    settings, emit = supervision.settings, supervision.emit
+    saver = Saver(home, settings.config, emit, time.monotonic)
+    loaded = load_latest(home.checkpoints, replica.manifest.run_id, WorkProgress(emit, "reading the checkpoint"))
+    if loaded is not None:
+        saver.restore(replica, loaded)
+    payloads = PayloadFolder(settings.runtime / "payloads")
+    payloads.clear(Writer.TRAINER)
+    exchange = TrainerExchange(TrainerEnd(settings.runtime), payloads, replica, emit, random.SystemRandom())
+    return Boundary(supervision, replica, exchange, saver, time.monotonic, queued_clock())

@@ -1,0 +1,89 @@
+"""Held-out losses of two sets of weights, compared: may the one replace the other?"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+STANDARD_ERRORS: Final = 2.0  # by which the losses of equal weights may seem to differ
+
+
+@dataclass(frozen=True, slots=True)
+class Losses:
+    """The losses of the same weights on parts of held-out data: at least one number, of any sign, smaller is better."""
+
+    values: tuple[float, ...]
+
+    @property
+    def mean(self) -> float:
+        """The mean over all parts."""
+        return math.fsum(self.values) / len(self.values)
+
+    @property
+    def are_finite(self) -> bool:
+        """Whether every value is finite."""
+        return all(map(math.isfinite, self.values))
+
+    def may_replace(self, own: Losses, tolerance: float) -> bool:
+        """Return whether other weights, with these losses, may replace weights with the losses `own`.
+
+        Their mean may exceed ours by `tolerance` times its size, and by two standard errors of the difference between the parts. That error
+        is in the hand of whoever made the other weights, so the spread of our own losses bounds it. Own losses that are not finite allow
+        all.
+        """
+        if not self.are_finite:
+            return False
+        excess, allowed = self.mean - own.mean, tolerance * abs(own.mean) + STANDARD_ERRORS * self._error(own)
+        return not excess > allowed
+
+    def _error(self, own: Losses) -> float:
+        num_parts = len(own.values)
+        if num_parts < 2 or len(self.values) != num_parts or not own.are_finite:
+            return 0.0
+        differences = [theirs - ours for theirs, ours in zip(self.values, own.values, strict=True)]
+        return min(statistics.stdev(differences), statistics.stdev(own.values)) / math.sqrt(num_parts)
+
+
+def try_change(
+    change: Callable[[], None], parameters: Mapping[str, Tensor], own: Losses, measure: Callable[[], Losses], tolerance: float
+) -> str:
+    """Change the model; return why its losses are too bad, with the model as it was, or nothing. `own`: the losses before."""
+    undo = _remember(parameters)
+    try:
+        change()
+        theirs = measure()
+    except BaseException:  # a program's own measure may raise
+        undo()
+        raise
+    if theirs.may_replace(own, tolerance):
+        return ""
+    undo()
+    return f"its held-out loss is {theirs.mean:.4f}, that of our own weights {own.mean:.4f}"
+
+
+def measured_with(change: Callable[[], None], parameters: Mapping[str, Tensor], measure: Callable[[], Losses]) -> Losses:
+    """Return the losses that the model has after a change, with the model as it was."""
+    undo = _remember(parameters)
+    try:
+        change()
+        return measure()
+    finally:
+        undo()
+
+
+def _remember(parameters: Mapping[str, Tensor]) -> Callable[[], None]:
+    """Copy a model's values; return what puts them back."""
+    before = [parameter.detach().clone() for parameter in parameters.values()]
+
+    def undo() -> None:
+        with torch.no_grad():
+            for parameter, values in zip(parameters.values(), before, strict=True):
+                parameter.copy_(values)
+
+    return undo

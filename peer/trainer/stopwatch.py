@@ -1,0 +1,99 @@
+"""Where the time of the trainer's process goes: in inner steps, blocked by synchronization between them, or in evaluation."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from gossamer.peer.machine.events import Event, StepDone
+from gossamer.peer.trainer.replica import Replica
+
+REPORT_S: Final = 1.0  # between two reports to the supervisor
+
+Blocker = Literal["meetings", "checkpoints"]
+"""What blocks a trainer between inner steps."""
+
+
+@dataclass(frozen=True, slots=True)
+class InnerStep:
+    """What one inner step did."""
+
+    loss: float  # per token
+    learning_rate: float
+    num_tokens: int
+
+
+class Stopwatch:
+    """Where the time of one trainer process goes, from its start: in inner steps, or blocked by synchronization between them.
+
+    `queued_s` returns for how long this thread was ready while the machine ran other programs: that is not blocked time.
+    """
+
+    def __init__(self, emit: Callable[[Event], None], now_s: Callable[[], float], queued_s: Callable[[], float]) -> None:
+        self._emit = emit
+        self._now_s = now_s
+        self._queued_s = queued_s
+        self.train_s = 0.0
+        self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of `train_s`
+        self.evaluation_s = 0.0  # not part of `train_s`
+        self._steps: list[InnerStep] = []  # since the last report
+        self._reported_s = self._now_s()
+        self._start_cpu_s = time.process_time()
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """Count the time inside as training."""
+        start_s = self._now_s()
+        try:
+            yield
+        finally:
+            self.train_s += self._now_s() - start_s
+
+    @contextlib.contextmanager
+    def blocked(self, by: Blocker) -> Iterator[None]:
+        """Count the time inside as blocked, and as part of training.
+
+        Work that is started on a device must be finished inside, or it counts as the next inner step.
+        """
+        start_s, start_queued_s = self._now_s(), self._queued_s()
+        try:
+            yield
+        finally:
+            spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
+            if self.train_s:  # before the first inner step nothing is blocked
+                self.train_s += spent_s
+                self.blocked_s[by] += max(0.0, spent_s - queued_s)
+
+    @contextlib.contextmanager
+    def evaluating(self) -> Iterator[None]:
+        """Count the time inside as evaluation, neither training nor blocked."""
+        start_s = self._now_s()
+        yield
+        self.evaluation_s += self._now_s() - start_s
+
+    def step(self, step: InnerStep) -> None:
+        """Note an inner step."""
+        self._steps.append(step)
+
+    def is_time_to_report(self) -> bool:
+        """Return whether the last report is old enough for another."""
+        return self._now_s() - self._reported_s >= REPORT_S
+
+    def notify(self, replica: Replica, coding_cpu_s: float) -> None:
+        """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread."""
+        passed_s = max(1e-9, self._now_s() - self._reported_s)
+        self._reported_s = self._now_s()
+        so_far = replica.own_steps, replica.global_step, replica.tokens
+        blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.program.cpu_s()
+        training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
+        spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
+        loss, rate = math.nan, math.nan  # without an inner step
+        if self._steps:
+            loss, rate = sum(step.loss for step in self._steps) / len(self._steps), self._steps[-1].learning_rate
+        tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
+        self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))
+        self._steps.clear()

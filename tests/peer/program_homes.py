@@ -1,0 +1,44 @@
+"""Homes of a program run, as a member's script leaves them; made in a moment."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from gossamer.optim.fragments import gather
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import CheckpointContents, save
+from gossamer.peer.model.plan import fragment_codecs
+from gossamer.peer.model.trainable import shapes_of
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import ProgramManifest, SignedManifest
+from gossamer.run import Run
+
+RUN = Run("cifar", 300, "images", source="https://example.org/cifar", revision="1a2b3c", access="open")
+
+
+def tensors(seed: int) -> dict[str, Tensor]:
+    """Return a small model's tensors: of four dimensions to none, in no order."""
+    draw = torch.Generator().manual_seed(seed)
+    shapes = {"stem.weight": (16, 3, 5, 5), "head.weight": (10, 500), "head.bias": (10,), "scale": (), "norm.running_var": (16,)}
+    return {name: torch.randn(shape, generator=draw) for name, shape in shapes.items()}
+
+
+def program_manifest(run: Run = RUN) -> ProgramManifest:
+    return run.manifest(shapes_of(tensors(0)))
+
+
+def program_home(path: Path, manifest: ProgramManifest, fast_seed: int = 2, slow_seed: int = 1, *, is_trained: bool = True) -> Home:
+    """Make a home of this run; a trained one has a checkpoint with the weights of these two seeds, and an optimizer's state."""
+    home = Home(path)
+    home.create()
+    home.manifest.write_bytes(SignedManifest.sign(manifest, Identity.load_or_create(home.identity)).to_bytes())
+    if is_trained:
+        fast, slow = tensors(fast_seed), dict(sorted(tensors(slow_seed).items()))
+        kept = {f"fast/{name}": tensor for name, tensor in fast.items()} | {"optimizer/stem.weight/exp_avg": torch.ones(16, 3, 5, 5)}
+        for codec in fragment_codecs(manifest, shapes_of(slow)):
+            kept[f"slow/{codec.fragment.id}"] = gather(codec.fragment, slow)
+        save(home.checkpoints, CheckpointContents(manifest.run_id, 40, kept, {"clock_steps": 42, "tokens": 1000}))
+    return home
