@@ -1,4 +1,4 @@
-"""`peer export` and `peer eval`: the model of the newest checkpoint as a Hugging Face folder, and its held-out loss."""
+"""`peer export` and `peer eval`: the model of the newest checkpoint as a folder, and its held-out loss."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def export(
 ) -> None:
     """Write the trained model as a Hugging Face folder.
 
-    The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss.
+    The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss. Of a
+    program run, it holds the trained tensors by name.
     """
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now

@@ -9,15 +9,21 @@ from typing import Any
 Status = Mapping[str, Any]  # the object of `peer status --json`
 
 MEETING_KINDS = ("completed", "solo", "refused", "failed")
-COLUMNS = ("peer", "state", "step", "loss", "tok/s", "meetings", "up", "down", "blocked")
+RATE = "tok/s"
+COLUMNS = ("peer", "state", "step", "loss", RATE, "meetings", "up", "down", "blocked")
 LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
 BAR_CELLS = 50
 FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
 
 
+def columns(unit: str) -> tuple[str, ...]:
+    """Return the headings for peers whose training is counted in this unit."""
+    return COLUMNS if unit == "tokens" else tuple(f"{unit}/s" if column == RATE else column for column in COLUMNS)
+
+
 def cells(name: str, status: Status) -> tuple[str, ...]:
-    """Return one cell of text for each of COLUMNS."""
+    """Return one cell of text for each of `columns`."""
     traffic = status["bytes"]
     return (
         name,
@@ -36,7 +42,7 @@ def line(name: str, status: Status) -> str:
     """Return the status on one line, with the reason for the state at its end."""
     texts = dict(zip(COLUMNS, cells(name, status), strict=True))
     return (
-        f"{name}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts['tok/s']} tokens/s, "
+        f"{name}: {texts['state']}, step {texts['step']}, loss {texts['loss']}, {texts[RATE]} {status['unit']}/s, "
         f"meetings {meetings_text(status['meetings'])}, up {texts['up']}, down {texts['down']}, blocked {texts['blocked']}"
         + (f" ({status['reason']})" if status["reason"] else "")
     )

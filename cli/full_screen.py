@@ -18,9 +18,20 @@ from gossamer.cli.figures import loss_text
 from gossamer.cli.page.peers import Peers
 
 LOOK_S = 1.0
-CHARTS = {"loss": "loss", "tokens_per_second": "tokens a second", "meetings": "meetings a second", "sent": "bytes sent a second"}
+CHARTS = {"loss": "loss", "tokens_per_second": "a second", "meetings": "meetings a second", "sent": "bytes sent a second"}
 COUNTS = ("meetings", "sent")  # drawn as the increase per second
-ROWS = ("run", "loss", "my part", "blocked", "meetings", "partners", "limits", "costs", "warnings")  # `peer status` shows the others
+ROWS = (
+    "run",
+    "program",
+    "loss",
+    "my part",
+    "blocked",
+    "meetings",
+    "partners",
+    "limits",
+    "costs",
+    "warnings",
+)  # `peer status` shows the others
 
 
 class PeerPanel(Vertical):
@@ -63,8 +74,9 @@ class PeerPanel(Vertical):
         progress, steps = status["progress"], (max(1, status["total_steps"]), status["step"])
         total, done = (1.0, progress["share"]) if progress else steps
         self.query_one(ProgressBar).update(total=total, progress=done)
+        self.query_one("#title-tokens_per_second", Static).update(f"{status['unit']} {CHARTS['tokens_per_second']}")
         self._draw_charts(peer["history"].get("points", {}))
-        self.query_one(".figures", Static).update(_grid([(name, peer["rows"][name]) for name in ROWS]))
+        self.query_one(".figures", Static).update(_grid([(name, peer["rows"][name]) for name in ROWS if name in peer["rows"]]))
         if peer["partners"]:
             self.query_one(".partners", Static).update(_grid(peer["partners"], peer["partner_columns"]))
 

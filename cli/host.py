@@ -13,7 +13,7 @@ import typer
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.invite import bootstraps, limited
-from gossamer.cli.manifests import RunOptions, changed, pinned, read_manifest, with_pins
+from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
 from gossamer.peer.machine.config import PeerConfig
@@ -26,7 +26,6 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
-START_AGAIN = "start that program again with this home folder: it continues its run"
 INVITE_LIFETIME_S = 30 * 24 * 3600
 
 ManifestFile = Annotated[

@@ -12,13 +12,14 @@ import typer
 
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
+from gossamer.cli.manifests import START_AGAIN
 from gossamer.cli.session import hold_session, settings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
-from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.run.manifest import SignedManifest, need_text
 
 InviteText = Annotated[
     str | None,
@@ -56,8 +57,16 @@ def join(
     Until the run ends, `peer leave`, or Ctrl-C.
     """
     config = settings(home, given)
-    identity, read = load_invite(Home(config.home), invite, invite_file)
+    folder = Home(config.home)
+    identity, read = load_invite(folder, invite, invite_file)
+    need_text_run(folder)
     hold_session(config, identity, None, read, metrics=metrics)
+
+
+def need_text_run(folder: Home) -> None:
+    """Raise BadManifest if the home holds a program run, which only its program trains. A home may hold no manifest yet."""
+    if folder.manifest.exists():
+        need_text(SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest(), START_AGAIN)
 
 
 def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:

@@ -22,6 +22,9 @@ def _inner_steps(text: str) -> int | str:
     return int(text) if text.isdecimal() else text
 
 
+START_AGAIN = "start that program again with this home folder: it continues the run"
+
+
 class RunOptions(WithOptions):
     """What options change in a manifest."""
 

@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.cli.figures import BAR_CELLS, COLUMNS, LEGEND, Status, cells, line, share_text
+from gossamer.cli.figures import BAR_CELLS, LEGEND, Status, cells, columns, line, share_text
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least after this time
@@ -85,7 +85,8 @@ class LiveTable:
 
     def _drawing(self) -> Group:
         table = Table(box=None, pad_edge=False, header_style="bold")
-        for number, column in enumerate(COLUMNS):
+        unit = next(iter(self._statuses.values()))["unit"]  # of the run that all of them train
+        for number, column in enumerate(columns(unit)):
             table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
         for name, status in self._statuses.items():
             table.add_row(*(Text(cell) for cell in cells(name, status)))

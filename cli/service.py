@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import typer
 
 from gossamer.cli.figures import sentence
-from gossamer.cli.join import InviteFile, InviteText, load_invite
+from gossamer.cli.join import InviteFile, InviteText, load_invite, need_text_run
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -55,6 +55,7 @@ def install(folder: Home, invite: str | None, invite_file: Path | None = None) -
             f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
     _, read = load_invite(folder, invite, invite_file, "service install")
+    need_text_run(folder)
     if read is not None:
         write_whole(folder.invite, read.to_text().encode() + b"\n")
     file = unit_file(folder.path)

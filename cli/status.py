@@ -64,6 +64,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
     interval = f"one in about {answer['inner_steps']} steps ({answer['inner_steps_reason']})"
     return {
         "run": run_text(answer, now_s),
+        **({"program": answer["program"]} if answer["program"] else {}),
         "loss": trend_text(answer),
         "my part": part_text(answer, now_s),
         "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time, waiting for synchronization",
@@ -95,7 +96,8 @@ def trend_text(answer: Status) -> str:
     if trend is None:
         return loss_text(answer["loss"]) + held_out
     way = "flat" if abs(trend) < FLAT else f"{'falling' if trend < 0 else 'rising'} by {abs(trend):.3f} in 100 steps"
-    return f"{loss_text(answer['loss'])} nats per token, {way}{held_out}"
+    unit = "" if answer["program"] else " nats per token"
+    return f"{loss_text(answer['loss'])}{unit}, {way}{held_out}"
 
 
 def part_text(answer: Status, now_s: float) -> str:
@@ -104,6 +106,6 @@ def part_text(answer: Status, now_s: float) -> str:
     share = answer["token_share"]
     of_all = f" ({share_text(share, 1)} of what the peers in sight report)" if share is not None and answer["peers_seen"] else ""
     return (
-        f"{answer['tokens']} tokens{of_all} in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
-        f"{age_text(now_s - lifetime['joined'])} ago; {answer['tokens_per_second']:.0f} tokens/s now"
+        f"{answer['tokens']} {answer['unit']}{of_all} in {answer['own_steps']} steps, {lifetime['meetings']:.0f} meetings since it joined "
+        f"{age_text(now_s - lifetime['joined'])} ago; {answer['tokens_per_second']:.0f} {answer['unit']}/s now"
     )

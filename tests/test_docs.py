@@ -20,6 +20,7 @@ from gossamer.peer.machine.status import Status
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import ProgramModelSection, ProgramSection
 from gossamer.protocol.wire import peer_pb2
 
 ROOT = Path(__file__).parents[1]
@@ -82,6 +83,13 @@ def test_every_key_of_the_manifest_is_described_with_its_meaning() -> None:
         assert field.annotation is not None
         for key, inner in field.annotation.model_fields.items():
             assert re.search(rf"^\| `{key}` \| .* \| {re.escape(inner.description)} \|$", text, re.MULTILINE), f"{name}.{key}"
+
+
+def test_every_key_of_a_programs_manifest_is_described_with_its_meaning() -> None:
+    for title, kind in (("[program]", ProgramSection), ("[model] of a program run", ProgramModelSection)):
+        text = section("manifest.md", title)
+        for key, field in kind.model_fields.items():
+            assert re.search(rf"^\| `{key}` \| .* \| {re.escape(field.description or '?')} \|$", text, re.MULTILINE), f"{title} {key}"
 
 
 def test_every_local_setting_is_described_with_its_default_and_meaning() -> None:

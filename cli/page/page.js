@@ -4,11 +4,11 @@
 const TOKEN = new URLSearchParams(location.search).get("token");
 const STALE_MS = 5000;
 const CHARTS = [
-  { title: "loss, nats per token", lines: [["training", "loss", "blue"], ["held out", null, "violet"]] },
-  { title: "tokens a second", lines: [["tokens/s", "tokens_per_second", "green"]] },
-  { title: "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red"]] },
-  { title: "megabytes in meetings", lines: [["up", "sent", "blue"], ["down", "received", "amber", "dot"]], scale: 1e-6 },
-  { title: "blocked, % of training time", lines: [["blocked", "blocked_share", "red"]], scale: 100 },
+  { title: (status) => status.program ? "loss" : "loss, nats per token", lines: [["training", "loss", "blue"], ["held out", null, "violet"]] },
+  { title: (status) => `${status.unit} a second`, lines: [["a second", "tokens_per_second", "green"]] },
+  { title: () => "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red"]] },
+  { title: () => "megabytes in meetings", lines: [["up", "sent", "blue"], ["down", "received", "amber", "dot"]], scale: 1e-6 },
+  { title: () => "blocked, % of training time", lines: [["blocked", "blocked_share", "red"]], scale: 100 },
 ];
 const cards = new Map();
 const dark = matchMedia("(prefers-color-scheme: dark)");
@@ -50,8 +50,8 @@ async function act(card, number, verb, wanted) {
 function drawTiles(card, peer) {
   const status = peer.status;
   const figures = status.state ? {
-    "loss, nats": status.loss === null ? "-" : status.loss.toFixed(3),
-    "tokens a second": Math.round(status.tokens_per_second).toLocaleString("en"),
+    [status.program ? "loss" : "loss, nats"]: status.loss === null ? "-" : status.loss.toFixed(3),
+    [`${status.unit} a second`]: Math.round(status.tokens_per_second).toLocaleString("en"),
     "meetings": status.meetings.completed.toLocaleString("en"),
     "blocked": status.train_seconds ? `${(100 * status.blocked_seconds / status.train_seconds).toFixed(1)} %` : "-",
     "partners in sight": String(status.peers_seen),
@@ -117,7 +117,7 @@ function drawCharts(card, peer) {
   CHARTS.forEach((chart, index) => {
     const axis = { gridcolor: color("line"), linecolor: color("line"), zeroline: false, automargin: true, tickfont: { size: 11 }, fixedrange: true };
     const layout = {
-      title: { text: chart.title, font: { size: 13 }, x: 0, xref: "paper", xanchor: "left", y: 0.97, yanchor: "top" },
+      title: { text: chart.title(peer.status), font: { size: 13 }, x: 0, xref: "paper", xanchor: "left", y: 0.97, yanchor: "top" },
       margin: { l: 10, r: 10, t: 34, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: color("quiet"), family: getComputedStyle(document.body).fontFamily },
       xaxis: { ...axis, type: "date", nticks: 5 }, yaxis: { ...axis, nticks: 5, rangemode: index ? "tozero" : "normal" },

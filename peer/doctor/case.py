@@ -16,7 +16,8 @@ from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.protocol.errors import BadSettings, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
-from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.run.layout import by_name
+from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 
 if TYPE_CHECKING:
     from gossamer.peer.machine.room import Room
@@ -56,7 +57,7 @@ class Case:
         self.visit = cached(self._visit)
         """The answers of the run's peers; no calls where there is no run."""
         self.need = cached(self._need)
-        """What the run needs."""
+        """What the run needs; None for a program run whose tensors are not known here."""
 
     @property
     def is_about_a_run(self) -> bool:
@@ -78,17 +79,23 @@ class Case:
         """Read the home's key, None without one; creates none. Raises BadSettings."""
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
 
-    def _need(self) -> Need:
+    def _need(self) -> Need | None:
         from gossamer.peer.model.computing import Computing  # torch: seconds to import
         from gossamer.peer.model.model import choose_devices
-        from gossamer.peer.trainer.need import run_need
+        from gossamer.peer.model.weights import saved_shapes
+        from gossamer.peer.trainer.need import program_need, run_need
 
         try:
             devices, _ = choose_devices(self.devices)
             kind, count = devices[0].type, len(devices)
         except BadSettings:  # reported by another check
             kind, count = "cuda", 1
-        return run_need(self.manifest(), kind, Computing(micro_batch=1, recompute=True, num_devices=count))
+        manifest = self.manifest()
+        if isinstance(manifest, Manifest):
+            return run_need(manifest, kind, Computing(micro_batch=1, recompute=True, num_devices=count))
+        saved = saved_shapes(self.home) if self.held() else None
+        shapes = manifest.model.shapes or (by_name(saved[0]) if saved else None)
+        return program_need(manifest, shapes, kind, saved[1] if saved else 0) if shapes else None
 
     def device_room(self) -> Room:
         """Return the least free memory of the devices. Raises BadSettings if one is absent."""
@@ -105,9 +112,13 @@ class Case:
         """Return the calls on members of the run that answered."""
         return [call for call in self.visit().reached if call.manifest]
 
-    def manifest(self) -> Manifest:
+    def signed(self) -> SignedManifest | None:
+        """Return the run's signed manifest: the home's, else one that a peer sent; None where neither is there. Raises BadManifest."""
+        return self.held() or self.visit().manifest
+
+    def manifest(self) -> AnyManifest:
         """Return the run's manifest: the home's, else one that a peer sent, else the default one. Raises BadManifest."""
-        signed = self.held() or self.visit().manifest
+        signed = self.signed()
         return signed.manifest() if signed else Manifest()
 
     def _visit(self) -> CallRound:

@@ -12,26 +12,44 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from typing import TYPE_CHECKING
 
 from gossamer.peer.doctor import home_checks, machine_checks, network_checks
 from gossamer.peer.doctor.case import Case
-from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, warn
+from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, ok, warn
 from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
 from gossamer.protocol.errors import ExitCode, GossamerError
 
+if TYPE_CHECKING:
+    from gossamer.peer.trainer.need import Need
+
 LIMIT_S = 20.0  # for all checks together; the start and the end of Python come on top, and the command ends within 30 s
 
+NOT_COUNTED = ok("not known: the run's program has many tensors, and has saved no checkpoint here yet")
+
 Check = Callable[[Case], Finding]
+
+
+def _counted(check: Callable[[Case, Need], Finding]) -> Check:
+    """Return a check of what the run needs, for as long as that can be counted."""
+
+    def counted(case: Case) -> Finding:
+        need = case.need()
+        return NOT_COUNTED if need is None else check(case, need)
+
+    return counted
+
 
 CHECKS: Mapping[str, Check] = {
     "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), installed_version),
     "device": lambda case: machine_checks.device(case.devices, *machine_checks.compute_in_child(case.devices)),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
-    "memory": lambda case: machine_checks.memory(case.need(), memory_room(held_bytes(os.getpid()))),
-    "device memory": lambda case: machine_checks.device_memory(case.need(), case.device_room),
-    "disk": lambda case: machine_checks.disk(case.need(), home_room(case.home), free_files(case.home.path)),
-    "shared memory": lambda case: machine_checks.shared_memory(case.need(), case.payload_folder(), disk_room),
+    "run": home_checks.run,
+    "memory": _counted(lambda case, need: machine_checks.memory(need, memory_room(held_bytes(os.getpid())))),
+    "device memory": _counted(lambda case, need: machine_checks.device_memory(need, case.device_room)),
+    "disk": _counted(lambda case, need: machine_checks.disk(need, home_room(case.home), free_files(case.home.path))),
+    "shared memory": _counted(lambda case, need: machine_checks.shared_memory(need, case.payload_folder(), disk_room)),
     "home": lambda case: home_checks.home(case.home.path),
     "key": home_checks.key,
     "settings": home_checks.settings,
@@ -45,7 +63,9 @@ CHECKS: Mapping[str, Check] = {
     "router": lambda case: network_checks.router(
         [call.observed for call in case.answered()], network_checks.own_addresses(), network_checks.ask_router()
     ),
-    "line": lambda case: network_checks.line(case.visit().line, lambda: (case.need().plan, case.manifest().outer.max_clock_gap_steps)),
+    "line": _counted(
+        lambda case, need: network_checks.line(case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps))
+    ),
 }
 
 

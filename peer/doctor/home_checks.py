@@ -13,6 +13,7 @@ from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
 from gossamer.peer.machine.port import free_port
+from gossamer.protocol.run.manifest import ProgramManifest
 
 SOON_S = 3 * 24 * 3600  # a warning for an invite that expires within this time
 
@@ -68,6 +69,18 @@ def port(case: Case) -> Finding:
         return ok("the peer that runs from this home listens already")
     wanted = free_port(case.home, case.listen, case.port)
     return ok(f"{case.listen} port {wanted} is free" if wanted else f"{case.listen}, any free port")
+
+
+def run(case: Case) -> Finding:
+    """Tell what the run trains."""
+    signed = case.signed()
+    if signed is None:
+        return ok("not known: no peer sent its manifest" if case.is_about_a_run else "none: the needs below are those of the default run")
+    manifest = signed.manifest()
+    name = f"{manifest.run.name!r}, {manifest.run.total_steps} steps"
+    if isinstance(manifest, ProgramManifest):
+        return ok(f"{name}: a program of its members ({manifest.program_words}); what it computes is not counted below")
+    return ok(f"{name}: a language model on text")
 
 
 def invite(case: Case) -> Finding:

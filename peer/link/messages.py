@@ -285,6 +285,20 @@ def subject(record: AnsweredRequest | Reply) -> int | str:
     return record.meeting if isinstance(record, OfMeeting) else record.name
 
 
+def not_done(request: Request, reason: str) -> Reply | None:
+    """Return the reply to a request that could not be carried out; None for one that has no such reply."""
+    match request:
+        case Prepare() | Encode() | Open() | Check() | Apply():
+            return Unavailable(request.meeting, reason)
+        case CopyState() | SketchSlow() | CodeSlow() | DecodeSlow():
+            return Written(request.name, reason)
+        case Adopt():
+            return Adopted(request.name, False, reason)
+        case MoveFragments():
+            return FragmentsMoved(request.name, {}, reason)
+    return None
+
+
 class Lines(Generic[RecordT]):
     """The records of one side of the link, as lines of JSON."""
 

@@ -56,6 +56,20 @@ class ChildSettings(BaseModel):
         return self.model_dump_json().encode() + b"\n"
 
 
+class GuestRequest(BaseModel):
+    """What a program asks of the supervisor that it starts: its first line."""
+
+    model_config = ConfigDict(frozen=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    config: PeerConfig
+    manifest: bytes = b""  # the signed manifest of a run to host
+    invite: str = ""  # to join a run
+
+    def to_line(self) -> bytes:
+        """Serialize to one line of JSON."""
+        return self.model_dump_json().encode() + b"\n"
+
+
 class SupervisorPipes:
     """The trainer's or node's ends of the pipes to its supervisor: settings come in, events leave.
 
@@ -64,7 +78,9 @@ class SupervisorPipes:
 
     def __init__(self, settings_fd: int, events_fd: int) -> None:
         self.error: dict[str, Any] = {}  # that ended the supervisor, as it has told a program that is no child
-        line = os.fdopen(settings_fd, "rb", buffering=0, closefd=False).readline()
+        lines = os.fdopen(settings_fd, "rb", buffering=0, closefd=False)
+        while (line := lines.readline()) == STOP:
+            pass  # the reason follows
         if line.startswith(FAILED):
             self.error = json.loads(line)
         if self.error or not line.endswith(b"\n"):

@@ -16,9 +16,12 @@ from dataclasses import dataclass, field
 from functools import reduce
 from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, dataclass_transform
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+
+if TYPE_CHECKING:
+    from gossamer.protocol.run.manifest import AnyManifest
 
 MAX_LOG_BYTES = 64 << 20  # chosen, not measured: weeks of a busy peer; one older file of this size is kept beside it
 
@@ -51,6 +54,13 @@ class RunKnown(Stamped):
 
     run_id: str  # hexadecimal
     total_steps: int  # length of the run
+    unit: str = "tokens"  # what training is counted in
+    program: str = ""  # name, source and revision of a program run's program; empty for a text run
+
+    @classmethod
+    def of(cls, manifest: AnyManifest) -> RunKnown:
+        """Make the event of a run's manifest."""
+        return cls(manifest.run_id.hex(), manifest.run.total_steps, manifest.unit, manifest.program_words)
 
 
 class ModelBuilt(Stamped):

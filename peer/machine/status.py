@@ -32,7 +32,7 @@ class Status:
     own_steps: int = 0  # inner steps made by this peer, over all its sessions
     total_steps: int = 0
     tokens: int = 0
-    loss: float | None = None  # nats per token, mean of the last second of training
+    loss: float | None = None  # of a text run in nats per token, mean of the last second of training
     eval_loss: float | None = None
     tokens_per_second: float = 0.0
     train_seconds: float = 0.0  # in inner steps, and blocked between them
@@ -54,6 +54,8 @@ class Status:
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
     limits: dict[str, str] = field(default_factory=dict)  # in force: settings by name
     progress: dict[str, Any] | None = None  # of a long operation: its name and completed share
+    unit: str = "tokens"  # what training is counted in: the keys named after tokens count these
+    program: str = ""  # name, source and revision of a program run's program; empty for a text run
     started: float = 0.0
     version: str = VERSION
     # Fields that to_json leaves out:
@@ -140,7 +142,7 @@ def _apply(status: Status, event: events.Event) -> Status:
             changed = replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
             return replace(changed, tokens_per_second=rate, progress=progress)
         case events.RunKnown():
-            return replace(status, run_id=event.run_id, total_steps=event.total_steps)
+            return replace(status, run_id=event.run_id, total_steps=event.total_steps, unit=event.unit, program=event.program)
         case events.ModelBuilt():
             flops = event.flops_per_token, event.peak_flops
             return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops)

@@ -20,12 +20,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
 from gossamer.peer.machine.home import private, sync_folder
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.layout import Shapes
 
 FORMAT: Final = 1
 NUM_KEPT: Final = 2
@@ -128,6 +129,18 @@ def load_latest(folder: Path, run_id: bytes, reading: Reading = lambda done_byte
         raise BadSettings(
             f"no checkpoint in {folder} can be used: {reasons}", hint="move that folder away to start from a partner's weights"
         )
+    return None
+
+
+def latest_shapes(folder: Path) -> tuple[Shapes, int] | None:
+    """Return the shapes of the newest checkpoint's tensors by name, and its bytes. None if none can be read.
+
+    It is neither verified nor loaded.
+    """
+    for path in _checkpoints(folder).values():
+        with contextlib.suppress(OSError, SafetensorError), safe_open(path / TENSORS, framework="pt") as file:
+            names = list(file.keys())
+            return {name: tuple(file.get_slice(name).get_shape()) for name in names}, (path / TENSORS).stat().st_size
     return None
 
 

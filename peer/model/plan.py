@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Final
 
 from gossamer.optim.codecs import CODECS, codec
@@ -65,20 +65,35 @@ def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
     return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 
-def follow_global_step(own_steps: int, partner_steps: int, slack_steps: int, most_steps: int, total_steps: int) -> int:
-    """Return the global step after a meeting: at most `slack_steps` behind the partner's, less towards the end, and never decreasing.
-
-    It advances by `most_steps` at most (`may_follow_steps`). Without the slack, a peer that is ahead by chance would move all others, and
-    the global step would advance faster than any peer trains.
-    """
-    slack_steps = min(slack_steps, max(0, total_steps - partner_steps))
-    return max(own_steps, min(partner_steps - slack_steps, own_steps + most_steps, total_steps))
-
-
-def may_follow_steps(before: int, max_clock_gap_steps: int) -> int:
-    """Return by how many steps a partner may move our global step after one more own step.
+@dataclass(slots=True)
+class ClockBudget:
+    """By how many steps partners may still move a peer's global step.
 
     Own steps and followed ones are together at most `STEP_FACTOR` times the own ones. Steps are saved up for one allowed gap only, so that
     a partner that overstates its step late in a run cannot end it at once.
     """
-    return min(before + STEP_FACTOR - 1, max_clock_gap_steps)
+
+    slack_steps: int  # how far a partner may be ahead without being followed
+    max_steps: int  # that are saved up
+    total_steps: int  # of the run
+    steps: int = 0  # left
+
+    def refill(self) -> None:
+        """Count an own step."""
+        self.steps = min(self.steps + STEP_FACTOR - 1, self.max_steps)
+
+    def follow(self, own_steps: int, partner_steps: int) -> int:
+        """Return the global step after a meeting: at most the slack behind the partner's, less towards the end, and never decreasing.
+
+        Without the slack, a peer that is ahead by chance would move all others, and the global step would advance faster than any peer
+        trains.
+        """
+        slack_steps = min(self.slack_steps, max(0, self.total_steps - partner_steps))
+        followed = max(own_steps, min(partner_steps - slack_steps, own_steps + self.steps, self.total_steps))
+        self.steps -= followed - own_steps
+        return followed
+
+
+def clock_budget(manifest: RunManifest) -> ClockBudget:
+    """Return the empty budget of a run's peer."""
+    return ClockBudget(manifest.outer.nominal_steps, manifest.outer.max_clock_gap_steps, manifest.run.total_steps)

@@ -147,7 +147,10 @@ def _need_f32(name: str, tensor: Tensor) -> None:
             hint="train f32 weights under torch.autocast, or pass the f32 master weights by name",
         )
     if tensor.dtype is not torch.float32:
-        raise BadSettings(f"{name} is {tensor.dtype}; peers average f32 values", hint="convert it to float32, or leave it out")
+        raise BadSettings(
+            f"{name} is {tensor.dtype}; peers average f32 values",
+            hint="convert it to float32, or pass only the tensors that train, by name",
+        )
     if not tensor.numel():
         raise BadSettings(f"{name} has no values (shape {list(tensor.shape)})", hint="leave it out")
 

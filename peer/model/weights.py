@@ -11,7 +11,7 @@ from torch import Tensor
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.checkpoint import CheckpointContents, load_latest
+from gossamer.peer.model.checkpoint import CheckpointContents, latest_shapes, load_latest
 from gossamer.peer.model.model import parameter_shapes, state_tensors
 from gossamer.peer.model.plan import fragment_codecs
 from gossamer.peer.model.trainable import shapes_of
@@ -65,6 +65,15 @@ def load_trained(home: Home, show: Show = show_nothing) -> Trained:
     if loaded is None:
         raise BadSettings(f"{home.path} holds no checkpoint yet", hint="train first, or name the peer's folder with --home DIR")
     return Trained(manifest, loaded.contents)
+
+
+def saved_shapes(home: Home) -> tuple[Shapes, int] | None:
+    """Return the shapes of the weights in a home's newest checkpoint, and the checkpoint's bytes, without reading it; None without one."""
+    found = latest_shapes(home.checkpoints)
+    if found is None:
+        return None
+    shapes, num_bytes = found
+    return {name.removeprefix(FAST): shape for name, shape in shapes.items() if name.startswith(FAST)}, num_bytes
 
 
 def fast_weights(checkpoint: CheckpointContents) -> dict[str, Tensor]:

@@ -240,7 +240,8 @@ class Meetings:
                 self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)
             return finish
         self.peer_exchange.take_all(meeting.partner_hello.records if meeting.partner_hello else ())
-        self.peer_exchange.book.connected(partner, driver.stream.observed)
+        if hello is None:  # an inbound connection was noted with its Hello
+            self.peer_exchange.book.connected(partner, driver.stream.observed)
         learn_from(self.peer_exchange.book, meeting, finish, loop_s(), took_s, driver.silent_s)
         self.on_done(meeting, meeting_done(meeting, finish, driver.stream, took_s, driver.round_trip_s))
         self._record(meeting, finish)

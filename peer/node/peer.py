@@ -216,7 +216,7 @@ class NodePeer:
         member = self.member = self._make_member(signed, manifest, network)
         member.gossip.take_all(named)
         member.renewal.load_revocations()
-        self._emit(RunKnown(signed.run_id.hex(), member.membership.total_steps))
+        self._emit(RunKnown.of(manifest))
         async with asyncio.TaskGroup() as tasks:
             work = [member.anti_entropy.run(), member.renewal.run()]
             work += [member.presence.run()] if member.presence else []

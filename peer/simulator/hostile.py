@@ -198,7 +198,7 @@ class HostileSide(MeetingSide):
         """The part of the outer step that is taken: all of it, though it moves nothing."""
         return 1.0 if self._attack.adopts else super().part
 
-    def step_as_decided(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
+    def step_as_decided(self, probe: Probe | None, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
         """Return the step for these failed blocks, unmeasured."""
         return self.step(failed_blocks)
 

@@ -172,7 +172,7 @@ class PairPeer:
             return reason
         self._judgement = None
         lag_steps = self.replica.global_step - partner.replica.global_step
-        must_probe = trust.must_probe or side.part < 1.0 or -lag_steps > self.replica.slack_steps
+        must_probe = trust.must_probe or side.part < 1.0 or -lag_steps > self.replica.clock_budget.slack_steps
         if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
         self._judgement, _ = side.probe(self.probe, self.probe_gate, side.failed_blocks, lag_steps=lag_steps)

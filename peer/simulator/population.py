@@ -25,7 +25,7 @@ from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_ra
 from gossamer.peer.model.computing import compute_dtype, next_token_loss
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters
-from gossamer.peer.model.plan import follow_global_step, fragment_codecs, may_follow_steps
+from gossamer.peer.model.plan import ClockBudget, fragment_codecs
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import Batches, Texts
 from gossamer.peer.text.tokenizer import Tokenizer
@@ -94,7 +94,6 @@ class SimulatedReplica:
         self.number = number
         self.model = model
         self.own_steps = 0
-        self._may_follow_steps = 0
         self.global_step = 0
         self.losses: list[float] = []  # of the inner steps since the recorder last cleared them
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
@@ -102,7 +101,8 @@ class SimulatedReplica:
         self.batches = batches
         self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
         self._settings = scenario.inner_settings_at(rate)
-        self._manifest = scenario.manifest
+        self._manifest, outer = scenario.manifest, scenario.manifest.outer
+        self.clock_budget = ClockBudget(outer.nominal_steps, outer.max_clock_gap_steps, self._settings.total_steps)
         layout.place(self.parameters, self.weights)
         self._optimizer = build_optimizer(scenario.manifest.inner.optimizer, self.parameters.items(), self._settings)
 
@@ -143,18 +143,11 @@ class SimulatedReplica:
         self._optimizer.zero_grad()  # N replicas need one gradient at a time
         self.own_steps += 1
         self.global_step += 1
-        self._may_follow_steps = may_follow_steps(self._may_follow_steps, self._manifest.outer.max_clock_gap_steps)
-
-    @property
-    def slack_steps(self) -> int:
-        """How far a partner may be ahead without being followed."""
-        return self._manifest.outer.nominal_steps
+        self.clock_budget.refill()
 
     def catch_up(self, partner_global_step: int) -> None:
-        """Follow a partner's global step as a real peer does, at most a bounded factor faster than the own steps."""
-        before, most_steps, total_steps = self.global_step, self._may_follow_steps, self._settings.total_steps
-        self.global_step = follow_global_step(before, partner_global_step, self.slack_steps, most_steps, total_steps)
-        self._may_follow_steps -= self.global_step - before
+        """Follow a partner's global step as a real peer does."""
+        self.global_step = self.clock_budget.follow(self.global_step, partner_global_step)
 
 
 @dataclass(slots=True)

@@ -28,7 +28,7 @@ async def run() -> int:
     guest = GuestProcess()
     asked = await guest.request()
     config = asked.config
-    manifest = SignedManifest.from_bytes(asked.manifest_bytes) if asked.manifest else None
+    manifest = SignedManifest.from_bytes(asked.manifest) if asked.manifest else None
     invite = Invite.from_text(asked.invite) if asked.invite else None
 
     def watch(status: Status) -> None:
@@ -37,7 +37,7 @@ async def run() -> int:
     try:
         await run_peer(config, Identity.load_or_create(Home(config.home).identity), manifest, invite, watch, guest)
     except GossamerError as error:
-        guest.notify(json.dumps({"error": str(error), "hint": error.hint, "exit_code": int(error.exit_code)}).encode() + b"\n")
+        guest.notify(json.dumps({"error": str(error), "hint": error.hint, "kind": type(error).__name__}).encode() + b"\n")
         return int(error.exit_code)
     return int(ExitCode.DONE)
 

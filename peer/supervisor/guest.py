@@ -6,36 +6,17 @@ Its pipes are this process's own: events on stdin, settings on stdout. It is nev
 from __future__ import annotations
 
 import asyncio
-import base64
 import contextlib
 import os
 import sys
 from collections.abc import Callable
 
-from pydantic import BaseModel, ConfigDict
-
-from gossamer.peer.machine.child import STOP
-from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.child import STOP, GuestRequest
 from gossamer.peer.machine.events import ENDED, OVER, Event, ProcessFailed, ProcessReported, from_line
 from gossamer.peer.supervisor.child_process import LINE_BYTES, ChildExit
 from gossamer.protocol.errors import ExitCode
 
 KILLED = -9
-
-
-class GuestRequest(BaseModel):
-    """What a program asks its new supervisor to run: the first line on stdin."""
-
-    model_config = ConfigDict(frozen=True)
-
-    config: PeerConfig
-    manifest: str = ""  # the signed manifest of a run to host, in base64
-    invite: str = ""  # to join a run
-
-    @property
-    def manifest_bytes(self) -> bytes:
-        """The signed manifest; empty if there is none."""
-        return base64.b64decode(self.manifest)
 
 
 class GuestProcess:

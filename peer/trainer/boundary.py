@@ -7,6 +7,7 @@ that nobody changes: how the two windows for that work, and which thread does wh
 from __future__ import annotations
 
 import contextlib
+import math
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -18,12 +19,13 @@ from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import ChildSettings
-from gossamer.peer.machine.events import EvalDone, Event, ProcessReported, ProgressMade
+from gossamer.peer.machine.events import EvalDone, Event, ProcessReported, ProgressMade, Warned
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.processor_queue import queued_clock
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
+from gossamer.peer.trainer.losses import MEASURE_TOPIC, Losses, MeasureFailed
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.stopwatch import InnerStep, Stopwatch
@@ -34,6 +36,7 @@ REPORT_S = 1.0  # between two reports on a long work
 IDLE_S = 0.05  # how long a program with nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # after so long without a node the last averaging is given up
 EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
+NEVER_WORST = Losses((-math.inf,))
 MAX_BAD_BATCHES = 10  # in a row, before training stops: the run diverges
 
 
@@ -123,7 +126,8 @@ class Boundary:
     def idle(self) -> None:
         """Take one turn in which nothing is trained: before the start, or in the last averaging."""
         if self.state is State.BEGUN and self.replica.brought is None:
-            with self.watch.evaluating():
+            self.replica.brought = NEVER_WORST
+            with self.watch.evaluating(), self._warning():
                 self.replica.brought = self.replica.program.losses()
         self.answer()
         if self.state is State.BEGUN and self.replica.phase is RunPhase.FINISH:
@@ -224,10 +228,20 @@ class Boundary:
             exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
 
     def _evaluate(self) -> None:
-        with self.watch.evaluating(), self._reading_at_boundary():
-            loss, num_batches = self.replica.program.evaluation()
-        self._supervision.emit(EvalDone(self.replica.own_steps, loss, num_batches))
-        self._exchange.measures_next = True
+        with self.watch.evaluating(), self._reading_at_boundary(), self._warning():
+            if (measured := self.replica.program.evaluation()) is not None:
+                self._supervision.emit(EvalDone(self.replica.own_steps, *measured))
+                self._exchange.measures_next = True
+
+    @contextlib.contextmanager
+    def _warning(self) -> Iterator[None]:
+        """Report a measurement that fails, and go on training."""
+        try:
+            yield
+        except MeasureFailed as error:
+            self._supervision.emit(Warned(MEASURE_TOPIC, str(error)))
+        else:
+            self._supervision.emit(Warned(MEASURE_TOPIC, ""))
 
     def _report_state(self, state: str, reason: str) -> None:
         if (state, reason) != self._reported:

@@ -31,10 +31,11 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
-from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep
+from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
 from gossamer.peer.model.computing import output_distance
 from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
+from gossamer.peer.trainer.losses import MEASURE_TOPIC, MeasureFailed
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight, pack, unpack
 from gossamer.peer.trainer.probe import Judgement, ProbeCost
 from gossamer.peer.trainer.replica import Replica
@@ -54,7 +55,6 @@ class OpenMeeting:
     fragment: int
     side: MeetingSide
     partner_global_step: int = 0
-    lag_steps: int = 0  # by which the partner says to be behind us
     reason: str | None = None  # why the partner's message is refused, empty: it is not; None: it has not been judged
     is_probed: bool = False  # the loss is to be measured too
     step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
@@ -228,7 +228,6 @@ class TrainerExchange:
 
     def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
-        is_measured = isinstance(request, messages.Check)  # one that measures nothing is any time's
         if self._is_any_time(request):
             with behind(self._snapshot_mark(request), self._stream):
                 reply = self._answer(request)
@@ -236,13 +235,10 @@ class TrainerExchange:
             return True
         if isinstance(request, messages.Apply) and request.meeting_id not in self._replica.applied:
             with behind(self._snapshot_mark(request), self._stream), contextlib.suppress(ValueError, torch.OutOfMemoryError):
-                if not (is_measured := self._is_wider(request)):
-                    self._outer_step(request)  # ahead of the merge, which answers with the error if there is one
+                self._outer_step(request, may_measure=False)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
-        if is_measured and not self._probe.runs_beside:
-            return False
-        if not self._weights.acquire(blocking=False):
+        if self._is_for_boundary(request) or not self._weights.acquire(blocking=False):
             return False
         try:
             with behind(self._still, self._stream):
@@ -251,6 +247,15 @@ class TrainerExchange:
             self._weights.release()
         self._send(reply)
         return True
+
+    def _is_for_boundary(self, request: messages.Request) -> bool:
+        """Return whether a request measures the loss, by a probe that cannot run beside the program."""
+        if self._probe is None or self._probe.runs_beside:
+            return False
+        if not isinstance(request, messages.Apply):
+            return isinstance(request, messages.Check)  # one that measures nothing is carried out at any time
+        meeting = self._meetings.get(request.meeting)
+        return meeting is not None and (meeting.step is None or meeting.step[0] != request.failed_blocks)
 
     def _is_any_time(self, request: messages.Request) -> bool:
         """Return whether a request needs no lock. A Check is judged here by its length, and needs one if the loss is to be measured."""
@@ -277,13 +282,13 @@ class TrainerExchange:
         """Carry out a request. A message, a file or a memory that does not allow it changes nothing and is the reply."""
         try:
             return self._carry_out(request)
-        except (OSError, ValueError, torch.OutOfMemoryError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
-            if isinstance(request, messages.MeetingRequest):
-                return messages.Unavailable(request.meeting, reason)
-            if isinstance(request, messages.WritingRequest):
-                return messages.Written(request.name, reason)
-            raise
+        except (OSError, ValueError, torch.OutOfMemoryError, MeasureFailed) as error:
+            if isinstance(error, MeasureFailed):
+                self._emit(Warned(MEASURE_TOPIC, f"{error}; nothing is adopted"))
+            reply = messages.not_done(request, getattr(error, "strerror", None) or str(error))
+            if reply is None:
+                raise
+            return reply
 
     def _carry_out(self, request: messages.Request) -> messages.Reply | None:
         replica = self._replica
@@ -357,7 +362,6 @@ class TrainerExchange:
             weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
-            meeting.lag_steps = self._replica.global_step - request.partner_global_step
             if not sketch.numel():
                 return self._encode(meeting)
             return messages.SketchReady(meeting.number, self._write(meeting, File.OWN_SKETCH, sketch))
@@ -384,13 +388,17 @@ class TrainerExchange:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
             is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
-            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.part < 1.0)
+            is_drawn |= not meeting.reason and meeting.side.part < 1.0
+            is_possible = self._probe is not None and self._probe_cost.share(self.train_s) <= self._probe.most_share
+            meeting.is_probed = not meeting.reason and is_drawn and is_possible
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
+        assert self._probe is not None, "`_judge` asks for no measurement without one"
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
+        lag_steps = self._replica.global_step - meeting.partner_global_step
         with self._probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=meeting.lag_steps)
+            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
 
@@ -406,18 +414,19 @@ class TrainerExchange:
         self._drop(request.meeting)
         return messages.Applied(request.meeting)
 
-    def _is_wider(self, request: messages.Apply) -> bool:
-        """Return whether the partner lists failed blocks beyond our own: the step is then measured, under the lock."""
-        with self._holding_open(request.meeting) as meeting:
-            return meeting.side.is_wider(unpack(request.failed_blocks, meeting.side.state.codec.num_blocks, meeting.side.state.device))
+    def _outer_step(self, request: messages.Apply, *, may_measure: bool = True) -> tuple[OpenMeeting, OuterStep]:
+        """Compute the outer step of a meeting for the failed blocks of both sides, once; without the lock nothing may be measured.
 
-    def _outer_step(self, request: messages.Apply) -> tuple[OpenMeeting, OuterStep]:
-        """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
+        Raises torch.OutOfMemoryError; ValueError, also for a step that must be measured and may not.
+        """
         with self._holding_open(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
-                state = meeting.side.state
-                failed = unpack(request.failed_blocks, state.codec.num_blocks, state.device)
-                step = meeting.side.step_as_decided(self._probe, self._replica.probe_gate, failed, lag_steps=meeting.lag_steps)
+                side = meeting.side
+                failed = unpack(request.failed_blocks, side.state.codec.num_blocks, side.state.device)
+                if not may_measure and side.is_wider(failed):
+                    raise ValueError("the partner lists failed blocks beyond ours")
+                lag_steps = self._replica.global_step - meeting.partner_global_step
+                step = side.step_as_decided(self._probe, self._replica.probe_gate, failed, lag_steps=lag_steps)
                 meeting.step = request.failed_blocks, step
             return meeting, meeting.step[1]
 

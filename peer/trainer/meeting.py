@@ -117,14 +117,14 @@ class MeetingSide:
         self._accepted = None if judgement.reason else replace(clipped, part=part)
         return judgement, whole if part == 1.0 or judgement.reason else self._part_of_step(part, failed_blocks)
 
-    def step_as_decided(self, probe: Probe, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
+    def step_as_decided(self, probe: Probe | None, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
         """Compute the outer step of a meeting that counts, while nobody changes the weights.
 
         If the partner lists failed blocks beyond our own, what is left of its message was not measured, and is measured now. A meeting that
         counts is not refused any more: of a harmful rest nothing is merged.
         """
         accepted = self._need_accepted()
-        if not self.is_wider(failed_blocks):
+        if probe is None or not self.is_wider(failed_blocks):
             return self.step(failed_blocks)
         judgement, _ = self.probe(probe, gate, failed_blocks, lag_steps=lag_steps)
         part = 0.0 if self._accepted is None else min(accepted.part, self._accepted.part)

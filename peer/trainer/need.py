@@ -23,7 +23,8 @@ from gossamer.peer.model.model import activation_bytes, need_layout, parameter_s
 from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.layout import Shapes
+from gossamer.protocol.run.manifest import Manifest, ProgramManifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
@@ -76,8 +77,7 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         **({} if has_own_memory else {**slow, COPY: weights + optimizer}),
         **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
     }
-    largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
-    payloads = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
+    payloads = _payloads(plan)
     copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights}
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
@@ -89,6 +89,40 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         plan=plan,
         num_params=num_params,
     )
+
+
+def program_need(manifest: ProgramManifest, shapes: Shapes, device: str, checkpoint_bytes: int) -> Need:
+    """Count what a member of a program run needs, as far as the shapes of its tensors and its last checkpoint tell.
+
+    What the program computes, and its optimizer, are its own affair: they are counted only in the checkpoint. Raises BadManifest.
+    """
+    codecs = fragment_codecs(manifest, shapes)
+    plan = model_plan(codecs, manifest.outer.alpha)
+    sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
+    weights, has_momentum = VALUE_BYTES * sum(sizes), manifest.outer.alpha > 0.0
+    slow, payloads = (1 + has_momentum) * weights, _payloads(plan)
+    checkpoint = max(slow + weights, checkpoint_bytes)
+    trained = {"for weights and their gradients": 2 * weights}
+    return Need(
+        memory={
+            PROGRAMS: TRAINER_BYTES + OTHERS_BYTES,
+            "for payloads": sum(payloads.values()),
+            "for slow weights and momentum" if has_momentum else "for slow weights": slow,
+            COPY: checkpoint - slow,
+            "for meetings under way": (MEETING_VALUES + has_momentum) * VALUE_BYTES * sum(sizes[:MEETINGS]),
+            **({} if device == "cuda" else trained),
+        },
+        device=trained if device == "cuda" else {},
+        payloads=payloads,
+        disk={"for checkpoints": CHECKPOINTS * checkpoint, "for weights that are fetched": plan.state_bytes},
+        plan=plan,
+        num_params=sum(sizes),
+    )
+
+
+def _payloads(plan: ModelPlan) -> dict[str, int]:
+    largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
+    return {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
 
 
 def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:

@@ -61,6 +61,7 @@ class Probe(ABC):
     """Measures what merges do to the loss on this peer's own held-out data, while nobody changes its weights. One thread at a time."""
 
     runs_beside: bool  # on any thread while the weights are only read; else on the trainer's thread alone, at a step boundary
+    most_share: float = math.inf  # of the time of training so far, that all measurements together may take
 
     def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
         """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
@@ -151,6 +152,10 @@ class ProbeCost:
         finally:
             self._num_probes += 1
             self._probes_s += time.thread_time() - start_s
+
+    def share(self, train_s: float) -> float:
+        """Return the share of the time of training that probes have taken."""
+        return self._probes_s / train_s if train_s else 0.0
 
     def affordable_share(self, train_s: float) -> float:
         """Return the share of meetings that may be probed, asked once for each; `train_s`: the time spent in training so far."""

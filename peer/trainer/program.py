@@ -28,16 +28,22 @@ class Program(Protocol):
         """The device on which meetings are computed."""
 
     def losses(self) -> Losses:
-        """Measure the weights on held-out data, the same at each call: by this other peers' weights are compared with our own."""
+        """Measure the weights on held-out data, the same at each call: by this other peers' weights are compared with our own.
 
-    def evaluation(self) -> tuple[float, int]:
-        """Measure the weights for a report: the held-out loss, and the number of batches behind it."""
+        Raises MeasureFailed.
+        """
+
+    def evaluation(self) -> tuple[float, int] | None:
+        """Measure the weights for a report: the held-out loss, and the number of batches behind it; None: it cannot.
+
+        Raises MeasureFailed.
+        """
 
     def outputs(self) -> Tensor | None:
         """Return log-probabilities, f32[N, classes], by which to measure how far a merge moves the outputs; None: it has none."""
 
-    def new_probe(self, rng: random.Random) -> Probe:
-        """Return what measures merges."""
+    def new_probe(self, rng: random.Random) -> Probe | None:
+        """Return what measures merges; None: they are judged by their length alone."""
 
     def tensors(self) -> dict[str, Tensor]:
         """Return what a checkpoint keeps beside the weights: live tensors, or copies."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.optim.fragments import Countdown
 from gossamer.optim.noloco import FINISH, NoLoCo
-from gossamer.peer.model.plan import follow_global_step, fragment_codecs, may_follow_steps, model_plan
+from gossamer.peer.model.plan import clock_budget, fragment_codecs, model_plan
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import ProbeGate
@@ -22,7 +22,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import RunManifest
 
 FAST: Final = "fast/"  # in the names of `Replica.tensors`, like the next two
 REPLACED: Final = ("slow/", "momentum/")  # an outer step replaces these and never writes to them
@@ -33,7 +33,7 @@ ALONE: Final = nullcontext()
 class Replica:
     """A program's weights among other peers'. Writes to them. Not thread-safe: exchange.py says which thread may call it, and when."""
 
-    def __init__(self, manifest: Manifest, program: Program, peer_seed: int) -> None:
+    def __init__(self, manifest: RunManifest, program: Program, peer_seed: int) -> None:
         self.manifest = manifest
         self.program = program
         self.global_step = 0  # the global step, as far as this peer knows it
@@ -41,7 +41,7 @@ class Replica:
         self.tokens = 0
         self.brought: Losses | None = None  # of what this peer brought to the last averaging
         self.applied: dict[str, None] = {}  # the ids of the meetings that counted, newest last
-        self._may_follow_steps = 0  # by which partners may move the global step
+        self._clock_budget = clock_budget(manifest)
         self._joined = (0, 0)  # clock and own steps when the weights were last taken over from other peers
         self._is_founder = True
         self.parameters = program.parameters
@@ -66,7 +66,7 @@ class Replica:
     def count_step(self, num_tokens: int) -> None:
         """Count an inner step that the program has made."""
         self.own_steps += 1
-        self._may_follow_steps = may_follow_steps(self._may_follow_steps, self.manifest.outer.max_clock_gap_steps)
+        self._clock_budget.refill()
         self.global_step = min(self.global_step + 1, self.manifest.run.total_steps)  # a meeting may have set it to the end meanwhile
         self.tokens += num_tokens
         self.count(num_tokens)
@@ -103,10 +103,7 @@ class Replica:
         """
         if is_met or fragment in self.countdown.due():
             self.countdown.reset(fragment, self.fragments[fragment].since.steps)  # the steps made during the meeting count
-        slack_steps, total_steps = self.manifest.outer.nominal_steps, self.manifest.run.total_steps
-        followed = follow_global_step(self.global_step, partner_global_step, slack_steps, self._may_follow_steps, total_steps)
-        self._may_follow_steps -= followed - self.global_step
-        self.set_global_step(followed)
+        self.set_global_step(self._clock_budget.follow(self.global_step, partner_global_step))
 
     def journal(self, meeting_id: str) -> None:
         """Remember that a meeting counted, so that it never counts twice."""
@@ -128,7 +125,7 @@ class Replica:
         self.global_step = global_step
         self._is_founder = False
         self._joined = (global_step, self.own_steps)
-        self._may_follow_steps = 0
+        self._clock_budget.steps = 0
 
     # ------------------------------------------------------------------ checkpoints
 
@@ -151,7 +148,7 @@ class Replica:
             "clock_steps": self.global_step,
             "own_steps": self.own_steps,
             "tokens": self.tokens,
-            "may_follow_steps": self._may_follow_steps,
+            "may_follow_steps": self._clock_budget.steps,
             "joined": list(self._joined),
             "is_founder": self._is_founder,
             "countdown": self.countdown.state(),
@@ -173,7 +170,7 @@ class Replica:
             if fragment.has_momentum:
                 fragment.momentum.copy_(tensors[f"momentum/{index}"])
         self.global_step, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
-        self._may_follow_steps = state.get("may_follow_steps", 0)  # a checkpoint of before this bound has none
+        self._clock_budget.steps = state.get("may_follow_steps", 0)  # a checkpoint of before this bound has none
         self._joined = (state["joined"][0], state["joined"][1])
         self._is_founder = state["is_founder"]
         self.countdown.restore(state["countdown"])

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+from torch import Tensor
+
 from gossamer.peer.machine.events import Event, StepDone
 from gossamer.peer.trainer.replica import Replica
 
@@ -22,7 +24,7 @@ Blocker = Literal["meetings", "checkpoints"]
 class InnerStep:
     """What one inner step did."""
 
-    loss: float  # per token
+    loss: float | Tensor  # per token; a tensor on a device is read at the next report, not before
     learning_rate: float
     num_tokens: int
 
@@ -93,7 +95,7 @@ class Stopwatch:
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
         loss, rate = math.nan, math.nan  # without an inner step
         if self._steps:
-            loss, rate = sum(step.loss for step in self._steps) / len(self._steps), self._steps[-1].learning_rate
+            loss, rate = sum(float(step.loss) for step in self._steps) / len(self._steps), self._steps[-1].learning_rate
         tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
         self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))
         self._steps.clear()

@@ -69,8 +69,11 @@ class MemoryChannel:
         return sum(crossing_s(self._sender.link, self._receiver.link, self._draw) for _ in range(self._num_crossings))
 
     async def room(self) -> None:
-        """Wait until another frame may be sent: fewer than FRAMES_IN_FLIGHT are in flight, and the receiver's inbox has room."""
-        while self.inbox.ended is None and len(self._timers) + len(self._parked) >= FRAMES_IN_FLIGHT:
+        """Wait until another frame may be sent: fewer than FRAMES_IN_FLIGHT are in flight, and the receiver's inbox has room.
+
+        Frames to a receiver that has closed its end are in flight too, until the sender learns of it: else a writer would never yield.
+        """
+        while len(self._timers) + len(self._parked) >= FRAMES_IN_FLIGHT:
             self._changed.clear()
             await self._changed.wait()
         await self.inbox.room()

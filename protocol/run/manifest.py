@@ -127,6 +127,11 @@ class Manifest(RunManifest):
         """Return what the peers' training is counted in."""
         return "tokens"
 
+    @property
+    def program_words(self) -> str:
+        """Return the name, source and revision of the run's program: of a text run, nothing."""
+        return ""
+
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights without a copy: then they follow from the run's seed."""
         return self.model.weights is None
@@ -148,6 +153,13 @@ class ProgramManifest(RunManifest):
         """Return what the peers' training is counted in."""
         return self.program.unit
 
+    @property
+    def program_words(self) -> str:
+        """Return the name, source and revision of the run's program, as far as they are stated."""
+        program = self.program
+        known = (f"{key} {value}" for key, value in (("source", program.source), ("revision", program.revision)) if value)
+        return ", ".join([program.name, *known])
+
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights: those with which the program of the run's founder begins count."""
         return is_founder
@@ -159,7 +171,7 @@ AnyManifest = Manifest | ProgramManifest
 def need_text(manifest: AnyManifest, hint: str = "start that program with this invite") -> Manifest:
     """Return the manifest of a text run. Raises BadManifest, with the program's name and this hint, for a program run."""
     if isinstance(manifest, ProgramManifest):
-        raise BadManifest(f"this run trains a program of its members: {manifest.program}", hint=hint)
+        raise BadManifest(f"this run trains a program of its members: {manifest.program_words}", hint=hint)
     return manifest
 
 

@@ -127,7 +127,7 @@ class RunSection(Section):
 
 
 class ProgramRunSection(RunSection):
-    """The same of a program run, which older releases cannot train."""
+    """The name, length, seed and membership of a program run. Its protocol version tells older releases that they cannot train it."""
 
     protocol: int = Field(
         default=limits.PROGRAM_PROTOCOL, ge=limits.PROGRAM_PROTOCOL, le=limits.PROGRAM_PROTOCOL, description="version of the wire protocol"
@@ -142,11 +142,6 @@ class ProgramSection(Section):
     source: Words = Field(default="", description="where members find the program, in words")
     revision: Words = Field(default="", description="the program's commit or version, in words")
     base: Digest | None = Field(default=None, description="SHA-256 of the frozen parameters; a peer with others does not join")
-
-    def __str__(self) -> str:
-        """Return the program's name, source and revision, as far as they are known."""
-        known = (f"{key} {value}" for key, value in (("source", self.source), ("revision", self.revision)) if value)
-        return ", ".join([self.name, *known])
 
 
 class ProgramModelSection(Section):

@@ -20,7 +20,7 @@ def test_a_run_states_what_its_members_share() -> None:
     run = Run("cifar", 300, "images", inner_steps=20, source="https://example.org/cifar", revision="1a2b3c", access="open")
     manifest = run.manifest(SHAPES, base="0" * 64, weights="1" * 64)
     assert (manifest.run.name, manifest.run.total_steps, manifest.run.access) == ("cifar", 300, "open")
-    assert str(manifest.program) == "cifar, source https://example.org/cifar, revision 1a2b3c"
+    assert manifest.program_words == "cifar, source https://example.org/cifar, revision 1a2b3c"
     assert (manifest.program.unit, manifest.program.base, manifest.outer.inner_steps) == ("images", "0" * 64, 20)
     assert (manifest.model.layout, manifest.model.weights) == (layout_digest(by_name(SHAPES)), "1" * 64)
     assert manifest.model.shapes == SHAPES

@@ -145,7 +145,7 @@ def test_a_bootstrap_node_and_the_verbs_that_talk_to_it_need_no_extra(home: Home
 @pytest.mark.timeout(120)
 def test_an_import_of_the_package_needs_no_extra(tmp_path: Path, start: Peer) -> None:
     start("id", "--home", str(tmp_path / "home"))  # writes the finder
-    program = "import gossamer, sys; assert any(type(finder).__name__ == 'Absent' for finder in sys.meta_path)"
+    program = "import gossamer, sys; gossamer.host; assert any(type(finder).__name__ == 'Absent' for finder in sys.meta_path)"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
     subprocess.run([sys.executable, "-P", "-c", program], env=environment, check=True)
 

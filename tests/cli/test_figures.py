@@ -14,6 +14,7 @@ STATUS: dict[str, Any] = {
     "step": 120,
     "total_steps": 400,
     "loss": 2.3456,
+    "unit": "tokens",
     "tokens_per_second": 1523.4,
     "meetings": {"completed": 8, "solo": 1, "refused": 0, "failed": 2},
     "bytes": {"sent": 1_234_567, "received": 999},

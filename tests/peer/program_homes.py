@@ -31,10 +31,12 @@ def program_manifest(run: Run = RUN) -> ProgramManifest:
 
 
 def program_home(path: Path, manifest: ProgramManifest, fast_seed: int = 2, slow_seed: int = 1, *, is_trained: bool = True) -> Home:
-    """Make a home of this run; a trained one has a checkpoint with the weights of these two seeds, and an optimizer's state."""
+    """Make the home of this run's host; a trained one has a checkpoint with the weights of these two seeds, and an optimizer's state."""
     home = Home(path)
     home.create()
-    home.manifest.write_bytes(SignedManifest.sign(manifest, Identity.load_or_create(home.identity)).to_bytes())
+    identity = Identity.load_or_create(home.identity)
+    manifest = manifest.with_host(identity.peer_id)
+    home.manifest.write_bytes(SignedManifest.sign(manifest, identity).to_bytes())
     if is_trained:
         fast, slow = tensors(fast_seed), dict(sorted(tensors(slow_seed).items()))
         kept = {f"fast/{name}": tensor for name, tensor in fast.items()} | {"optimizer/stem.weight/exp_avg": torch.ones(16, 3, 5, 5)}

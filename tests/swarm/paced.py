@@ -32,7 +32,7 @@ class PacedTrainer(Trainer):
         """Do what an inner step does when it begins."""
 
     async def _pass_step(self) -> None:
-        if not self._real.is_training:
+        if not self._boundary.is_training:
             await asyncio.sleep(CODING_S)
             return
         self.begin_step()

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gossamer.optim.codecs import CODECS, codec
 from gossamer.peer.model.model import parameter_shapes
-from gossamer.peer.model.plan import STEP_FACTOR, follow_global_step, fragment_codecs, may_follow_steps, model_plan, need_abilities
+from gossamer.peer.model.plan import STEP_FACTOR, ClockBudget, fragment_codecs, model_plan, need_abilities
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 from tests.processor_time import takes_at_most
@@ -71,20 +71,22 @@ def test_no_meeting_sends_more_than_the_manifest_allows(name: str) -> None:
 
 @given(st.integers(0, 99), st.integers(0, 200), st.integers(1, 50), st.integers(0, 99))
 def test_a_clock_never_goes_back_nor_past_the_end_nor_past_the_partners(own: int, partner: int, slack: int, most: int) -> None:
-    clock = follow_global_step(own, partner, slack, most, 100)
+    budget = ClockBudget(slack, 99, 100, most)
+    clock = budget.follow(own, partner)
     assert own <= clock <= max(own, min(partner, 100, own + most))
+    assert budget.steps == most - (clock - own)
     if partner >= 100:
         assert clock == min(100, own + most), "at the end nobody is left behind"
 
 
 def test_what_a_partner_may_move_a_clock_by_is_saved_up_for_one_allowed_gap_only() -> None:
-    most = 0
+    budget = ClockBudget(25, 50, 1000)
     for num_steps in range(1, 200):
-        most = may_follow_steps(most, 50)
-        assert most == min(50, (STEP_FACTOR - 1) * num_steps)
+        budget.refill()
+        assert budget.steps == min(50, (STEP_FACTOR - 1) * num_steps)
 
 
-def test_a_peer_far_behind_follows_up_to_the_slack() -> None:
-    assert follow_global_step(40, 60, 25, 40, 1000) == 40
-    assert follow_global_step(40, 80, 25, 40, 1000) == 55
-    assert follow_global_step(40, 990, 25, 950, 1000) == 980, "the slack shrinks to what is left"
+@pytest.mark.parametrize(("partner", "clock"), [(60, 40), (80, 55), (990, 980)])
+def test_a_peer_far_behind_follows_up_to_the_slack(partner: int, clock: int) -> None:
+    """The slack shrinks to what is left of the run."""
+    assert ClockBudget(25, 1000, 1000, 950).follow(40, partner) == clock

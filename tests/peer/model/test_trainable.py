@@ -106,7 +106,7 @@ def test_a_mapping_gives_names_of_its_own_in_any_order() -> None:
         (torch.zeros(3, dtype=torch.bfloat16), "moves bf16 weights by 0.1 % of their size loses 80 % of it", "torch.autocast"),
         (torch.zeros(3, dtype=torch.float16), "w is torch.float16, too coarse", "master weights"),
         (torch.zeros(3, dtype=torch.float64), "w is torch.float64; peers average f32", "float32"),
-        (torch.zeros(3, dtype=torch.int64), "w is torch.int64; peers average f32", "leave it out"),
+        (torch.zeros(3, dtype=torch.int64), "w is torch.int64; peers average f32", "by name"),
         (torch.zeros(3, device="meta"), "meta device", "load the weights"),
         (torch.zeros(3).to_sparse(), "sparse", "to_dense"),
         (torch.zeros(0, 3), "no values", "leave it out"),

@@ -29,6 +29,7 @@ from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.run import Run
 from tests.swarm.mallory import nobody
 
 HOST, SEED, MEMBER, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"m", b"n", b"x"))
@@ -202,6 +203,27 @@ def test_a_newer_build_uses_the_previous_protocol_with_an_older_bootstrap(ours: 
         else:
             with pytest.raises(WrongVersion):
                 await find_run(client, [at(HOST), at(HOST)], SwarmTime(), lambda _: None)
+        assert now_s() < 1.0
+
+    play(story)
+
+
+@pytest.mark.parametrize("is_old", [False, True])
+def test_a_program_run_is_found_and_an_older_build_is_told_its_version(*, is_old: bool) -> None:
+    program = Run("cifar", 300).manifest({"head": (3, 2)}).with_host(HOST.peer_id)
+    signed, invite = SignedManifest.sign(program, HOST), Invite.issue(HOST, program.run_id, (at(HOST),), None, int(time.time()) + 3600)
+
+    async def story(network: MemoryNetwork) -> None:
+        serve(network, HOST, manifest=signed, terms=RunTerms.from_manifest(program))
+        transport = network.start_peer(NEWCOMER.peer_id, nobody)
+        client = FetchClient(NEWCOMER, program.run_id, OwnCredential(invite.credential_for(NEWCOMER.peer_id)), transport)
+        if is_old:
+            with pytest.raises(WrongVersion, match="theirs is 1, ours 2") as caught:
+                await find_run(replace(client, versions=(1,)), [at(HOST)], SwarmTime(), lambda _: None)
+            assert "release" in caught.value.hint
+        else:
+            found, _ = await find_run(client, [at(HOST)], SwarmTime(), lambda _: None)
+            assert found.manifest() == program
         assert now_s() < 1.0
 
     play(story)

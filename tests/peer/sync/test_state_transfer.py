@@ -190,7 +190,7 @@ def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Pa
         peer, joining = await newcomer(swarm, resident)
         before = peer.hash
         answers = await joining.ask_everybody(wanted(swarm))
-        assert answers and "held-out text" in str(answers[0]) and peer.hash == before
+        assert answers and "held-out loss" in str(answers[0]) and peer.hash == before
         assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -147,6 +147,14 @@ def test_shapes_that_no_model_has_are_refused(shapes: dict[str, Any], reason: st
     assert reason in fault(model={"shapes": shapes})
 
 
+def test_a_founder_begins_with_its_own_weights_and_others_take_them_over() -> None:
+    for manifest in (program(), program(model={"weights": "0" * 64})):
+        assert manifest.has_start(is_founder=True) and not manifest.has_start(is_founder=False)
+    assert all(Manifest().has_start(is_founder=is_founder) for is_founder in (True, False)), "they follow from the seed"
+    given = Manifest.checked({"model": {"weights": "0" * 64}})
+    assert not any(given.has_start(is_founder=is_founder) for is_founder in (True, False)), "they are given with --model"
+
+
 def test_a_layout_is_required_and_so_is_a_name() -> None:
     for section, key in (("model", "layout"), ("program", "name")):
         without = tables()

@@ -1,0 +1,195 @@
+"""A program of the library's user, as the boundary sees it: model, optimizers, an `evaluate` function, and what else a checkpoint keeps."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from gossamer.kept_state import pack, unpack
+from gossamer.optim.fragments import Fragment, add
+from gossamer.peer.model.trainable import trainable_tensors
+from gossamer.peer.trainer.losses import Losses, MeasureFailed, measured_with
+from gossamer.peer.trainer.probe import Gain, Probe
+from gossamer.protocol.errors import BadSettings
+
+Evaluate = Callable[[], float | Sequence[float] | Tensor]
+Model = nn.Module | Mapping[str, Tensor]
+
+PROBE_SHARE: Final = 0.05  # of the time of training, that judging messages by `evaluate` may take
+UNSTEADY: Final = 1e-3  # relative difference of two evaluations of the same weights that some devices cannot avoid
+
+
+class Stateful(Protocol):
+    """What a checkpoint can keep beside the weights: a loader, a scheduler, an average of the weights."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Restore it."""
+
+
+class Evaluation:
+    """Calls the user's `evaluate`: no gradients, no dropout, the same random numbers each time, and generators as they were."""
+
+    def __init__(self, evaluate: Evaluate, model: Model, device: torch.device) -> None:
+        self._evaluate = evaluate
+        self._modules = list(model.modules()) if isinstance(model, nn.Module) else []
+        self._devices = [device] if device.type not in ("cpu", "mps") else []
+        self._device_type = device.type
+
+    def __call__(self) -> Losses:
+        """Measure the weights. Raises MeasureFailed where `evaluate` raises or returns no numbers."""
+        modes, python = [module.training for module in self._modules], random.getstate()
+        try:
+            with torch.no_grad(), torch.random.fork_rng(self._devices, device_type=self._device_type if self._devices else "cuda"):
+                torch.manual_seed(0)
+                random.seed(0)
+                for module in self._modules:
+                    module.training = False
+                return _losses_of(self._evaluate())
+        except (Exception, SystemExit) as error:
+            raise MeasureFailed(f"evaluate() raised {type(error).__name__}: {error}", hint="see the traceback in your program") from error
+        finally:
+            random.setstate(python)
+            for module, was_training in zip(self._modules, modes, strict=True):
+                module.training = was_training
+
+    def need_steady(self) -> Losses:
+        """Measure twice. Raises BadSettings if the losses of the same weights differ, MeasureFailed as a call."""
+        first, second = self(), self()
+        close = math.isclose(first.mean, second.mean, rel_tol=UNSTEADY, abs_tol=UNSTEADY * UNSTEADY)
+        if len(first.values) != len(second.values) or (first.are_finite and not close):
+            raise BadSettings(
+                f"evaluate() returned {first.mean:.6g} and then {second.mean:.6g} for the same weights",
+                hint="measure the same held-out data at each call: other peers' weights are compared by this number",
+            )
+        return first
+
+
+def _losses_of(value: object) -> Losses:
+    numbers = value.flatten().tolist() if isinstance(value, Tensor) else value
+    values = tuple(map(float, numbers)) if isinstance(numbers, Sequence) else (float(numbers),)  # type: ignore[arg-type]
+    if not values:
+        raise ValueError("it returned no number")
+    return Losses(values)
+
+
+class EvaluateProbe(Probe):
+    """Measures merges with `evaluate`, on the live weights: at a step boundary."""
+
+    runs_beside = False
+    most_share = PROBE_SHARE
+
+    def __init__(self, measure: Evaluation, parameters: Mapping[str, Tensor]) -> None:
+        self._measure = measure
+        self._parameters = parameters
+
+    def draw(self) -> Sequence[Tensor]:
+        """Return one placeholder: `evaluate` has its own data, always the same."""
+        return (torch.empty(0),)
+
+    def losses(self, fragment: Fragment, shift: Tensor, data: Tensor) -> Tensor:
+        """Return the losses with a fragment shifted; the weights are as they were."""
+        moved = {piece.name: self._parameters[piece.name] for piece in fragment.pieces}
+        return torch.tensor(measured_with(lambda: add(fragment, shift, moved), moved, self._measure).values)
+
+    def gain(self, before: Tensor, after: Tensor) -> Gain:
+        """Return the gain, measured against the spread of the losses or their mean, whichever is larger."""
+        spread = float(before.std()) if before.numel() > 1 else 0.0
+        difference = before - after
+        noise = float(difference.std()) / math.sqrt(before.numel()) if before.numel() > 1 else 0.0
+        return Gain(float(difference.mean()), noise, max(spread, abs(float(before.mean()))), before.numel())
+
+
+class ModuleProgram:
+    """The user's model and all that belongs to it. Its tensors are written to between two steps. Raises BadSettings."""
+
+    def __init__(self, model: Model, optimizers: Sequence[Optimizer], evaluate: Evaluate | None, kept: Mapping[str, Stateful]) -> None:
+        self.parameters = trainable_tensors(model)
+        devices = sorted({str(tensor.device) for tensor in self.parameters.values()})
+        if len(devices) > 1:
+            raise BadSettings(f"the model is spread over {' and '.join(devices)}", hint="put all trainable tensors on one device")
+        self.device = next(iter(self.parameters.values())).device
+        self._evaluation = None if evaluate is None else Evaluation(evaluate, model, self.device)
+        self._optimizers = optimizers
+        self._kept: dict[str, Stateful] = {f"optimizer{number}": one for number, one in enumerate(optimizers)}
+        self._kept |= {f"state/{name}": one for name, one in kept.items()}
+
+    def need_steady(self) -> None:
+        """Try `evaluate`. Raises BadSettings if it returns other losses for the same weights, or raises."""
+        if self._evaluation is not None:
+            try:
+                self._evaluation.need_steady()
+            except MeasureFailed as error:
+                raise BadSettings(str(error), hint="evaluate() takes nothing and returns the held-out loss") from error
+
+    def losses(self) -> Losses:
+        """Call `evaluate`; without one all weights count as equal."""
+        return Losses((0.0,)) if self._evaluation is None else self._evaluation()
+
+    def evaluation(self) -> tuple[float, int] | None:
+        """Call `evaluate` for a report."""
+        if self._evaluation is None:
+            return None
+        losses = self._evaluation()
+        return losses.mean, len(losses.values)
+
+    def outputs(self) -> Tensor | None:
+        """Return None: a program's outputs are its own affair."""
+        return None
+
+    def new_probe(self, rng: random.Random) -> Probe | None:
+        """Return a probe that calls `evaluate`; None without one."""
+        return None if self._evaluation is None else EvaluateProbe(self._evaluation, self.parameters)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors in the states of optimizers and of what else is kept."""
+        return self._packed()[1]
+
+    def changes(self, name: str) -> bool:
+        """Return True: each may be a live tensor."""
+        return True
+
+    def state(self) -> dict[str, Any]:
+        """Return all else in these states."""
+        return {"kept": self._packed()[0]}
+
+    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
+        """Restore the states. Raises KeyError or ValueError for another program's."""
+        for name, one in self._kept.items():
+            one.load_state_dict(unpack(state["kept"][name], tensors))
+
+    def forget_optimizer(self) -> None:
+        """Clear the state of all optimizers."""
+        for optimizer in self._optimizers:
+            optimizer.state.clear()
+
+    def cpu_s(self) -> float:
+        """Return 0.0: other processes of the program are not known."""
+        return 0.0
+
+    def close(self) -> None:
+        """Leave all that is the program's as it is."""
+
+    def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        tensors: dict[str, Tensor] = {}
+        return {name: pack(one.state_dict(), f"program/{name}", tensors) for name, one in self._kept.items()}, tensors
+
+
+@contextlib.contextmanager
+def fenced(optimizers: Sequence[Optimizer], before_step: Callable[[], None]) -> Iterator[None]:
+    """Call `before_step` before each step of each optimizer, inside the context."""
+    handles = [optimizer.register_step_pre_hook(lambda *_: before_step()) for optimizer in optimizers]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()

@@ -1,0 +1,386 @@
+"""A PyTorch program in a swarm: `host` or `join`, then one call of `Swarm.step` after each optimizer step.
+
+The node and its supervisor run beside the program, in processes of their own. In the program there are two more threads: one answers the
+node while the weights are only read, and one writes checkpoints.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from gossamer.module_program import Evaluate, Model, ModuleProgram, Stateful, fenced
+from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.optim.inner import InnerSettings, learning_rate
+from gossamer.peer.machine.child import GuestRequest
+from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
+from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.events import OVER, Event, ModelBuilt, ProcessReported, RunKnown
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.own_supervisor import OwnSupervisor
+from gossamer.peer.machine.port import free_port
+from gossamer.peer.model.trainable import base_digest, need_model_of, shapes_of
+from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
+from gossamer.peer.trainer.replica import Replica, peer_seed
+from gossamer.peer.trainer.stopwatch import InnerStep
+from gossamer.protocol.errors import BadInvite, BadSettings
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.run.invite import Invite
+from gossamer.protocol.run.manifest import ProgramManifest, SignedManifest
+from gossamer.run import Run
+
+Batch = TypeVar("Batch")
+Optimizers = Optimizer | Sequence[Optimizer] | None
+Handler = Callable[[Event], None]
+
+LEFT: Final = "the program has left the run"
+PAUSE_LOOK_S: Final = 0.05
+
+
+def host(
+    run: Run,
+    model: Model,
+    optimizer: Optimizers,
+    *,
+    evaluate: Evaluate | None,
+    home: str | os.PathLike[str],
+    state: Mapping[str, Stateful] | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Swarm:
+    """Start a run as its first peer, or go on with the one that this peer hosts from `home`. Returns before others are there.
+
+    `model`: a module, or tensors by name: what requires a gradient, and the persistent buffers of floats, travel. `optimizer`: none, one or
+    several; a step of one announces that the weights move. `evaluate` returns the held-out loss, or one loss for each part of the held-out
+    data, of any sign: smaller is better, the same for the same weights; None takes other peers' weights unjudged. `state`: objects with
+    `state_dict` that a checkpoint keeps too. `settings`: local ones, as `peer config` lists them. Raises OperatorError with a hint.
+    """
+    own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
+    folder, identity = _prepared(home)
+    manifest = run.manifest(shapes_of(own.parameters), base_digest(model)).with_host(identity.peer_id)
+    signed = SignedManifest.sign(manifest, identity)
+    if folder.manifest.exists():
+        held = SignedManifest.from_bytes(folder.manifest.read_bytes())
+        if held.run_id != signed.run_id:
+            raise BadSettings(
+                f"{folder.path} already holds another run, {held.run_id.hex()[:12]}; this one is {signed.run_id.hex()[:12]}",
+                hint="give the new run a home of its own; a changed model or Run is a new run",
+            )
+        signed = held
+    return _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), manifest=signed.to_bytes()))
+
+
+def join(
+    invite: str | None,
+    model: Model,
+    optimizer: Optimizers,
+    *,
+    evaluate: Evaluate | None,
+    home: str | os.PathLike[str],
+    state: Mapping[str, Stateful] | None = None,
+    settings: Mapping[str, object] | None = None,
+) -> Swarm:
+    """Join a run with an invite, or go on with the run in `home` (None, or the same invite). As `host` otherwise.
+
+    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Raises OperatorError with a hint.
+    """
+    own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
+    folder, identity = _prepared(home)
+    read = None if invite is None else Invite.from_text(invite)
+    held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
+    if read is None and held is None and not folder.invite.exists():
+        raise BadInvite(f"no invite was given, and {folder.path} holds no run", hint="ask a member of the run for an invite")
+    if read is not None:
+        read.check(identity.peer_id, time.time())
+        if held is not None and held != read.run_id:
+            raise BadSettings(f"{folder.path} already holds another run, {held.hex()[:12]}", hint="give the new run a home of its own")
+    swarm = _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), invite=invite or ""))
+    swarm.wait()
+    return swarm
+
+
+class Clock:
+    """The run's shared clock, in steps."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+
+    @property
+    def steps(self) -> int:
+        """The global step: how far the run is, as far as this peer knows."""
+        return self._replica.global_step
+
+    @property
+    def total_steps(self) -> int:
+        """The length of the run."""
+        return self._replica.manifest.run.total_steps
+
+    @property
+    def since_join(self) -> int:
+        """Steps since the weights were last taken over from other peers; of the run's first peers, all steps."""
+        return self._replica.steps_since_join()
+
+
+class Swarm:
+    """This program's place in a run; `host` and `join` make it. Use it as a context manager.
+
+    All methods but `leave` and `status` belong to the thread that trains.
+    """
+
+    def __init__(self, supervisor: OwnSupervisor, boundary: Boundary, optimizers: Sequence[Optimizer]) -> None:
+        self.clock = Clock(boundary.replica)
+        self._supervisor = supervisor
+        self._boundary = boundary
+        self._replica = boundary.replica
+        self._home = Home(supervisor.settings.config.home)
+        self._thread = threading.get_ident()
+        self._optimizers = optimizers
+        self._handlers: list[tuple[type[Event], Handler]] = []
+        self._is_leaving = threading.Event()
+        self._is_closed = False
+        self._rate = 0.0
+        self._reading: contextlib.ExitStack | None = None  # open while the weights are only read
+        self._since_s = time.monotonic()
+        self._open = contextlib.ExitStack()
+        self._open.enter_context(fenced(optimizers, self._before_weights_move))
+
+    # ------------------------------------------------------------------ training
+
+    def wait(self) -> None:
+        """Wait until training may begin: until the weights of the run are there, and as many peers as the settings ask for.
+
+        The `with` block and `batches` begin with it. Raises OperatorError if the run cannot be joined.
+        """
+        self._need_usable()
+        boundary = self._boundary
+        try:
+            while boundary.state is State.READY and not self._must_go():
+                boundary.answer()
+                boundary.wait()
+        except BaseException as error:
+            self._close(error)
+            raise
+        if self._supervisor.stop_requested() and boundary.state is State.READY:
+            self._close(None)
+            raise self._supervisor.failure(self._home)
+
+    def step(self, *, tokens: int, loss: float | Tensor | None = None) -> None:
+        """End a training step: call this once after each optimizer step, on the thread that trains.
+
+        Moves the weights by what meetings have decided, and calls partners, answers, saves and reports what is due. `tokens`: how much this
+        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status; a tensor is not waited
+        for. Blocks while the peer is paused. Raises OperatorError if the run diverges; trouble of the network never raises.
+        """
+        self._need_usable()
+        self._before_weights_move()
+        boundary, now_s = self._boundary, time.monotonic()
+        boundary.watch.train_s += now_s - self._since_s
+        self._replica.move_fast_weights()
+        if tokens < 0:
+            raise BadSettings(f"step(tokens={tokens}): a step trains on no fewer than 0", hint="pass the number of examples or tokens")
+        self._replica.count_step(tokens)
+        boundary.after_step(InnerStep(_detached(loss), self._rate, tokens))
+        boundary.answer()
+        self._rest_while_paused()
+        self._since_s = time.monotonic()
+        if self._optimizers and not self.over:  # else nothing says when the weights move again
+            self._let_others_read()
+
+    @property
+    def over(self) -> bool:
+        """Whether to stop training: the run is over, the peer was asked to leave, or the supervisor has ended."""
+        return self._is_leaving.is_set() or not self._boundary.is_training or self._supervisor.stop_requested()
+
+    def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
+        """Loop over a loader, epoch after epoch, until training is `over`. Raises BadSettings for a loader without a batch."""
+        self.wait()
+        while not self.over:
+            num_batches = 0
+            for batch in loader:
+                num_batches += 1
+                if self.over:
+                    return
+                yield batch
+            if not num_batches:
+                raise BadSettings("the loader has no batches", hint="an iterator can be used once only: pass a loader or a list")
+
+    def rate(self, peak: float, *, warmup_steps: int = 0, rewarm_steps: int = 0, floor: float = 0.1) -> float:
+        """Return the learning rate of this moment: warm-up, then a cosine over the run to `floor` times the peak.
+
+        It follows the shared clock, so that members who joined late decay with the others; who took weights over warms up again over
+        `rewarm_steps`.
+        """
+        settings = InnerSettings(self.clock.total_steps, peak, floor, warmup_steps, rewarm_steps)
+        self._rate = learning_rate(self.clock.steps, self.clock.since_join, settings)
+        return self._rate
+
+    # ------------------------------------------------------------------ the peer
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """The object that `peer status --json` prints. Raises BadSettings if the peer does not answer."""
+        return ask(self._home.path, {"verb": "status"})
+
+    def invite(self, *, uses: int | None = None) -> str:
+        """Return an invite for up to `uses` others, valid for 30 days. Waits until this peer knows its addresses."""
+        from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
+        from gossamer.cli.invite import bootstraps, limited
+        from gossamer.peer.swarm.issued_invites import USES
+
+        while not (addresses := self.status["addresses"]):
+            time.sleep(PAUSE_LOOK_S)
+        identity = Identity.load_or_create(self._home.identity)
+        written = Invite.issue(
+            identity,
+            self._replica.manifest.run_id,
+            bootstraps(self._home, identity.peer_id, tuple(addresses)),
+            None,
+            int(time.time()) + INVITE_LIFETIME_S,
+        )
+        limited(self._home, written, uses or USES)
+        return written.to_text()
+
+    def save(self) -> None:
+        """Write a checkpoint into the home, and wait for it."""
+        self._need_usable()
+        with self._standing_still():
+            self._boundary.save()
+
+    def leave(self) -> None:
+        """Ask training to end: `over` becomes true, and the end of the `with` block saves and leaves. From any thread."""
+        self._is_leaving.set()
+
+    def finish(self) -> None:
+        """End: at the run's end, average with the others and take the result; else save and leave. The end of the `with` block does it."""
+        self._need_thread()
+        if self._is_closed:
+            return
+        boundary = self._boundary
+        self._before_weights_move()
+        try:
+            while boundary.state is State.BEGUN and self._replica.phase is RunPhase.FINISH and not self._must_go():
+                boundary.idle()
+                boundary.wait()
+            boundary.end()
+        except BaseException as error:
+            self._close(error)
+            raise
+        self._close(None)
+
+    def __enter__(self) -> Self:
+        self.wait()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None or isinstance(error, KeyboardInterrupt):
+            self.finish()
+        elif not self._is_closed:  # the last good checkpoint stays
+            self._before_weights_move()
+            self._close(None)
+
+    # ------------------------------------------------------------------ inside
+
+    def _before_weights_move(self) -> None:
+        """End the time in which others may read the weights: an optimizer is about to move them."""
+        if self._reading is not None:
+            reading, self._reading = self._reading, None
+            self._boundary.watch.train_s += time.monotonic() - self._since_s
+            with self._boundary.watch.blocked("meetings"):
+                reading.close()
+            self._since_s = time.monotonic()
+
+    def _let_others_read(self) -> None:
+        self._reading = contextlib.ExitStack()
+        self._reading.enter_context(self._boundary.reading())
+
+    @contextlib.contextmanager
+    def _standing_still(self) -> Iterator[None]:
+        """Have the weights to ourselves, as at a step boundary."""
+        was_open = self._reading is not None
+        self._before_weights_move()
+        self._replica.move_fast_weights()
+        yield
+        if was_open:
+            self._let_others_read()
+
+    def _rest_while_paused(self) -> None:
+        supervisor, boundary = self._supervisor, self._boundary
+        if not (supervisor.settings.paused and not self.over):
+            return
+        boundary.save()
+        supervisor.emit(ProcessReported("paused", "the program waits in step()"))
+        while supervisor.settings.paused and not self.over:
+            boundary.answer()
+            boundary.wait(PAUSE_LOOK_S)
+        supervisor.emit(ProcessReported("training", ""))
+
+    def _must_go(self) -> bool:
+        return self._is_leaving.is_set() or self._supervisor.stop_requested()
+
+    def _close(self, failure: BaseException | None) -> None:
+        self._is_closed = True
+        self._open.close()
+        self._boundary.close()
+        known = failure if isinstance(failure, Exception) else None
+        self._supervisor.close(OVER if self._boundary.state is State.OVER else LEFT, known)
+
+    def _need_usable(self) -> None:
+        self._need_thread()
+        if self._is_closed:
+            raise BadSettings("this peer has left the run", hint="join again: `gossamer.join(None, ..., home=...)` goes on from the home")
+
+    def _need_thread(self) -> None:
+        if threading.get_ident() != self._thread:
+            raise BadSettings("this is another thread than the one that joined the run", hint="call it on the thread that trains")
+
+
+def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], request: GuestRequest) -> Swarm:
+    own.need_steady()
+    keep_products_exact()
+    supervisor = OwnSupervisor(request)
+    try:
+        home = Home(request.config.home)
+        manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
+        if not isinstance(manifest, ProgramManifest):
+            raise BadSettings("this run trains a language model on text, not a program", hint="join it with `peer join`")
+        need_model_of(manifest, shapes_of(own.parameters), base_digest(model))
+        supervisor.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
+        replica = Replica(manifest, own, peer_seed(manifest.run.seed, PeerId.from_text(supervisor.settings.peer_id)))
+        num_params = sum(tensor.numel() for tensor in own.parameters.values())
+        supervisor.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, 0.0, 0.0))
+        boundary = open_boundary(supervisor, home, replica)
+        boundary.start()
+    except BaseException as error:
+        supervisor.close(LEFT, error if isinstance(error, Exception) else None)
+        raise
+    return Swarm(supervisor, boundary, optimizers)
+
+
+def _prepared(home: str | os.PathLike[str]) -> tuple[Home, Identity]:
+    folder = Home(Path(home).expanduser().absolute())
+    folder.create()
+    return folder, Identity.load_or_create(folder.identity)
+
+
+def _config(folder: Home, settings: Mapping[str, object] | None) -> PeerConfig:
+    """Return the settings of this start: those given, else those of `config.toml`. Raises BadSettings."""
+    values = saved_settings(folder) | dict(settings or {})
+    config = peer_config(values | {"home": folder.path, "trains": True})
+    return config.model_copy(update={"port": free_port(folder, config.listen, config.port if "port" in values else None)})
+
+
+def _all(optimizer: Optimizers) -> tuple[Optimizer, ...]:
+    return () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+
+
+def _detached(loss: float | Tensor | None) -> float | Tensor:
+    return float("nan") if loss is None else loss.detach() if isinstance(loss, Tensor) else float(loss)
