@@ -139,6 +139,7 @@ def test_heavy_packages_stay_in_their_layer(path: Path) -> None:
 LOADED = {
     # module of a process, or with the same imports -> modules that it must not load
     "gossamer": ("transformers", "tokenizers", "datasets", "pyarrow", "hivemind", "grpc", "asyncio"),
+    "gossamer.swarm": ("transformers", "tokenizers", "datasets", "pyarrow", "hivemind", "grpc"),
     "gossamer.peer.node.__main__, gossamer.peer.node.process": (
         "gossamer.peer.trainer",
         "gossamer.peer.supervisor",
