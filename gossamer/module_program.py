@@ -22,7 +22,7 @@ from gossamer.protocol.errors import BadSettings
 Evaluate = Callable[[], float | Sequence[float] | Tensor]
 Model = nn.Module | Mapping[str, Tensor]
 
-PROBE_SHARE: Final = 0.05  # of the time of training, that judging messages by `evaluate` may take
+PROBE_SHARE: Final = 0.01  # of the time of training, that judging messages by `evaluate` may take
 UNSTEADY: Final = 1e-3  # relative difference of two evaluations of the same weights that some devices cannot avoid
 
 

@@ -7,6 +7,7 @@ node while the weights are only read, and one writes checkpoints.
 from __future__ import annotations
 
 import contextlib
+import copy
 import os
 import threading
 import time
@@ -24,7 +25,7 @@ from gossamer.optim.inner import InnerSettings, learning_rate
 from gossamer.peer.machine.child import GuestRequest
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
 from gossamer.peer.machine.control_socket import ask
-from gossamer.peer.machine.events import OVER, Event, ModelBuilt, ProcessReported, RunKnown
+from gossamer.peer.machine.events import OVER, ModelBuilt, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.machine.port import free_port
@@ -41,7 +42,6 @@ from gossamer.run import Run
 
 Batch = TypeVar("Batch")
 Optimizers = Optimizer | Sequence[Optimizer] | None
-Handler = Callable[[Event], None]
 
 LEFT: Final = "the program has left the run"
 PAUSE_LOOK_S: Final = 0.05
@@ -144,7 +144,6 @@ class Swarm:
         self._home = Home(supervisor.settings.config.home)
         self._thread = threading.get_ident()
         self._optimizers = optimizers
-        self._handlers: list[tuple[type[Event], Handler]] = []
         self._is_leaving = threading.Event()
         self._is_closed = False
         self._rate = 0.0
@@ -169,6 +168,7 @@ class Swarm:
         except BaseException as error:
             self._close(error)
             raise
+        self._since_s = time.monotonic()
         if self._supervisor.stop_requested() and boundary.state is State.READY:
             self._close(None)
             raise self._supervisor.failure(self._home)
@@ -254,6 +254,28 @@ class Swarm:
         self._need_usable()
         with self._standing_still():
             self._boundary.save()
+
+    def on_adopted(self, call: Callable[[], None]) -> None:
+        """Call this inside `step` whenever the weights have become other peers' and the optimizers' state was cleared.
+
+        An average of the weights that the program keeps is of another model then. `join` has taken the first weights over when it returns.
+        """
+        self._boundary.on_adopted = call
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return this peer's place in the run, with copies of all tensors, for a program that keeps checkpoints of its own."""
+        self._need_usable()
+        with self._standing_still():
+            return {
+                "tensors": {name: tensor.detach().clone() for name, tensor in self._replica.tensors().items()},
+                "state": copy.deepcopy(self._replica.state()),
+            }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go back to what `state_dict` returned: weights, optimizers and place. Raises KeyError or ValueError for another model's."""
+        self._need_usable()
+        with self._standing_still():
+            self._replica.restore(state["tensors"], state["state"])
 
     def leave(self) -> None:
         """Ask training to end: `over` becomes true, and the end of the `with` block saves and leaves. From any thread."""
@@ -353,7 +375,7 @@ def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], re
         if not isinstance(manifest, ProgramManifest):
             raise BadSettings("this run trains a language model on text, not a program", hint="join it with `peer join`")
         need_model_of(manifest, shapes_of(own.parameters), base_digest(model))
-        supervisor.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
+        supervisor.emit(RunKnown.of(manifest))
         replica = Replica(manifest, own, peer_seed(manifest.run.seed, PeerId.from_text(supervisor.settings.peer_id)))
         num_params = sum(tensor.numel() for tensor in own.parameters.values())
         supervisor.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, 0.0, 0.0))

@@ -22,6 +22,8 @@ MIN_CODED_VALUES = 4096
 # meetings, and each of these cuts the countdown short. T solves T = E[min(countdown, call)], with the countdown uniform in [0.5, 1.5]
 # and calls Poisson of rate 1 / (2 T).
 MEETING_INTERVAL = 0.70
+STATISTICS_GROUP = "statistics"  # fragments of tensors that peers average and nobody extrapolates, such as those of a batch norm
+STATISTICS = f"{STATISTICS_GROUP}/"  # how the names of these tensors begin
 BLOCK_NAME = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.\d+\.")
 
 
@@ -52,6 +54,11 @@ class Fragment:
         """Return the number of values of the flat vector."""
         return sum(piece.numel for piece in self.pieces)
 
+    @property
+    def holds_statistics(self) -> bool:
+        """Whether its values are averaged at all times, without momentum."""
+        return self.name.startswith(STATISTICS_GROUP)
+
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -60,17 +67,20 @@ def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = Non
     """Cut a model into fragments of at most `max_values` values: of strided transformer blocks, and of all that is outside the blocks.
 
     A model that fits is one fragment. Otherwise, and where `blocks_per_fragment` is given, fragment p of P holds blocks p, p+P, p+2P, ...;
-    the last fragment holds embeddings, head and final norm. A group that is still too large is cut at tensors, and tensors at rows: only
-    a single row may have more than `max_values`. Fragments keep the order of `shapes`. Raises ValueError for a model without parameters,
-    an empty parameter, or a size below 1.
+    the last of these holds embeddings, head and final norm. Statistics are fragments of their own, at the end. A group that is still too
+    large is cut at tensors, and tensors at rows: only a single row may have more than `max_values`. Fragments keep the order of `shapes`.
+    Raises ValueError for a model without parameters, an empty parameter, or a size below 1.
     """
     if max_values < 1 or (blocks_per_fragment is not None and blocks_per_fragment < 1):
         raise ValueError(f"A fragment needs at least one value and one block, not {max_values} and {blocks_per_fragment}.")
     if not shapes:
         raise ValueError("A model without parameters cannot be split into fragments.")
-    blocks, outside = _blocks(shapes)
+    statistics = [Piece(name, math.prod(shape)) for name, shape in shapes.items() if name.startswith(STATISTICS)]
+    blocks, outside = _blocks({name: shape for name, shape in shapes.items() if not name.startswith(STATISTICS)})
     in_blocks = sum(_numel(block) for block in blocks)
-    if blocks_per_fragment is None and in_blocks + _numel(outside) <= max_values:
+    if not blocks and not outside:
+        groups: list[tuple[str, list[Piece]]] = []
+    elif blocks_per_fragment is None and in_blocks + _numel(outside) <= max_values:
         groups = [("all", [*chain.from_iterable(blocks), *outside])]
     else:
         stride = math.ceil(len(blocks) / blocks_per_fragment if blocks_per_fragment else min(len(blocks), in_blocks / max_values))
@@ -79,6 +89,7 @@ def split(shapes: Shapes, max_values: int, blocks_per_fragment: int | None = Non
             for p in range(stride)
         ]
         groups += [("outside-blocks", outside)] * bool(outside)
+    groups += [(STATISTICS_GROUP, statistics)] * bool(statistics)
     parts = [part for name, pieces in groups for part in _parts(name, pieces, shapes, max_values)]
     return tuple(_fragment(index, name, pieces) for index, (name, pieces) in enumerate(parts))
 
@@ -128,7 +139,7 @@ def _parts(name: str, pieces: list[Piece], shapes: Shapes, max_values: int) -> l
 def _fragment(index: int, name: str, pieces: list[Piece]) -> Fragment:
     large = [piece for piece in pieces if piece.numel >= MIN_CODED_VALUES]
     small = [piece for piece in pieces if piece.numel < MIN_CODED_VALUES]
-    return Fragment(index, name, (*large, *small), _numel(large))
+    return Fragment(index, name, (*large, *small), 0 if name.startswith(STATISTICS_GROUP) else _numel(large))
 
 
 def gather(fragment: Fragment, tensors: Mapping[str, Tensor]) -> Tensor:

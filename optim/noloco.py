@@ -69,5 +69,8 @@ def token_weight(own_tokens: int, partner_tokens: int) -> float:
     return own_tokens / total if total else 0.5
 
 
+AVERAGE = NoLoCo(alpha=0.0, beta=1.0, gamma=1.0)
+"""The rule of statistics at all times: with weight 1/2 both sides take their mean. Momentum would carry a variance below zero."""
+
 FINISH = NoLoCo(alpha=0.0, beta=1.0, gamma=1.0)
 """The last averaging: with weight 1/2 the message is the fast weights, and both sides end on their mean."""

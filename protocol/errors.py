@@ -29,6 +29,8 @@ class GossamerError(Exception):
     def __init__(self, message: str, *, hint: str = "") -> None:
         super().__init__(message)
         self.hint = hint
+        if hint:
+            self.add_note(f"hint: {hint}")  # for a program that uses the library and prints a traceback
 
 
 class TransportError(GossamerError):

@@ -78,14 +78,6 @@ class SupervisorPipes:
 
     def __init__(self, settings_fd: int, events_fd: int) -> None:
         self.error: dict[str, Any] = {}  # that ended the supervisor, as it has told a program that is no child
-        lines = os.fdopen(settings_fd, "rb", buffering=0, closefd=False)
-        while (line := lines.readline()) == STOP:
-            pass  # the reason follows
-        if line.startswith(FAILED):
-            self.error = json.loads(line)
-        if self.error or not line.endswith(b"\n"):
-            raise EOFError
-        self.settings = ChildSettings.model_validate_json(line)
         self._settings_fd = settings_fd
         self._events_fd = events_fd
         os.set_blocking(events_fd, False)
@@ -94,6 +86,14 @@ class SupervisorPipes:
         self._num_lost = 0
         self._partial_line = b""  # the beginning of a line
         self._stopping = False
+        lines = os.fdopen(settings_fd, "rb", buffering=0, closefd=False)
+        while (line := lines.readline()) == STOP:
+            pass  # the reason follows
+        if line.startswith(FAILED):
+            self.error = json.loads(line)
+        if self.error or not line.endswith(b"\n"):
+            raise EOFError
+        self.settings = ChildSettings.model_validate_json(line)
 
     def emit(self, event: Event) -> None:
         """Send an event, or drop it while the supervisor does not read; the number of lost events is sent once it reads again.
@@ -125,8 +125,8 @@ class SupervisorPipes:
             self.read_settings()
         return self._stopping
 
-    def read_settings(self) -> None:
-        """Wait for the next data from the supervisor and apply it."""
+    def read_settings(self) -> bool:
+        """Wait for the next data from the supervisor and apply it; return whether there was any: False at the end of the pipe."""
         data = os.read(self._settings_fd, _READ_BYTES)
         self._stopping |= not data
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
@@ -137,6 +137,7 @@ class SupervisorPipes:
                 self.error = json.loads(line)
             else:
                 self.settings = ChildSettings.model_validate_json(line)
+        return bool(data)
 
     def end(self, error: BaseException | None = None) -> int:
         """Send the error that ends this process, if any; wait briefly until all events are read, and return the exit code."""

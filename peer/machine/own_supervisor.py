@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Final
 
@@ -75,6 +77,11 @@ class OwnSupervisor(SupervisorPipes):
         return error
 
     def _wait(self) -> None:
+        """Close the pipe to the supervisor, and read its last words until it has ended."""
+        os.close(self._open_fds.pop())
+        until_s = time.monotonic() + END_S
+        while select.select([self._settings_fd], [], [], max(0.0, until_s - time.monotonic()))[0] and self.read_settings():
+            pass
         self._close_pipes()
         try:
             self._process.wait(END_S)

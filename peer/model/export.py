@@ -17,6 +17,7 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
+from gossamer.optim.fragments import STATISTICS
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.card import MeasuredLoss, model_card
@@ -78,10 +79,10 @@ def _measured_by_program(data: Path | None, num_batches: int | None) -> Measured
 
 
 def _write_tensors(weights: Mapping[str, Tensor], folder: Path) -> None:
-    """Write tensors by name. Raises OSError when the disk refuses."""
+    """Write tensors by their names in the program's model. Raises OSError when the disk refuses."""
     folder.mkdir()
     try:
-        save_file(dict(weights), folder / WEIGHTS, metadata={"format": "pt"})
+        save_file({name.removeprefix(STATISTICS): tensor for name, tensor in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
     except SafetensorError as error:
         raise OSError(str(error)) from error
 

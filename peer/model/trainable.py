@@ -14,6 +14,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from gossamer.optim.fragments import STATISTICS
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.layout import Shapes, by_name, first_difference, layout_digest
@@ -31,8 +32,8 @@ def trainable_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
     """Return the tensors that peers average, in the order of their names, tied ones once; they are the model's own, not copies.
 
     Of a module, these are the parameters that require a gradient and the persistent buffers of floats, such as the statistics of a batch
-    norm. Of a mapping, all tensors. Raises BadSettings, with the reason, for tensors that no meeting can move: not in float32, without
-    storage, sparse, or empty.
+    norm. The names of the latter begin with `statistics/`: peers average them and nobody extrapolates them. Of a mapping, all tensors.
+    Raises BadSettings, with the reason, for tensors that no meeting can move: not in float32, without storage, sparse, or empty.
     """
     given = _of_module(model) if isinstance(model, nn.Module) else model.items()
     tensors = _named_once(given)
@@ -102,7 +103,7 @@ def _of_module(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     kept = set(model.state_dict(keep_vars=True))
     for name, buffer in model.named_buffers(remove_duplicate=False):
         if name in kept and buffer.is_floating_point():
-            yield name, buffer
+            yield f"{STATISTICS}{name}", buffer
 
 
 def _named_once(given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
@@ -128,8 +129,10 @@ def _named_once(given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
 
 
 def _bare(name: str) -> str:
+    statistics, name = name.startswith(STATISTICS), name.removeprefix(STATISTICS)
     *path, last = name.split(".")
-    return ".".join([*(part for part in path if part not in WRAPPERS), last])
+    bare = ".".join([*(part for part in path if part not in WRAPPERS), last])
+    return f"{STATISTICS}{bare}" if statistics else bare
 
 
 def _need_storage(name: str, tensor: Tensor) -> None:

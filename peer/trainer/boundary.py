@@ -89,6 +89,8 @@ class Boundary:
         self._now_s = now_s
         self._node_seen_s = now_s()
         self._reported = ("", "")
+        self._warned = ""
+        self.on_adopted: Callable[[], None] = lambda: None  # called between two steps, when the weights are other peers' now
 
     @property
     def is_training(self) -> bool:
@@ -120,6 +122,7 @@ class Boundary:
                         if self._saver.has_checkpoint:
                             self._saver.begin(self.replica, self._reading_at_boundary())
                         self._begin()
+                        self.on_adopted()
             if self._exchange.has_node:
                 self._node_seen_s = self._now_s()
 
@@ -239,9 +242,14 @@ class Boundary:
         try:
             yield
         except MeasureFailed as error:
-            self._supervision.emit(Warned(MEASURE_TOPIC, str(error)))
+            self._warn(str(error))
         else:
-            self._supervision.emit(Warned(MEASURE_TOPIC, ""))
+            self._warn("")
+
+    def _warn(self, words: str) -> None:
+        if words != self._warned:
+            self._warned = words
+            self._supervision.emit(Warned(MEASURE_TOPIC, words))
 
     def _report_state(self, state: str, reason: str) -> None:
         if (state, reason) != self._reported:

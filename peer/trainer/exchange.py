@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor
 
-from gossamer.optim.noloco import FINISH
+from gossamer.optim.noloco import AVERAGE, FINISH
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
@@ -358,9 +358,9 @@ class TrainerExchange:
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
         with self._holding_open(request.meeting) as meeting:
-            is_last = request.phase is RunPhase.FINISH
-            weight = 0.5 if is_last else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
-            sketch = meeting.side.prepare(FINISH if is_last else self._replica.rule, weight, request.seed)
+            rule = self._replica.rule_of(meeting.fragment, request.phase)
+            weight = 0.5 if rule in (FINISH, AVERAGE) else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
+            sketch = meeting.side.prepare(rule, weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
             if not sketch.numel():
                 return self._encode(meeting)

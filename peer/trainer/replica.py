@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import Countdown
-from gossamer.optim.noloco import FINISH, NoLoCo
+from gossamer.optim.noloco import AVERAGE, FINISH, NoLoCo
 from gossamer.peer.model.plan import clock_budget, fragment_codecs, model_plan
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.losses import Losses
@@ -46,8 +46,8 @@ class Replica:
         self._is_founder = True
         self.parameters = program.parameters
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
-        self.rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)  # until the last averaging
-        self.fragments = tuple(FragmentState(codec, self.parameters, self.rule.alpha > 0.0) for codec in codecs)
+        self._rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
+        self.fragments = tuple(FragmentState(codec, self.parameters, self._rule.alpha > 0.0) for codec in codecs)
         self.probe_gate = ProbeGate()
         self.countdown = Countdown(len(codecs), manifest.outer.nominal_steps, peer_seed)
 
@@ -91,9 +91,15 @@ class Replica:
         for fragment in self.fragments:
             fragment.move_fast_weights()
 
+    def rule_of(self, fragment: int, phase: RunPhase) -> NoLoCo:
+        """Return the rule of a fragment's outer step in this phase."""
+        if phase is RunPhase.FINISH:
+            return FINISH
+        return AVERAGE if self.fragments[fragment].codec.fragment.holds_statistics else self._rule
+
     def take_solo_step(self, fragment: int, phase: RunPhase) -> None:
         """Take the outer step of a fragment without a partner; the model follows at the next `move_fast_weights`."""
-        self.fragments[fragment].take_solo_step(FINISH if phase is RunPhase.FINISH else self.rule)
+        self.fragments[fragment].take_solo_step(self.rule_of(fragment, phase))
         self.count_outer_step(fragment, 0)
 
     def count_outer_step(self, fragment: int, partner_global_step: int, *, is_met: bool = True) -> None:

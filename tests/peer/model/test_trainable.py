@@ -62,7 +62,8 @@ def manifest(shapes: Shapes, base: str | None = None, *, with_shapes: bool = Tru
 def test_parameters_and_statistics_travel_by_name_tied_ones_once() -> None:
     model = Net()
     tensors = trainable_tensors(model)
-    names = "again.bias again.weight head.bias norm.bias norm.running_mean norm.running_var norm.weight scale stem.bias stem.weight"
+    names = "again.bias again.weight head.bias norm.bias norm.weight scale"
+    names += " statistics/norm.running_mean statistics/norm.running_var stem.bias stem.weight"
     assert " ".join(tensors) == names, "neither the count of batches nor what is not part of the state"
     assert tensors["again.weight"] is model.head.weight and tensors["scale"].shape == ()
 

@@ -49,7 +49,7 @@ def train(manifest):
         replica.inner_step()
         for fragment in replica.fragments:
             side = MeetingSide(fragment)
-            sketch = side.prepare(replica.rule, 0.5, 1)
+            sketch = side.prepare(replica.rule_of(0, RunPhase.TRAIN), 0.5, 1)
             side.judge(side.encode(sketch))
             side.merge(side.step(side.failed_blocks))
             side.state.move_fast_weights()
