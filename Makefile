@@ -16,12 +16,13 @@ PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-
 
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes: each would compile our sources anew
 
-.PHONY: help faults attacks lab demo image swarm test coverage check format proto pictures clean install
+.PHONY: help faults attacks lab demo image swarm release test coverage check format proto pictures clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
 	@echo "make image   build the container image $(IMAGE) (TORCH=cpu or cuda, TORCH_CPU=URL of torch's builds for CPUs, BUILD='more options of docker build') and print its sizes"
 	@echo "make swarm   train a swarm of containers on this machine, and compare it with one peer alone (STEPS=)"
+	@echo "make release build the wheel in dist/, and try it in new environments of each Python here, once with the oldest packages (RELEASE=python3.12)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
 	@echo "make faults  the whole fault suite, one core for two hours; FAULTS='R1 R5' for some of it"
@@ -49,6 +50,9 @@ image:
 
 swarm: image
 	DOCKER="$(DOCKER)" GOSSAMER_IMAGE="$(IMAGE)" STEPS="$(STEPS)" docker/swarm
+
+release: $(STAMP)
+	$(BIN)/python -m tests.release $(RELEASE)
 
 test: $(STAMP)
 	$(BIN)/python -m $(PYTEST)

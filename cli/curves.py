@@ -5,12 +5,12 @@ Pictures need matplotlib, which nothing else needs: install the extra `plot`.
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.events import EvalDone, StepDone, read_events
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
@@ -23,9 +23,8 @@ Curve = list[tuple[int, float]]  # inner steps and nats per token
 
 
 def need_plot(path: Path) -> None:
-    """Raise BadSettings when no picture can be written to this path. Call it before a long training."""
-    if importlib.util.find_spec("matplotlib") is None:
-        raise BadSettings("--plot needs matplotlib, which is not installed", hint="pip install 'gossamer-peer[plot]'")
+    """Raise OperatorError when no picture can be written to this path. Call it before a long training."""
+    need_extra("plot")
     if not path.absolute().parent.is_dir():
         raise BadSettings(f"the folder of {path} is not there", hint="make it first, or give another --plot FILE.png")
     if path.suffix.lower() not in (".png", ".svg", ".pdf"):

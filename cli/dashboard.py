@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.extras import need_extra
 from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def dashboard(homes: Homes = None, home: HomeFolder = DEFAULT_HOME, port: PagePo
 
     Prints the page's URL on stdout. Only this machine can open the page, and only with the token in the URL.
     """
+    need_extra("dashboard")
     from gossamer.cli.page.server import application
 
     with listening(port) as listener:
@@ -58,6 +60,7 @@ def server(app: ASGIApp) -> uvicorn.Server:
 
 def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
     """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
+    need_extra("watch")
     from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
 
     FullScreen(homes or [home]).run()

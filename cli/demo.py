@@ -23,6 +23,7 @@ from gossamer.cli.local_swarm import POLL_S, LocalSwarm, local_swarm
 from gossamer.cli.manifests import RunOptions, changed, read_manifest
 from gossamer.cli.options import Data, Json
 from gossamer.cli.screen import Screen, screen
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import ExitCode
@@ -63,6 +64,7 @@ def demo(
 
     At the end it shows the held-out loss of each peer, of their average, and of a peer that trained alone for as many steps.
     """
+    need_extra("text")
     if plot is not None:
         need_plot(plot)
     manifest = changed(read_manifest(None, own_text=data is not None), {"steps": steps, **changes})

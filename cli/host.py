@@ -17,6 +17,7 @@ from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pinned, rea
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
 from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.peer.swarm.issued_invites import USES
@@ -65,6 +66,7 @@ def host(
     base = read_manifest(manifest, own_text="data" in given)
     wanted = changed(base, changes).with_host(identity.peer_id)
     signed = run_to_host(folder, identity, wanted, config.model, must_match=manifest is not None or bool(changes))
+    need_extra("text")
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
             "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"

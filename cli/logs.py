@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import platform
 import re
@@ -16,6 +15,7 @@ import typer
 
 from gossamer.cli.figures import sentence
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.log_lines import LEVELS, Log, LogLine
 from gossamer.peer.machine.status import VERSION
@@ -73,7 +73,7 @@ def filtered(log: Log, level: str, grep: str = "") -> Iterator[LogLine]:
 
 def report_text(folder: Home) -> str:
     """Return a report for an issue: versions, the last status, the last log lines."""
-    versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in PACKAGES)
+    versions = ", ".join(f"{name} {installed_version(name) or 'missing'}" for name in PACKAGES)
     machine = f"Gossamer {VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, {versions}"
     status = folder.last_status()
     status.pop("addresses", None)

@@ -12,6 +12,7 @@ from pathlib import Path
 from gossamer.cli.figures import loss_text
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
@@ -70,9 +71,10 @@ def hold_session(
 
 
 def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractContextManager[None]:
-    """Return a context that serves metrics, or nothing if `text` is None. Raises BadSettings."""
+    """Return a context that serves metrics, or nothing if `text` is None. Raises OperatorError."""
     if text is None:
         return nullcontext()
+    need_extra("metrics")
     from gossamer.peer.machine.metrics import place, serving_metrics  # prometheus_client: loaded only with --metrics
 
     return serving_metrics(*place(text), status)

@@ -18,6 +18,7 @@ from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.cli.screen import meter
 from gossamer.cli.simulation_report import network_text, plot_rows, rows_text, swarm_text
 from gossamer.peer.machine.config import Setting
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.simulator.results import Row
 from gossamer.protocol.errors import BadSettings
@@ -125,6 +126,7 @@ def simulate(manifest: ManifestFile = None, home: HomeFolder = DEFAULT_HOME, *, 
     if options.swarm:
         print(swarm_answer(manifest, options, as_json=as_json))
         return
+    need_extra("text")
     request = simulation_request(manifest, options)
     if options.network:
         print(network_answer(request, options, is_of_a_run=manifest is not None, as_json=as_json))

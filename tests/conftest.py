@@ -31,7 +31,7 @@ KEPT_THREADS = ("tqdm_monitor", "ThreadPoolExecutor-hf", "pydantic")
 # Tests with real peers or daemons. Tests of one group never run at the same time, so that their processes do not compete for the CPU.
 PEERS, DAEMONS = "peers", "daemons"
 GROUPS = {"e2e": PEERS, "peer/supervisor/test_supervisor_real.py": PEERS, "peer/supervisor": DAEMONS, "protocol/libp2p": DAEMONS}
-GROUPS |= {"peer/doctor/test_visit.py": DAEMONS}
+GROUPS |= {"peer/doctor/test_visit.py": DAEMONS, "cli/test_extras.py": DAEMONS}
 # The longest tests must not start last.
 FIRST = (
     PEERS,

@@ -5,11 +5,15 @@ from __future__ import annotations
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+
+from tests.release import lowest
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("cli", "optim", "peer", "protocol")
@@ -78,6 +82,7 @@ def test_the_wheel_installs_one_top_level_package(wheels: dict[str, Path]) -> No
     files = {name.removeprefix("gossamer/") for name in names}
     sources = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
     assert not [path for path in sources if path.relative_to(ROOT).as_posix() not in files]
+    assert "py.typed" in files
 
 
 @pytest.mark.parametrize("order", [(*NAMESAKES, "gossamer"), ("gossamer", *NAMESAKES)], ids=["namesakes first", "gossamer first"])
@@ -105,3 +110,15 @@ def test_the_command_runs_from_a_folder_with_such_files(wheels: dict[str, Path],
     for name in FOLDERS:
         (tmp_path / f"{name}.py").write_text("raise RuntimeError('imported in place of ours')\n")
     assert run_python(python, str(python.with_name("peer")), "id", "--home", str(tmp_path / "home"), folder=tmp_path).startswith("12D3Koo")
+
+
+def test_every_package_that_is_needed_has_a_lower_bound_that_is_tried() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    needed = [
+        Requirement(text) for text in (*project["dependencies"], *(text for name in extras if name != "test" for text in extras[name]))
+    ]
+    bounds = dict(line.split("==") for line in lowest(needed))
+    assert {one.name for one in needed} == {*bounds, "gossamer-peer"}
+    generated = (ROOT / "protocol/wire/peer_pb2.py").read_text().partition("Protobuf Python Version: ")[2].split()[0]
+    assert bounds["protobuf"] == generated, "an older protobuf refuses the generated code"

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gossamer.peer.doctor import home_checks, machine_checks, network_checks
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, ok, warn
+from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
 from gossamer.protocol.errors import ExitCode, GossamerError
 
@@ -41,7 +42,7 @@ def _counted(check: Callable[[Case, Need], Finding]) -> Check:
 
 
 CHECKS: Mapping[str, Check] = {
-    "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), machine_checks.installed),
+    "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), installed_version),
     "device": lambda case: machine_checks.device(case.devices, *machine_checks.compute_in_child(case.devices)),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     "run": home_checks.run,

@@ -18,13 +18,13 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.machine.extras import EXTRAS, PACKAGE
 from gossamer.peer.machine.room import Room, container_size, megabytes, summed
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.need import Need
 
-PACKAGE = "gossamer-peer"
 DEVICE_S = 17.0  # for torch to load and to compute
 UP = "torch is loaded"  # printed by peer/doctor/matmul.py
 TIGHT_SHARE = 0.8  # of the room; beyond it, other programs would lack memory
@@ -41,21 +41,15 @@ def requirements() -> tuple[str, Sequence[str]]:
     return ours.metadata["Requires-Python"] or "", ours.requires or ()
 
 
-def installed(name: str) -> str | None:
-    """Return the version of an installed package, None if it is missing."""
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def versions(python: str, requirements: Sequence[str], installed: Callable[[str], str | None]) -> Finding:
-    """Check this interpreter and the `installed` packages against the requirements."""
+    """Check this interpreter and the `installed` packages against the requirements; a package of an extra may be missing."""
     if not python:
-        return warn(f"{PACKAGE} is not installed, so its requirements are not known", "`pip install .` in its folder")
+        return warn(f"{PACKAGE} is not installed, so its requirements are not known", "`pip install '.[all]'` in its folder")
     if not SpecifierSet(python).contains(platform.python_version(), prereleases=True):
         return fail(f"this is Python {platform.python_version()}; wanted is {python}", "install Gossamer with such a Python")
-    wanted = [one for one in map(Requirement, requirements) if one.marker is None or one.marker.evaluate({"extra": ""})]
+    all_known = list(map(Requirement, requirements))
+    core, extras = _applying(all_known, ""), [one for extra in EXTRAS for one in _applying(all_known, extra)]
+    wanted = core + [one for one in extras if one not in core and installed(one.name) is not None]
     wrong = []
     for one in wanted:
         there = installed(one.name)
@@ -64,6 +58,10 @@ def versions(python: str, requirements: Sequence[str], installed: Callable[[str]
     if wrong:
         return fail("; ".join(wrong), "install Gossamer again, into a virtual environment of its own")
     return ok(f"Python {platform.python_version()}, and {len(wanted)} packages as wanted")
+
+
+def _applying(requirements: Sequence[Requirement], extra: str) -> list[Requirement]:
+    return [one for one in requirements if one.marker is None or one.marker.evaluate({"extra": extra})]
 
 
 def compute_in_child(devices: str) -> tuple[int | None, str]:

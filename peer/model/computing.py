@@ -23,6 +23,9 @@ from gossamer.optim.fragments import BLOCK_NAME
 from gossamer.protocol.errors import BadManifest
 
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
+TRIED_TOKENS: Final = 16  # by need_causal
+CAUSAL_ERROR: Final = 1e-4  # of the later logits' change; rounding moves a causal model's earlier ones by 2e-7, an encoder by 9e-4
+LANGUAGE_MODEL: Final = "take a causal language model of transformers, such as 'llama'"
 _PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -142,6 +145,34 @@ def compile_blocks(model: nn.Module) -> None:
     """Compile each block at its first call; blocks of equal code share one compilation."""
     for block in blocks(model):
         block.compile(dynamic=False)
+
+
+def need_causal(model: Any, name: str) -> None:
+    """Raise BadManifest for a model whose predictions depend on later tokens, as an encoder's do: its loss would measure copying.
+
+    Tried on random or trained weights: other tokens in the second half must not move the logits of the first half.
+    """
+    text = model.config.get_text_config()
+    longest = getattr(text, "max_position_embeddings", None) or 2 * TRIED_TOKENS
+    num_tokens = max(2, min(TRIED_TOKENS, longest // 2))  # some models reserve the first positions
+    tokens = torch.arange(num_tokens, device=next(model.parameters()).device)[None] % text.vocab_size
+    half = num_tokens // 2
+    others = torch.cat([tokens[:, :half], (tokens[:, half:] + 1) % text.vocab_size], dim=1)
+    moved = (_logits(model, tokens) - _logits(model, others)).abs()
+    if moved[:, :half].max() > CAUSAL_ERROR * moved[:, half:].max():
+        is_encoder = getattr(model.config, "is_decoder", True) is False
+        raise BadManifest(
+            f"the predictions of {name} see the tokens that they predict, so training would teach it to copy",
+            hint=f"{LANGUAGE_MODEL}{', or set is_decoder = true in its config' if is_encoder else ''}",
+        )
+
+
+def _logits(model: Any, tokens: Tensor) -> Tensor:
+    """Return a model's logits without dropout; a model that draws random numbers draws the same ones at each call."""
+    with torch.random.fork_rng(devices=[]), evaluating(model):
+        torch.default_generator.manual_seed(0)
+        logits: Tensor = model(input_ids=tokens, use_cache=False).logits
+        return logits
 
 
 def mask_documents(model: Any, document_end: int) -> None:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
+from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.model.computing import LANGUAGE_MODEL, MAX_LOGITS, blocks, need_causal, next_token_loss, recompute_blocks
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.layout import Shapes, layout_digest
@@ -34,13 +35,14 @@ def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     """Build the model in float32 on the CPU, in training mode.
 
     Its weights are random from `seed`, or those of the hub's revision. Random weights do not depend on the number of threads or on earlier
-    draws, and torch's generator is restored. Raises BadManifest for an impossible model.
+    draws, and torch's generator is restored. Raises BadManifest for an impossible model, and for one that sees later tokens.
     """
     with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
-        if section.hub is None:
-            return _from_config(section)
-        return pretrained(auto_model, section.hub, revision=section.revision).train()
+        hub = section.hub
+        model = _from_config(section) if hub is None else pretrained(auto_model, hub, revision=section.revision).train()
+        need_causal(model, _name(section))
+    return model
 
 
 def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
@@ -60,16 +62,28 @@ def model_config(section: ModelSection) -> PreTrainedConfig:
     """Make the transformers config. Raises BadManifest, with a suggestion, for an unknown architecture or field."""
     with auto_classes(_name(section)) as (auto_config, _):
         if section.hub is not None:
-            return auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
-        from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-
-        one = "take a causal language model of transformers, such as 'llama'"
-        _need_known("there is no model architecture", section.architecture, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, one)
+            config: PreTrainedConfig = auto_config.from_pretrained(section.hub, revision=section.revision, trust_remote_code=False)
+            need_language_model(config, section.hub)
+            return config
+        _need_known("there is no model architecture", section.architecture, language_models(), LANGUAGE_MODEL)
         config_class = type(auto_config.for_model(section.architecture))
         known = {*inspect.signature(config_class).parameters, *config_class.attribute_map, *LEGACY_FIELDS}
         for name in section.config:
             _need_known("the model config has no field", name, known, f"see {config_class.__name__} in transformers")
         return config_class(**section.config)
+
+
+def language_models() -> Iterable[str]:
+    """Return the names of the architectures that transformers has as causal language models."""
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    return tuple(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES)
+
+
+def need_language_model(config: PreTrainedConfig, name: str) -> None:
+    """Raise BadManifest for the config of another kind of model, like an image classifier."""
+    if config.model_type not in language_models():
+        raise BadManifest(f"{name} is a {config.model_type!r} model, which is no causal language model", hint=LANGUAGE_MODEL)
 
 
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
@@ -239,7 +253,8 @@ def quiet_transformers() -> Iterator[None]:
 
 @contextlib.contextmanager
 def auto_classes(name: str) -> Iterator[tuple[Any, Any]]:
-    """Yield AutoConfig and AutoModelForCausalLM, quiet, and turn their errors (of many types) into BadManifest."""
+    """Yield AutoConfig and AutoModelForCausalLM, quiet, and turn their errors (of many types) into BadManifest. Raises OperatorError."""
+    need_extra("text")
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with quiet_transformers():

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
-from gossamer.peer.model.model import auto_classes, bounded_size, model_config, pretrained, state_tensors
+from gossamer.peer.model.computing import need_causal
+from gossamer.peer.model.model import auto_classes, bounded_size, model_config, need_language_model, pretrained, state_tensors
 from gossamer.peer.model.trainable import weights_digest
 from gossamer.peer.text.tokenizer import name_of
 from gossamer.protocol.errors import BadManifest
@@ -31,10 +32,12 @@ WARM_SHARE: Final = 100  # of the steps are warm-up
 def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
     """Build a run's model with the weights in a folder, in float32 on the CPU, in training mode.
 
-    Raises BadManifest for a folder without weights, and, with both digests, for weights that differ from the manifest's.
+    Raises BadManifest for a folder without weights, for a model that sees later tokens, and, with both digests, for weights that differ
+    from the manifest's.
     """
     with auto_classes(str(folder)) as (_, auto_model):
         model = pretrained(auto_model, str(folder), config=model_config(section))
+        need_causal(model, str(folder))
     digest = weights_digest(state_tensors(model))
     if digest != section.weights:
         raise BadManifest(
@@ -71,6 +74,7 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
     with auto_classes(str(folder)) as (auto_config, auto_model):
         _need_bounded_config(folder / "config.json")
         config = auto_config.from_pretrained(folder, trust_remote_code=False)
+        need_language_model(config, str(folder))
         with torch.device("meta"), bounded_size():
             described = state_tensors(auto_model.from_config(config))
         num_params = sum(tensor.numel() for tensor in described.values())

@@ -16,11 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
 from gossamer.peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadManifest, BadSettings
 
 if TYPE_CHECKING:
     from gossamer.peer.text.tokenizer import Tokenizer
@@ -148,13 +149,17 @@ def load_corpus(
 ) -> Corpus:
     """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
-    Raises BadSettings if a path is missing or not allowed, if a file is not text, or if the text is less than one batch.
+    Raises BadSettings if a path is missing or not allowed, if a file is not text, or if the text is less than one batch. Raises
+    BadManifest for a data set that is neither of the hub nor a folder.
     """
     sources = section.mixture or (section,)
-    wants_path = any(source.source == "text" for source in sources)
-    if path is None and wants_path:
+    folders = [folder for source in sources if (folder := _named_folder(source)) is not None]
+    wants_text = any(source.source == "text" for source in sources)
+    if path is None and wants_text:
         raise BadSettings("this run trains each peer on its own text", hint=GIVE_TEXT)
-    if path is not None and not wants_path:
+    for folder in folders:
+        _need_consent(folder, path)
+    if path is not None and not wants_text and not folders:
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data is not allowed", hint="leave --data out")
     if not section.mixture:
         return _load(section, tokenizer, draw, path, cache, show)
@@ -163,8 +168,33 @@ def load_corpus(
     return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
 
 
+def _named_folder(source: DataSource) -> Path | None:
+    """Return the folder of this machine that a manifest names as a data set, None for one of the hub. Raises BadManifest.
+
+    Names without an owner are refused: the library of data sets would read files of the working directory for some, such as `text`.
+    """
+    if source.source != "huggingface" or source.name is None:
+        return None
+    if source.name.startswith("/") or Path(source.name).exists():
+        return Path(source.name)
+    if "/" not in source.name:
+        raise BadManifest(f"the data set {source.name!r} has no owner", hint="set [data] name to org/name, or to the path of a folder")
+    return None
+
+
+def _need_consent(folder: Path, path: Path | None) -> None:
+    """Raise BadSettings unless the operator's `--data` names this folder or one around it: others wrote the manifest."""
+    if not folder.is_dir():
+        raise BadSettings(f"this run trains on the data set in {folder}, which is no folder of this machine", hint="copy it to that place")
+    if path is None or not folder.resolve().is_relative_to(path.resolve()):
+        raise BadSettings(
+            f"this run trains on files of this machine, in {folder}", hint=f"to let this peer read them: --data {folder.resolve()}"
+        )
+
+
 def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress) -> Corpus:
     if source.source == "huggingface":
+        need_extra("text")
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
         from gossamer.peer.text.streaming import StreamedCorpus
 

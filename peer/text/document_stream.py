@@ -11,6 +11,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import datasets
@@ -92,15 +93,29 @@ def _documents(rows: Any, first: int = 0, stripe: int = 0, num_stripes: int = 1)
 
 
 def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
-    """Open a manifest's data set. Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text."""
+    """Open a manifest's data set: of the hub, or in a folder, as files or as `save_to_disk` writes it.
+
+    Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text.
+    """
     datasets.disable_progress_bars()
+    is_folder = Path(section.name or "").is_dir()
     try:
-        dataset = datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)
+        dataset = _saved_or_streamed(section)
         row = next(iter(dataset), {section.column: ""})
     except Exception as error:  # of many types: no such name, no such split, no network, a decoder's error
+        way_out = "repair the files in this folder" if is_folder else "check the network"
         raise BadSettings(
             f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
-            hint="check the network, and [data] in the manifest",
+            hint=f"{way_out}, and check [data] in the manifest",
         ) from error
     need_column(f"the data set {section.name}", section.column, row)
     return DocumentStream(dataset, section.column, draw)
+
+
+def _saved_or_streamed(section: DataSource) -> Any:
+    folder, config = Path(section.name or ""), datasets.config
+    has_splits = (folder / config.DATASETDICT_JSON_FILENAME).is_file()
+    if has_splits or (folder / config.DATASET_STATE_JSON_FILENAME).is_file():
+        saved = datasets.load_from_disk(folder / section.split if has_splits else folder)
+        return saved.to_iterable_dataset(num_shards=max(1, min(MIN_UNITS, len(saved))))
+    return datasets.load_dataset(section.name, section.config, split=section.split, revision=section.revision, streaming=True)

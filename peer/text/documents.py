@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.document import Document, is_held_out
 from gossamer.protocol.errors import BadSettings
 
@@ -89,6 +90,7 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
 
 
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
+    need_extra("text")
     from gossamer.peer.text.tables import table_documents  # pyarrow takes long to import
 
     for document in table_documents(file, kind, column):

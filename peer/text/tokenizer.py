@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.document import Document
 from gossamer.protocol.errors import BadManifest, BadSettings, GossamerError
 
@@ -176,6 +177,7 @@ def _refusing(message: str) -> Iterator[None]:
 
 def byte_tokenizer() -> PreTrainedTokenizerBase:
     """Return the byte tokenizer in transformers' form: 256 tokens, each with its byte as id."""
+    need_extra("text")
     from tokenizers import Tokenizer as FastTokenizer
     from tokenizers import decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -196,6 +198,7 @@ def _byte_symbols() -> list[str]:
 
 
 def _load_pretrained(name: str, revision: str | None) -> Any:
+    need_extra("text")
     from transformers import AutoTokenizer
 
     with _refusing(f"the tokenizer {name!r} cannot be loaded"):

@@ -6,10 +6,15 @@ import os
 import sys
 
 from gossamer.peer.machine.child import Child, loading, run_child
+from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.run.manifest import SignedManifest, need_text
 
 
 def run(child: Child) -> None:
     """Load the program and run it."""
+    need_text(SignedManifest.from_bytes(Home(child.settings.config.home).manifest.read_bytes()).manifest())
+    need_extra("text")
     with loading():
         from gossamer.peer.trainer.process import build
     build(child).run()

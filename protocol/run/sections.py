@@ -211,7 +211,7 @@ class DataSource(Section):
         default="builtin",
         description="builtin: the source code of Python's standard library; text: each peer's --data; huggingface: a data set; or mixture",
     )
-    name: Label | None = Field(default=None, description="data set on the Hugging Face hub, org/name")
+    name: Label | None = Field(default=None, description="data set on the Hugging Face hub, org/name, or the absolute path of a folder")
     config: Label | None = Field(default=None, description="the data set's configuration, if it has several")
     split: Label = Field(default="train", description="the data set's split")
     revision: CommitHash | None = Field(default=None, description="full commit hash of the data set")
@@ -219,7 +219,7 @@ class DataSource(Section):
 
     @model_validator(mode="after")
     def _name_fits_source(self) -> Self:
-        if self.source == "huggingface" and (self.name is None or self.revision is None):
+        if self.source == "huggingface" and (self.name is None or (self.revision is None and not self.name.startswith("/"))):
             raise ValueError('source = "huggingface" requires name and revision (full commit hash)')
         if self.source != "huggingface" and (self.name or self.config or self.revision):
             raise ValueError('name, config and revision require source = "huggingface"')

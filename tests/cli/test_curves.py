@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import math
 from pathlib import Path
 
@@ -40,13 +39,6 @@ def test_a_failure_to_write_a_picture_is_reported(tmp_path: Path) -> None:
     with pytest.raises(BadSettings) as caught:
         draw_curves({"alone": ran(tmp_path)}, "alone", tmp_path / "nowhere" / "loss.png")
     assert caught.value.hint
-
-
-def test_a_missing_matplotlib_is_named_with_its_install_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(BadSettings, match="matplotlib") as caught:
-        need_plot(tmp_path / "x.png")
-    assert "gossamer-peer[plot]" in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["no-such-folder/x.png", "x.jpeg", "x"])

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from transformers import BertConfig, BertLMHeadModel, PreTrainedConfig, T5Config, ViTConfig
 
 from gossamer.peer.model.model import build_model, parameter_shapes, state_tensors
 from gossamer.peer.model.start import load_start, started_from
@@ -123,3 +124,42 @@ def test_mutated_folders_end_in_a_declared_error_or_are_read(folder: Path, tmp_p
         with contextlib.suppress(BadManifest):
             started_from(hostile, 100, 1e-3)
         shutil.rmtree(hostile)
+
+
+BERT = {
+    "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 256,
+    "max_position_embeddings": 32, "is_decoder": False,
+}  # fmt: skip
+
+
+def saved_bert(folder: Path, *, is_decoder: bool) -> Path:
+    BertLMHeadModel(BertConfig(**BERT | {"is_decoder": is_decoder})).save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_an_encoder_is_refused_in_a_folder_and_by_architecture(tmp_path: Path) -> None:
+    """It would see the token that it predicts. The same layers as a decoder are accepted."""
+    with pytest.raises(BadManifest, match="see the tokens that they predict") as caught:
+        started_from(saved_bert(tmp_path / "encoder", is_decoder=False), 100, 1e-3)
+    assert "is_decoder = true" in caught.value.hint
+    with pytest.raises(BadManifest, match="the predictions of bert see"):
+        build_model(ModelSection(architecture="bert", config=BERT), 0)
+    decoder = Manifest.checked(started_from(saved_bert(tmp_path / "decoder", is_decoder=True), 100, 1e-3))
+    load_start(decoder.model, tmp_path / "decoder")
+
+
+@pytest.mark.parametrize("max_positions", [2, 3, 32, 4096])
+def test_a_causal_model_of_any_length_is_accepted(max_positions: int) -> None:
+    before = torch.get_rng_state()
+    model = build_model(ModelSection(config=LLAMA | {"max_position_embeddings": max_positions}), 1)
+    assert model.training and torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("config", "kind"), [(ViTConfig(), "vit"), (T5Config(), "t5")], ids=["vit", "t5"])
+def test_another_kind_of_model_is_refused_in_one_sentence(config: PreTrainedConfig, kind: str, tmp_path: Path) -> None:
+    config.save_pretrained(tmp_path)
+    with pytest.raises(BadManifest) as caught:
+        started_from(tmp_path, 100, 1e-3)
+    assert str(caught.value) == f"{tmp_path} is a '{kind}' model, which is no causal language model"
+    assert "llama" in caught.value.hint

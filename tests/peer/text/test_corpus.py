@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -8,8 +10,9 @@ import torch
 
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import ResidentCorpus, load_corpus
+from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.sections import DataSection, TokenizerSection
 
 BYTES = load_tokenizer(TokenizerSection())
@@ -103,3 +106,36 @@ def test_missing_and_unwanted_text_is_refused(tmp_path: Path) -> None:
     assert "--data" in caught.value.hint
     with pytest.raises(BadSettings, match="fixed"):
         load_corpus(BUILTIN, BYTES, draw(), tmp_path, tmp_path)
+
+
+def test_a_folder_that_a_manifest_names_is_read_only_if_the_operator_names_it_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The manifest is another's, and the files are ours."""
+    folder = tmp_path / "diary" / "private"
+    folder.mkdir(parents=True)
+    held_out = next(text for text in (f"{number} ".ljust(200, "x") for number in range(1000)) if is_held_out(text))
+    (folder / "train.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in (held_out, *["y" * 300] * 20)))
+    monkeypatch.chdir(tmp_path)
+    for name in (str(folder), "diary/private", "./diary/private", f"{tmp_path}/diary/../diary/private"):
+        section = DataSection(source="huggingface", name=name, revision="0" * 40)
+        for path in (None, tmp_path / "elsewhere", folder / "train.jsonl"):
+            with pytest.raises(BadSettings, match="files of this machine") as caught:
+                load_corpus(section, BYTES, draw(), path, tmp_path)
+            assert caught.value.hint.endswith(f"--data {folder}")
+        with closing(load_corpus(section, BYTES, draw(), tmp_path / "diary", tmp_path)) as corpus:
+            assert set(corpus.batch(0).flatten().tolist()) == {ord("y"), 0}
+
+
+@pytest.mark.parametrize("name", ["text", "json", "parquet"])
+def test_a_data_set_without_an_owner_is_refused(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such names make the library read all files of the working directory."""
+    (tmp_path / "diary.txt").write_text("private")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(BadManifest, match="has no owner") as caught:
+        load_corpus(DataSection(source="huggingface", name=name, revision="0" * 40), BYTES, draw(), None, tmp_path)
+    assert "org/name" in caught.value.hint
+
+
+def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="no folder of this machine") as caught:
+        load_corpus(DataSection(source="huggingface", name=str(tmp_path / "absent")), BYTES, draw(), tmp_path, tmp_path)
+    assert caught.value.hint

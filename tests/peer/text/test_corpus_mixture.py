@@ -50,7 +50,7 @@ def letters(batch: torch.Tensor) -> str:
 
 
 def opened(section: DataSection, peer: bytes = b"a") -> MixedCorpus:
-    corpus = load_corpus(section, BYTES, draw(peer), None, Path("unused"))
+    corpus = load_corpus(section, BYTES, draw(peer), Path(section.mixture[0].name or "").parent, Path("unused"))
     assert isinstance(corpus, MixedCorpus)
     return corpus
 

@@ -101,6 +101,24 @@ def test_a_missing_text_is_an_empty_document(tmp_path: Path) -> None:
     assert list(opened(tmp_path).in_order()) == ["one", ""]
 
 
+@pytest.mark.parametrize("has_splits", [False, True])
+def test_a_data_set_of_save_to_disk_is_read_in_an_order_of_each_peer(tmp_path: Path, has_splits: bool) -> None:
+    texts = [f"document {number}" for number in range(2000)]
+    saved = datasets.Dataset.from_dict({"text": texts, "number": list(range(2000))})
+    (datasets.DatasetDict({"train": saved, "test": saved.select(range(3))}) if has_splits else saved).save_to_disk(tmp_path)
+    mine, theirs = take(opened(tmp_path), START, 2000), take(opened(tmp_path, OTHER), START, 200)
+    assert list(opened(tmp_path).in_order()) == texts == sorted((text for text, _ in mine), key=texts.index)
+    assert len({text for text, _ in mine[:200]} & {text for text, _ in theirs}) < 200
+    assert take(opened(tmp_path), mine[999][1], 50) == mine[1000:1050]
+
+
+def test_a_folder_without_the_split_is_explained_without_the_network(tmp_path: Path) -> None:
+    datasets.DatasetDict({"test": datasets.Dataset.from_dict({"text": ["one"]})}).save_to_disk(tmp_path)
+    with pytest.raises(BadSettings, match="cannot be opened") as caught:
+        opened(tmp_path)
+    assert "folder" in caught.value.hint and "network" not in caught.value.hint
+
+
 @pytest.mark.parametrize("column", ["words", "number"])
 def test_a_column_without_text_names_those_with_it(tmp_path: Path, column: str) -> None:
     with pytest.raises(BadManifest, match=column) as caught:

@@ -168,7 +168,7 @@ def test_too_small_a_data_set_is_refused_with_the_numbers(tmp_path: Path, closin
 
 
 def test_a_manifest_with_a_streamed_data_set_gets_it(section: DataSection, closing: list[StreamedCorpus], tmp_path: Path) -> None:
-    corpus = load_corpus(section, BYTES, DRAW, None, tmp_path)
+    corpus = load_corpus(section, BYTES, DRAW, Path(section.name or ""), tmp_path)
     assert isinstance(corpus, StreamedCorpus)
     closing.append(corpus)
     assert corpus.bytes_per_token == 1.0

@@ -160,8 +160,12 @@ def test_a_model_has_exactly_one_source(model: dict[str, Any], reason: str) -> N
     ],
     ids=str,
 )
-def test_a_data_set_is_named_exactly_if_it_comes_from_the_hub(data: dict[str, Any], reason: str) -> None:
+def test_a_data_set_of_the_hub_needs_a_revision_and_only_such_a_source_has_a_name(data: dict[str, Any], reason: str) -> None:
     assert reason in fault(data=data)
+
+
+def test_a_data_set_in_a_folder_needs_no_revision() -> None:
+    assert Manifest.checked({"data": {"source": "huggingface", "name": "/data/web"}}).data.revision is None
 
 
 def test_an_allow_list_has_members() -> None:
