@@ -112,6 +112,7 @@ class Walls:
     def __init__(self, floor: Floor, apart: Callable[[int, int], bool]) -> None:
         self.is_free = floor.is_free
         self.begin = floor.begin
+        self.always_calls = floor.always_calls
         self.take_solo_step = floor.take_solo_step
         self._floor = floor
         self._apart = apart
