@@ -6,7 +6,7 @@ Threads. Two threads use it, with one lock between them, `_weights`: its holder 
 - The exchange's own thread reads the link. It carries out an `AnyTimeRequest` at once, without the lock: coding and copying only read
   tensors that nobody writes to (a meeting's snapshot, and slow weights, which a merge replaces). It carries out a `BesideRequest` if it
   gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`. A `Check`
-  needs the lock only if the loss is measured.
+  needs the lock only if the loss is measured, and then waits for the weights to be only read.
 - Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
 
 A merge changes slow weights at once. The model's own weights follow at `Replica.move_fast_weights`, on the trainer's thread.
@@ -42,6 +42,7 @@ from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
 
 WAIT_S = 0.1  # the thread looks so often whether it must end
+WINDOW_S = 1.0  # a loss is measured beside the next gradient if that begins within so long, else at the boundary: there it blocks training
 LATE_SHARE = 10  # of the allowed clock gap: a fragment without an outer step for a tenth of it is too old for a joining peer
 NO_NODE = "no node to find a partner"
 
@@ -236,7 +237,8 @@ class TrainerExchange:
                 self._outer_step(request, may_measure=False)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
-        if not self._weights.acquire(blocking=False):
+        waits = isinstance(request, messages.Check) and self.has_begun and self._replica.phase is RunPhase.TRAIN
+        if not self._weights.acquire(timeout=WINDOW_S if waits else 0.0):
             return False
         try:
             with behind(self._still, self._stream):
@@ -401,10 +403,7 @@ class TrainerExchange:
         return messages.Applied(request.meeting)
 
     def _outer_step(self, request: messages.Apply, *, may_measure: bool = True) -> tuple[OpenMeeting, OuterStep]:
-        """Compute the outer step of a meeting for the failed blocks of both sides, once; without the lock nothing may be measured.
-
-        Raises torch.OutOfMemoryError; ValueError, also for a step that must be measured and may not.
-        """
+        """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
         with self._holding_open(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 side = meeting.side
