@@ -75,7 +75,7 @@ class TrainerExchange:
         self.has_begun = False  # the trainer trains, or has trained
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
-        self.train_s = 0.0  # spent in training so far
+        self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
         self._link = link
         self._payloads = payloads
@@ -377,7 +377,7 @@ class TrainerExchange:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
-            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
+            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.computing_s)
             is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.part < 1.0)
 

@@ -76,8 +76,8 @@ class Probe:
     def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
         """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
 
-        Where the first gain is low, it is measured on more text. Where it is low there too, this part of the merge is measured, and what
-        our own movement has gained. `is_behind`: the merge leads back along our own way.
+        Where the first gain is low, it is measured on more text. Where it is low there too, this part of the merge is measured, half of
+        it if that is low, and what our own movement has gained. `is_behind`: the merge leads back along our own way.
         """
         first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
@@ -86,9 +86,12 @@ class Probe:
             whole = Gain.of(before, self._losses(fragment, shifts.pair, sequences))
             if not gate.is_low(whole):
                 return gate.judge(whole, None, is_behind=is_behind)
-        candidates = shifts.solo.lerp(shifts.pair, part), -shifts.own
-        smaller, undone = (Gain.of(before, self._losses(fragment, shift, sequences)) for shift in candidates)
-        return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
+        own = -Gain.of(before, self._losses(fragment, -shifts.own, sequences)).value
+        for smaller in (part, part / 2):
+            closer = Closer(smaller, Gain.of(before, self._losses(fragment, shifts.solo.lerp(shifts.pair, smaller), sequences)), own)
+            if not gate.is_low(closer.gain, max(0.0, own)):
+                break
+        return gate.judge(whole, closer, is_behind=is_behind)
 
     def _losses(self, fragment: Fragment, shift: Tensor, sequences: Tensor) -> Tensor:
         """Return the loss of each token with a fragment shifted."""
@@ -132,12 +135,12 @@ class ProbeCost:
             self._num_probes += 1
             self._probes_s += time.thread_time() - start_s
 
-    def affordable_share(self, train_s: float) -> float:
-        """Return the share of meetings that may be probed, asked once for each; `train_s`: the time spent in training so far."""
+    def affordable_share(self, computing_s: float) -> float:
+        """Return the share of meetings that may be probed, asked once for each; `computing_s`: the time spent in inner steps so far."""
         self._num_asked += 1
         if not self._probes_s:
             return 1.0
-        return min(1.0, max(LEAST_SHARE, COST_SHARE * train_s / self._num_asked * self._num_probes / self._probes_s))
+        return min(1.0, max(LEAST_SHARE, COST_SHARE * computing_s / self._num_asked * self._num_probes / self._probes_s))
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,6 +57,7 @@ class Stopwatch:
         self._now_s = now_s
         self._queued_s = queued_s
         self.train_s = 0.0
+        self.computing_s = 0.0  # in inner steps, without the time in which the machine ran other programs
         self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of `train_s`
         self.evaluation_s = 0.0  # not part of `train_s`
         self._steps: list[InnerStep] = []  # since the last report
@@ -66,11 +67,13 @@ class Stopwatch:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Count the time inside as training."""
-        start_s = self._now_s()
+        start_s, start_queued_s = self._now_s(), self._queued_s()
         try:
             yield
         finally:
-            self.train_s += self._now_s() - start_s
+            spent_s = self._now_s() - start_s
+            self.train_s += spent_s
+            self.computing_s += max(0.0, spent_s - (self._queued_s() - start_queued_s))
 
     @contextlib.contextmanager
     def blocked(self, by: Blocker) -> Iterator[None]:
@@ -295,7 +298,7 @@ class Trainer:
             watch.notify(self._replica, exchange.cpu_s)
             self._exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
-            exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
+            exchange.min_call_steps, exchange.computing_s = self._pace.min_call_steps, watch.computing_s
 
     def _evaluate(self) -> None:
         with self._watch.evaluating(), self._reading():
