@@ -4,6 +4,7 @@ The first peer: `python examples/images.py ~/first`. It prints an invite. Others
 The images are drawn by the script: noisy copies of ten patterns. Each peer has a thousand of its own.
 """
 
+import os
 import sys
 import zlib
 
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gossamer
 
 STEPS = 300
+PEERS = int(os.environ.get("PEERS", "2"))  # that begin together
 
 
 def images(number, seed):
@@ -45,7 +47,7 @@ def main(home, invite=None):
 
     if invite is None:
         run = gossamer.Run("images", STEPS, unit="images")
-        swarm = gossamer.host(run, model, optimizer, evaluate=evaluate, home=home, settings={"wait_for_peers": 1})
+        swarm = gossamer.host(run, model, optimizer, evaluate=evaluate, home=home, settings={"wait_for_peers": PEERS - 1})
         print(swarm.invite(), flush=True)
     else:
         swarm = gossamer.join(invite, model, optimizer, evaluate=evaluate, home=home)
