@@ -377,9 +377,11 @@ class TrainerExchange:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
-            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.computing_s)
-            is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
-            meeting.is_probed = not meeting.reason and (is_drawn or meeting.side.part < 1.0)
+            if meeting.reason:
+                return
+            is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
+            must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
+            meeting.is_probed = self._probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
