@@ -84,7 +84,7 @@ class TrainerExchange:
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
         self._probe = replica.program.new_probe(rng)
-        self._probe_cost = ProbeCost()
+        self._probe_cost = ProbeCost(self._probe.most_share if self._probe is not None else 0.0)
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
@@ -388,11 +388,11 @@ class TrainerExchange:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
-            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.computing_s)
-            is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
-            is_drawn |= not meeting.reason and meeting.side.part < 1.0
-            is_possible = self._probe is not None and self._probe_cost.share(self.computing_s) <= self._probe.most_share
-            meeting.is_probed = not meeting.reason and is_drawn and is_possible
+            if meeting.reason or self._probe is None:
+                return
+            is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
+            must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
+            meeting.is_probed = self._probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""

@@ -35,8 +35,8 @@ LOW: Final = 1.0  # spreads below what is typical: more is measured
 MEDIAN_TO_SIGMA: Final = 1.48  # from the median of absolute deviations to a standard deviation
 ENOUGH: Final = 8  # accepted gains, from which their own spread is known
 CORRELATED: Final = 1.75  # the losses of neighbouring tokens are not independent: so much larger is the noise (measured)
-COST_SHARE: Final = 0.015  # of the time of training, that probes of partners with a good record may take
-LEAST_SHARE: Final = 0.1  # of the meetings is probed whatever it costs
+COST_SHARE: Final = 0.015  # of the time of training, that probes may take
+LEAST_SHARE: Final = 0.1  # of the messages that need no probe is probed whatever it costs
 REMEMBERED: Final = 31  # accepted gains that say what is typical
 
 
@@ -139,12 +139,17 @@ class TokenProbe(Probe):
 
 
 class ProbeCost:
-    """The processor time of one peer's probes, which limits how many of the meetings that need none are probed."""
+    """The processor time of one peer's probes, which limits how many of the meetings that need none are probed.
 
-    def __init__(self) -> None:
+    Nothing is probed while probes have taken more than `most_share` of the time of the inner steps.
+    """
+
+    def __init__(self, most_share: float = math.inf) -> None:
+        self._most_share = most_share
         self._num_probes = 0
         self._probes_s = 0.0
-        self._num_asked = 0
+        self._num_needed = 0  # messages that had to be probed
+        self._num_asked = 0  # others
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -156,16 +161,22 @@ class ProbeCost:
             self._num_probes += 1
             self._probes_s += time.thread_time() - start_s
 
-    def share(self, computing_s: float) -> float:
-        """Return the share of the time of the inner steps that probes have taken."""
-        return self._probes_s / computing_s if computing_s else 0.0
-
-    def affordable_share(self, computing_s: float) -> float:
-        """Return the share of meetings that may be probed, asked once for each; `computing_s`: the time spent in inner steps so far."""
+    def is_drawn(self, *, must_probe: bool, computing_s: float, rng: random.Random) -> bool:
+        """Return whether a message is probed; asked once for each. `computing_s`: the time spent in inner steps so far."""
+        if self._probes_s and self._probes_s > self._most_share * computing_s:
+            return False
+        if must_probe:
+            self._num_needed += 1
+            return True
         self._num_asked += 1
+        return rng.random() < self._affordable_share(computing_s)
+
+    def _affordable_share(self, computing_s: float) -> float:
+        """Return the share of the messages that need no probe for which there is time beside those that do."""
         if not self._probes_s:
             return 1.0
-        return min(1.0, max(LEAST_SHARE, COST_SHARE * computing_s / self._num_asked * self._num_probes / self._probes_s))
+        num_affordable = COST_SHARE * computing_s * self._num_probes / self._probes_s - self._num_needed
+        return max(LEAST_SHARE, num_affordable / self._num_asked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -235,10 +235,14 @@ def test_judging_changes_nothing_and_a_restored_gate_judges_alike() -> None:
 
 
 def test_probes_take_their_share_of_the_time_of_training_but_never_none() -> None:
-    cost = ProbeCost()
-    assert cost.affordable_share(0.0) == 1.0, "nothing is known yet"
-    while not cost.affordable_share(1e-9) < 1.0:
-        with cost.counted():
-            sum(range(10_000))
-    assert cost.affordable_share(1e-9) == LEAST_SHARE
-    assert cost.affordable_share(1e9) == 1.0
+    cost, rng = ProbeCost(), random.Random(0)
+
+    def drawn(computing_s: float, *, must_probe: bool = False) -> int:
+        return sum(cost.is_drawn(must_probe=must_probe, computing_s=computing_s, rng=rng) for _ in range(1000))
+
+    assert drawn(0.0) == 1000, "nothing is known yet"
+    with cost.counted():
+        sum(range(100_000))
+    assert drawn(0.0) == pytest.approx(1000 * LEAST_SHARE, abs=40)
+    assert drawn(1e9) == 1000
+    assert drawn(0.0, must_probe=True) == 1000
