@@ -59,10 +59,26 @@ def host(
 ) -> Swarm:
     """Start a run as its first peer, or go on with the one that this peer hosts from `home`. Returns before others are there.
 
-    `model`: a module, or tensors by name: what requires a gradient, and the persistent buffers of floats, travel. `optimizer`: none, one or
-    several; a step of one announces that the weights move. `evaluate` returns the held-out loss, or one loss for each part of the held-out
-    data, of any sign: smaller is better, the same for the same weights; None takes other peers' weights unjudged. `state`: objects with
-    `state_dict` that a checkpoint keeps too. `settings`: local ones, as `peer config` lists them. Raises OperatorError with a hint.
+    `model`: a module, whose trainable parameters and persistent buffers of floats travel, or tensors by name, which all travel; they stay
+    the model's own and change in place. All are float32 and on one device. Call `requires_grad_`, `to` and `torch.compile` before.
+
+    `optimizer`: none, one or several. A step of one ends the time in which others read the weights; without any, they are read in `step`.
+
+    `evaluate`: returns the held-out loss, or one loss for each part of the held-out data, of any sign: smaller is better. It decides
+    which weights of others are taken over. It must give the same for the same weights, so it is called twice here. It is also called every
+    100 steps, to judge messages and states, and at the end, always on this thread, without gradients, with modules in `eval()` mode, and
+    with the same random numbers of torch and `random`. None takes over others' weights unjudged.
+
+    `home`: a folder of this peer alone, created if it is missing: identity, run, checkpoints, log. The same folder goes on.
+
+    `state`: objects with `state_dict` and `load_state_dict`, by name, which checkpoints keep too: a scheduler, a GradScaler, a loader, an
+    average of the weights. Their states hold numbers, texts, bytes, tensors, lists and dictionaries.
+
+    `settings`: of this peer alone and this start, as `peer config` lists them; also `wait_for_peers`, the number of other peers that must
+    be known before training begins, and `alone`, which trains without meetings.
+
+    Raises OperatorError, with a hint, for what cannot be: another model than that of the run in `home`, bf16 weights, an `evaluate` that
+    varies, a home in use.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
     folder, identity = _prepared(home)
@@ -89,9 +105,11 @@ def join(
     state: Mapping[str, Stateful] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Swarm:
-    """Join a run with an invite, or go on with the run in `home` (None, or the same invite). As `host` otherwise.
+    """Join a run with an invite, or go on with the run in `home` (None, or the same invite). The other arguments are those of `host`.
 
-    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Raises OperatorError with a hint.
+    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none; before the run's first step they
+    are those that the model has. Raises OperatorError with a hint: BadInvite, BadSettings for another model than the run's, RunRefusesUs,
+    or SwarmUnreachable after a minute without an answer.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
     folder, identity = _prepared(home)
@@ -133,7 +151,10 @@ class Clock:
 class Swarm:
     """This program's place in a run; `host` and `join` make it. Use it as a context manager.
 
-    All methods but `leave` and `status` belong to the thread that trains.
+    The block begins with `wait` and ends with `finish`, also at Ctrl-C. Any other exception leaves the run without a checkpoint of the last
+    steps. All methods but `leave`, `status` and `invite` belong to the thread that called `host` or `join`.
+
+    `clock` is the run's Clock.
     """
 
     def __init__(self, supervisor: OwnSupervisor, boundary: Boundary, optimizers: Sequence[Optimizer]) -> None:
