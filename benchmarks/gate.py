@@ -1,14 +1,17 @@
-"""What the merge gate refuses of honest swarms, where it should be nothing. Attacks: `python -m tests.attacks`.
+"""What judging messages costs honest swarms, where it should be nothing. Attacks: `python -m tests.attacks`.
 
     python -m benchmarks.gate [--seeds N ...] [--only NAME ...]
 
-Four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `longest` is the largest gap relative to the
-gate's limit: above 1 it was refused. `left` is the smallest allowance, in lengths of the weights. Three minutes of a core for each seed.
+Four peers with Muon, real meetings with `modulo4`, under conditions that drive them apart. `refused` counts meetings in which the merge
+gate or the probe of a side refused the message. `longest` is the largest gap relative to the merge gate's limit: above 1 it was refused.
+`left` is the smallest allowance, in lengths of the weights. `loss` is the mean held-out loss, and `cost` how many per cent it lies above
+that of the same swarm in which nobody judges anything. Six minutes of a core for each seed.
 """
 
 from __future__ import annotations
 
 import argparse
+import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,11 +30,14 @@ from gossamer.peer.simulator.pairs import Floor, Gossip, Matcher, PairPeer, matc
 from gossamer.peer.simulator.population import Population, populate
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import load_texts
+from gossamer.peer.simulator.training import held_out_losses
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
 from gossamer.protocol.run.manifest import Manifest
+from tests.peer.open_gates import OpenGate, open_gates
 
 BASE = "method=noloco codec=modulo4 batch_size=2 sequence_length=64"
+EVAL_BATCHES = 128
 MODEL = {"hidden_size": 64, "intermediate_size": 160, "num_hidden_layers": 3}  # the demo's, smaller
 Apart = Callable[[Fraction, int, int], bool]  # (now, one, other): they cannot meet
 Paused = Callable[[Fraction, int], bool]  # (now, peer): it makes no steps
@@ -74,6 +80,7 @@ HONEST: Mapping[str, Trouble] = {
     "AdamW, speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1 optimizer=adamw learning_rate=1.5e-3"),
     "the papers' outer step, speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1 alpha=0.5 beta=0.7 gamma=0.7"),
     "texts of their own": Trouble("steps=80 inner_steps=5 skew=0.5"),
+    "five peers, only texts of their own": Trouble("peers=5 steps=80 inner_steps=5 skew=1.0"),
     "speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1"),
     "speeds 8:1": Trouble("steps=80 inner_steps=5 speeds=8:1"),
     "speeds 8:1, every 25": Trouble("steps=100 inner_steps=25 speeds=8:1"),
@@ -112,6 +119,7 @@ class Walls:
     def __init__(self, floor: Floor, apart: Callable[[int, int], bool]) -> None:
         self.is_free = floor.is_free
         self.begin = floor.begin
+        self.always_calls = floor.always_calls
         self.take_solo_step = floor.take_solo_step
         self._floor = floor
         self._apart = apart
@@ -140,8 +148,17 @@ class WatchedGate(MergeGate):
         self.least_left = min(self.least_left, (self.state()["allowance"] or 0.0) / own.message)
 
 
-def train(trouble: Trouble, seed: int) -> tuple[Gossip, Population]:
-    """Train a disturbed swarm."""
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A disturbed swarm at its end."""
+
+    peers: Sequence[PairPeer]
+    population: Population
+    loss: float  # held out, nats per token, mean
+
+
+def train(trouble: Trouble, seed: int, *, judges: bool = True) -> Trained:
+    """Train a disturbed swarm, with or without its judging messages."""
     small = Manifest.checked({"model": {"config": Manifest().model.config | MODEL}})
     made: Scenario = scenario(small, dict(setting(text) for text in f"peers=4 {BASE} seed={seed} {trouble.settings}".split()))
     transfers = dict(trouble.transfers)
@@ -159,23 +176,26 @@ def train(trouble: Trouble, seed: int) -> tuple[Gossip, Population]:
         for member in table.peers:
             for fragment in member.fragments:
                 fragment.gate = WatchedGate()
+        if not judges:
+            open_gates(table.peers)
         for now, arrived in made.steps_at_own_rates():
             here = [peer for peer in arrived if not trouble.paused(now, peer)]
             for peer in here:
                 table.peers[peer].inner_step(made.step_tokens)
             for time in [time for time in transfers if time <= now]:
                 source, joiner = transfers.pop(time)
-                take_over(table.peers[source], table.peers[joiner])
+                take_over(table.peers[source], table.peers[joiner], judges=judges)
             table.boundary(now, here)
-    return table, population
+        loss = statistics.fmean(held_out_losses(population.replicas, texts.held_out, EVAL_BATCHES))
+    return Trained(table.peers, population, loss)
 
 
-def take_over(source: PairPeer, joiner: PairPeer) -> None:
+def take_over(source: PairPeer, joiner: PairPeer, *, judges: bool) -> None:
     """Adopt a source's state as a joiner does."""
     for theirs, mine in zip(source.fragments, joiner.fragments, strict=True):
         put(mine, theirs.slow, joiner)
         mine.replace(mine.slow, mine.momentum)
-        mine.gate = WatchedGate()
+        mine.gate = WatchedGate() if judges else OpenGate()
     joiner.replica.global_step = source.replica.global_step
 
 
@@ -190,14 +210,13 @@ def put(fragment: FragmentState, values: Tensor, peer: PairPeer) -> None:
 
 def print_honest(name: str, seeds: Sequence[int]) -> None:
     """Print a row of the first table."""
-    gates, meetings, refused = [], 0, 0
-    for seed in seeds:
-        table, population = train(HONEST[name], seed)
-        gates += [fragment.gate for peer in table.peers for fragment in peer.fragments if isinstance(fragment.gate, WatchedGate)]
-        meetings += population.traffic.completed
-        refused += population.traffic.refused
+    trained = [train(HONEST[name], seed) for seed in seeds]
+    gates = [part.gate for one in trained for peer in one.peers for part in peer.fragments if isinstance(part.gate, WatchedGate)]
+    meetings, refused = (sum(getattr(one.population.traffic, each) for one in trained) for each in ("completed", "refused"))
     longest, left = max(max(gate.limits, default=0.0) for gate in gates), min(gate.least_left for gate in gates)
-    print(f"{name:<40}{meetings:>9}{refused:>9}{longest:>9.2f}{left:>7.2f}", flush=True)
+    ungated = statistics.fmean(train(HONEST[name], seed, judges=False).loss for seed in seeds)
+    loss = statistics.fmean(one.loss for one in trained)
+    print(f"{name:<40}{meetings:>9}{refused:>9}{longest:>9.2f}{left:>7.2f}{loss:>8.3f}{100 * (loss / ungated - 1):>+8.2f}", flush=True)
 
 
 def main() -> None:
@@ -207,7 +226,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=list(HONEST), metavar="NAME")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}")
+    print(f"{'honest':<40}{'meetings':>9}{'refused':>9}{'longest':>9}{'left':>7}{'loss':>8}{'cost %':>8}")
     for name in [name for name in HONEST if name in given.only]:
         print_honest(name, given.seeds)
 

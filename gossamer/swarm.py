@@ -204,7 +204,7 @@ class Swarm:
         self._need_usable()
         self._before_weights_move()
         boundary, now_s = self._boundary, time.monotonic()
-        boundary.watch.train_s += now_s - self._since_s
+        boundary.watch.add(now_s - self._since_s)
         self._replica.move_fast_weights()
         if tokens < 0:
             raise BadSettings(f"step(tokens={tokens}): a step trains on no fewer than 0", hint="pass the number of examples or tokens")
@@ -336,7 +336,7 @@ class Swarm:
         """End the time in which others may read the weights: an optimizer is about to move them."""
         if self._reading is not None:
             reading, self._reading = self._reading, None
-            self._boundary.watch.train_s += time.monotonic() - self._since_s
+            self._boundary.watch.add(time.monotonic() - self._since_s)
             with self._boundary.watch.blocked("meetings"):
                 reading.close()
             self._since_s = time.monotonic()

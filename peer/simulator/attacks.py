@@ -246,6 +246,11 @@ def backdoor(sight: Sight) -> Tensor:
     return sight.at_own_limit(sight.slow, sight.pursue(sight.slow, obedience))
 
 
+def mirror(sight: Sight) -> Tensor:
+    """Send the partner its own message back, so that its merge is a solo step."""
+    return sight.partner_message
+
+
 def honest(sight: Sight) -> None:
     """Send the own weights, whatever they are."""
 
@@ -295,6 +300,7 @@ class Attack:
     strikes: float = 1.0  # probability that a message is hostile
     from_share: Fraction | None = None  # of the run, before it turns; None: the scenario's
     has_new_keys: bool = False  # has another identity in each meeting
+    calls: bool = False  # calls somebody at each step, and not once a period
     hides: str = ""  # the parameters whose blocks it says it could not decode
     garbles: bool = False  # the payload's bytes are not a message
 
@@ -323,6 +329,9 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "stale": Attack(stale),
     "sleeper": Attack(honest, trains=False, adopts=False),
     "copier": Attack(honest, trains=False),
+    "calls": Attack(honest, adopts=False, calls=True),
+    "sleeper-calls": Attack(honest, trains=False, adopts=False, calls=True),
+    "mirror-calls": Attack(mirror, calls=True),
     "reversed-many-tokens": Attack(reverse, tokens=MANY_TOKENS),
     "ascent-many-tokens": Attack(ascend_aimed, tokens=MANY_TOKENS),
     "reversed-ahead": Attack(reverse, lead_steps=150),

@@ -255,6 +255,11 @@ class HostilePeer(PairPeer):
         """Return whether it has turned."""
         return self.replica.own_steps >= self.turns_at
 
+    @property
+    def always_calls(self) -> bool:
+        """Whether it calls at each step, due or not."""
+        return self.is_hostile and self.attack.calls
+
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, or only claim to; its own divergence ends nothing."""
         self.attacker.take_over()

@@ -59,6 +59,9 @@ class Floor(Protocol):
     def step_gap(self, one: int, two: int) -> int:
         """Return the difference of the two peers' global steps."""
 
+    def always_calls(self, peer: int) -> bool:
+        """Return whether the peer calls at each step, due or not."""
+
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""
 
@@ -85,6 +88,7 @@ class OnDemand:
             Countdown(num_fragments, scenario.period, Random(f"{scenario.seed}/countdown/{n}").getrandbits(48))
             for n in range(scenario.num_peers)
         ]
+        self._num_fragments = num_fragments
         self._random = Random(f"{scenario.seed}/partners")
         self._max_clock_gap = outer.max_clock_gap_steps
         self._timeout = scenario.period  # in units of virtual time
@@ -95,7 +99,7 @@ class OnDemand:
         """Count an inner step of the peers that arrived, and find partners for their due fragments."""
         for peer in arrived:
             self._countdowns[peer].tick()
-            for fragment in self._countdowns[peer].due():
+            for fragment in range(self._num_fragments) if floor.always_calls(peer) else self._countdowns[peer].due():
                 if floor.is_free(peer, fragment):
                     self._seek(now, peer, fragment, floor)
 
@@ -184,6 +188,11 @@ class PairPeer:
         """Note in the partner's record that the message judged last is merged."""
         judged = self._judgement if self._judgement and self._judgement.is_evidence else None
         self.records.merged(partner.peer_id, self.now_s, judged.gain.value if judged else None, judged.deviation if judged else 0.0)
+
+    @property
+    def always_calls(self) -> bool:
+        """Whether it calls at each step, due or not."""
+        return False
 
     @property
     def now_s(self) -> float:
@@ -297,6 +306,10 @@ class Gossip:
         if any(peer.records.is_shunned(other.peer_id, peer.now_s) for peer, other in (both, both[::-1])):
             return NEVER_STEPS
         return abs(self._population.replicas[one].global_step - self._population.replicas[two].global_step)
+
+    def always_calls(self, peer: int) -> bool:
+        """Return whether the peer calls at each step, due or not."""
+        return self.peers[peer].always_calls
 
     def begin(self, one: int, two: int, fragment: int) -> None:
         """Let two peers meet over a fragment, each from its next step boundary on."""

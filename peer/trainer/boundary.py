@@ -228,7 +228,7 @@ class Boundary:
             watch.notify(self.replica, exchange.cpu_s)
             exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
-            exchange.min_call_steps, exchange.train_s = self._pace.min_call_steps, watch.train_s
+            exchange.min_call_steps, exchange.computing_s = self._pace.min_call_steps, watch.computing_s
 
     def _evaluate(self) -> None:
         with self.watch.evaluating(), self._reading_at_boundary(), self._warning():

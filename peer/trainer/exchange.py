@@ -6,7 +6,7 @@ Threads. Two threads use it, with one lock between them, `_weights`: its holder 
 - The exchange's own thread reads the link. It carries out an `AnyTimeRequest` at once, without the lock: coding and copying only read
   tensors that nobody writes to (a meeting's snapshot, and slow weights, which a merge replaces). It carries out a `BesideRequest` if it
   gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`. A `Check`
-  needs the lock only if the loss is measured.
+  needs the lock only if the loss is measured, and then waits for the weights to be only read.
 - Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
 
 A merge changes slow weights at once. The model's own weights follow at `Replica.move_fast_weights`, on the trainer's thread.
@@ -43,6 +43,7 @@ from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
 
 WAIT_S = 0.1  # the thread looks so often whether it must end
+WINDOW_S = 1.0  # a loss is measured beside the next gradient if that begins within so long, else at the boundary: there it blocks training
 LATE_SHARE = 10  # of the allowed clock gap: a fragment without an outer step for a tenth of it is too old for a joining peer
 NO_NODE = "no node to find a partner"
 
@@ -75,7 +76,7 @@ class TrainerExchange:
         self.has_begun = False  # the trainer trains, or has trained
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
-        self.train_s = 0.0  # spent in training so far
+        self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
         self._link = link
         self._payloads = payloads
@@ -238,7 +239,8 @@ class TrainerExchange:
                 self._outer_step(request, may_measure=False)  # ahead of the merge, which answers with the error if there is one
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
-        if self._is_for_boundary(request) or not self._weights.acquire(blocking=False):
+        waits = isinstance(request, messages.Check) and self.has_begun and self._replica.phase is RunPhase.TRAIN
+        if self._is_for_boundary(request) or not self._weights.acquire(timeout=WINDOW_S if waits else 0.0):
             return False
         try:
             with behind(self._still, self._stream):
@@ -386,10 +388,10 @@ class TrainerExchange:
         """Judge the partner's payload by its length, once, and draw whether its gain is measured."""
         if meeting.reason is None:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
-            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.train_s)
+            is_drawn = request.must_probe or self._rng.random() < self._probe_cost.affordable_share(self.computing_s)
             is_drawn |= meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             is_drawn |= not meeting.reason and meeting.side.part < 1.0
-            is_possible = self._probe is not None and self._probe_cost.share(self.train_s) <= self._probe.most_share
+            is_possible = self._probe is not None and self._probe_cost.share(self.computing_s) <= self._probe.most_share
             meeting.is_probed = not meeting.reason and is_drawn and is_possible
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
@@ -415,10 +417,7 @@ class TrainerExchange:
         return messages.Applied(request.meeting)
 
     def _outer_step(self, request: messages.Apply, *, may_measure: bool = True) -> tuple[OpenMeeting, OuterStep]:
-        """Compute the outer step of a meeting for the failed blocks of both sides, once; without the lock nothing may be measured.
-
-        Raises torch.OutOfMemoryError; ValueError, also for a step that must be measured and may not.
-        """
+        """Compute the outer step of a meeting for the failed blocks of both sides, once. Raises ValueError, torch.OutOfMemoryError."""
         with self._holding_open(request.meeting) as meeting:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 side = meeting.side

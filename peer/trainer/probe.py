@@ -66,17 +66,20 @@ class Probe(ABC):
     def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
         """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
 
-        Where the first gain is low, it is measured on more data. Where it is low there too, this part of the merge is measured, and what
-        our own movement has gained. `is_behind`: the merge leads back along our own way.
+        Where the first gain is low, it is measured on more data. Where it is low there too, this part of the merge is measured, half of it
+        if that is low, and what our own movement has gained. `is_behind`: the merge leads back along our own way.
         """
         for data in self.draw():
             before = self.losses(fragment, shifts.solo, data)
             whole = self.gain(before, self.losses(fragment, shifts.pair, data))
             if not gate.is_low(whole):
                 return gate.judge(whole, None, is_behind=is_behind)
-        candidates = shifts.solo.lerp(shifts.pair, part), -shifts.own
-        smaller, undone = (self.gain(before, self.losses(fragment, shift, data)) for shift in candidates)
-        return gate.judge(whole, Closer(part, smaller, -undone.value), is_behind=is_behind)
+        own = -self.gain(before, self.losses(fragment, -shifts.own, data)).value
+        for smaller in (part, part / 2):
+            closer = Closer(smaller, self.gain(before, self.losses(fragment, shifts.solo.lerp(shifts.pair, smaller), data)), own)
+            if not gate.is_low(closer.gain, max(0.0, own)):
+                break
+        return gate.judge(whole, closer, is_behind=is_behind)
 
     @abstractmethod
     def draw(self) -> Sequence[Tensor]:
@@ -153,16 +156,16 @@ class ProbeCost:
             self._num_probes += 1
             self._probes_s += time.thread_time() - start_s
 
-    def share(self, train_s: float) -> float:
-        """Return the share of the time of training that probes have taken."""
-        return self._probes_s / train_s if train_s else 0.0
+    def share(self, computing_s: float) -> float:
+        """Return the share of the time of the inner steps that probes have taken."""
+        return self._probes_s / computing_s if computing_s else 0.0
 
-    def affordable_share(self, train_s: float) -> float:
-        """Return the share of meetings that may be probed, asked once for each; `train_s`: the time spent in training so far."""
+    def affordable_share(self, computing_s: float) -> float:
+        """Return the share of meetings that may be probed, asked once for each; `computing_s`: the time spent in inner steps so far."""
         self._num_asked += 1
         if not self._probes_s:
             return 1.0
-        return min(1.0, max(LEAST_SHARE, COST_SHARE * train_s / self._num_asked * self._num_probes / self._probes_s))
+        return min(1.0, max(LEAST_SHARE, COST_SHARE * computing_s / self._num_asked * self._num_probes / self._probes_s))
 
 
 @dataclass(frozen=True, slots=True)

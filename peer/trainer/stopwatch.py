@@ -40,6 +40,7 @@ class Stopwatch:
         self._now_s = now_s
         self._queued_s = queued_s
         self.train_s = 0.0
+        self.computing_s = 0.0  # in inner steps, without the time in which the machine ran other programs
         self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of `train_s`
         self.evaluation_s = 0.0  # not part of `train_s`
         self._steps: list[InnerStep] = []  # since the last report
@@ -49,11 +50,16 @@ class Stopwatch:
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
         """Count the time inside as training."""
-        start_s = self._now_s()
+        start_s, start_queued_s = self._now_s(), self._queued_s()
         try:
             yield
         finally:
-            self.train_s += self._now_s() - start_s
+            self.add(self._now_s() - start_s, self._queued_s() - start_queued_s)
+
+    def add(self, spent_s: float, queued_s: float = 0.0) -> None:
+        """Count some time as training; for `queued_s` of it the machine ran other programs."""
+        self.train_s += spent_s
+        self.computing_s += max(0.0, spent_s - queued_s)
 
     @contextlib.contextmanager
     def blocked(self, by: Blocker) -> Iterator[None]:

@@ -25,7 +25,7 @@ SWARM = {"peers": 3, "attackers": 1, "steps": 8, "inner_steps": 2}
 
 KINDS = (  # one of each kind: `make attacks` plays all
     *("sign-flip", "reversed-many-tokens", "ascent-aimed", "rescale", "little-is-enough", "constant", "stale"),
-    *("sleeper", "non-finite", "backdoor"),
+    *("sleeper", "mirror-calls", "non-finite", "backdoor"),
 )
 
 
@@ -58,6 +58,11 @@ def test_every_attack_sends_messages_and_counts_them(attack: str) -> None:
 def test_attackers_that_are_away_send_nothing_and_are_met_by_nobody() -> None:
     traffic = ungated(attack=AWAY, attack_from=0).traffic
     assert traffic.hostile == 0 < traffic.completed
+
+
+def test_attackers_that_call_all_the_time_send_more_messages() -> None:
+    often, once_a_period = (ungated(attack=name, attack_from=0).traffic.hostile for name in ("sleeper-calls", "sleeper"))
+    assert often > once_a_period
 
 
 def test_an_attack_begins_at_its_turn() -> None:

@@ -18,6 +18,7 @@ class Hall:
         self.clocks = clocks
         self.busy: set[tuple[int, int]] = set()
         self.away: set[int] = set()
+        self.restless: set[int] = set()
         self.met: list[tuple[int, int, int]] = []
         self.alone: list[tuple[int, int]] = []
 
@@ -26,6 +27,9 @@ class Hall:
 
     def step_gap(self, one: int, two: int) -> int:
         return abs(self.clocks[one] - self.clocks[two])
+
+    def always_calls(self, peer: int) -> bool:
+        return peer in self.restless
 
     def begin(self, one: int, two: int, fragment: int) -> None:
         self.met.append((one, two, fragment))

@@ -257,6 +257,43 @@ def test_the_node_is_answered_while_weights_are_read_and_what_it_decides_moves_t
     assert not torch.equal(gather(fragment, replica.parameters), before)
 
 
+class WatchedLock:
+    """A lock that is held, and tells when somebody waits for it, however long."""
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self.release = lock.release
+        self.is_wanted = threading.Event()
+        self._lock = lock
+
+    def acquire(self, *, timeout: float = -1.0) -> bool:
+        if timeout > 0.0:
+            self.is_wanted.set()
+        return self._lock.acquire(timeout=20.0 if timeout else 0.0)
+
+
+def test_a_loss_is_measured_beside_the_next_gradient(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At the boundary it would keep the trainer from training."""
+    lock = WatchedLock(trainer.exchange._weights)
+    monkeypatch.setattr(trainer.exchange, "_weights", lock)
+    replica, partner = trainer.replica, small_replica(tmp_path, trainer.replica.manifest, b"you")
+    exchange((replica_side(replica, trainer.runtime / "payloads"), replica_side(partner, tmp_path)), Terms())
+    trainer.exchange.has_begun = True
+    trainer.ask(messages.Check(1), messages.Check(77))
+    assert lock.is_wanted.wait(20)
+    with trainer.exchange.while_weights_are_read():
+        reply = trainer.reply()
+        assert isinstance(reply, messages.Checked) and reply.gain is not None
+        assert trainer.reply() == messages.Unavailable(77, NO_MEETING), "it overtook"
+
+
+def test_a_loss_is_measured_at_the_boundary_where_nothing_is_trained(trainer: Trainer, tmp_path: Path) -> None:
+    partner = small_replica(tmp_path, trainer.replica.manifest, b"you")
+    exchange((replica_side(trainer.replica, trainer.runtime / "payloads"), replica_side(partner, tmp_path)), Terms())
+    trainer.ask(messages.Check(1))
+    trainer.boundary()
+    assert isinstance(trainer.reply(), messages.Checked)
+
+
 def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer, tmp_path: Path) -> None:
     judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
     trainer.exchange.measures_next = True

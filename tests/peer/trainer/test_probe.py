@@ -57,15 +57,16 @@ def experienced() -> ProbeGate:
 
 
 class Watched(ProbeGate):
-    """A gate that keeps what it judges, and finds each first gain low if told so."""
+    """A gate that keeps what it judges, and finds gains low if told so: the first ones, or all."""
 
-    def __init__(self, *, suspects: bool) -> None:
+    def __init__(self, *, suspects: bool, num_low: int = 1000) -> None:
         super().__init__()
-        self.suspects = suspects
+        self.num_low = num_low if suspects else 0
         self.seen: list[tuple[Gain, Closer | None]] = []
 
     def is_low(self, gain: Gain, own: float = 0.0) -> bool:
-        return self.suspects
+        self.num_low -= 1
+        return self.num_low >= 0
 
     def judge(self, gain: Gain, closer: Closer | None, *, is_behind: bool) -> Judgement:
         self.seen.append((gain, closer))
@@ -104,11 +105,11 @@ def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: 
     gate = Watched(suspects=True)
     probe_of(replica, pool[:1].expand(200, -1)).judge(gate, fragment, Shifts(shift, solo, own), 0.25, is_behind=False)
     ((whole, closer),) = gate.seen
-    assert closer is not None and closer.part == 0.25
+    assert closer is not None and closer.part == 0.125, "of what is still low the half is measured"
     add(fragment, solo, replica.parameters)
     before = mean_loss(replica, pool[:1])
     add(fragment, -solo, replica.parameters)
-    for moved, found in ((shift, whole.value), (0.25 * shift + 0.75 * solo, closer.gain.value), (-own, -closer.own)):
+    for moved, found in ((shift, whole.value), (0.125 * shift + 0.875 * solo, closer.gain.value), (-own, -closer.own)):
         add(fragment, moved, replica.parameters)
         assert found == pytest.approx(before - mean_loss(replica, pool[:1]), abs=2e-5)
         add(fragment, -moved, replica.parameters)
@@ -122,6 +123,14 @@ def test_more_is_measured_only_where_the_first_gain_is_low(replica: TextReplica)
         ((whole, closer),) = gate.seen
         assert (closer is not None) == suspects
         assert whole.num_tokens == pytest.approx(num_tokens, rel=0.25), "in whole sequences"
+
+
+def test_the_smaller_of_two_parts_is_measured_only_where_the_larger_is_low(replica: TextReplica) -> None:
+    for num_low, part in ((2, 0.5), (3, 0.25)):
+        gate = Watched(suspects=True, num_low=num_low)  # the whole on little text, on more, and so on
+        judge(probe_of(replica, probe_pool(replica.program.corpus)), gate, replica, 0.01)
+        ((_, closer),) = gate.seen
+        assert closer is not None and closer.part == part
 
 
 def test_each_meeting_has_its_own_draw(replica: TextReplica) -> None:

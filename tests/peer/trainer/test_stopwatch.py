@@ -52,6 +52,7 @@ def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(timed
         timed.queued_s += 0.375
     event = timed.report()
     assert (event.train_s, event.blocked_s) == (2.5, 0.125)
+    assert timed.watch.computing_s == 1.0
 
 
 def test_checkpoints_are_shown_apart_and_evaluation_beside(timed: TimedReplica) -> None:

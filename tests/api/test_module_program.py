@@ -1,0 +1,140 @@
+"""A user's model as a program: how it is evaluated, probed, checkpointed, and what it may not be."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gossamer.module_program import EvaluateProbe, Evaluation, ModuleProgram, fenced
+from gossamer.optim.fragments import STATISTICS, split
+from gossamer.peer.trainer.losses import Losses, MeasureFailed
+from gossamer.peer.trainer.probe import ProbeGate, Shifts
+from gossamer.protocol.errors import BadSettings
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """With dropout, a batch norm, and a part that stays in evaluation mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 1))
+        self.frozen = nn.BatchNorm1d(1)
+        self.frozen.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.frozen(self.body(x))
+
+
+def evaluation(model: nn.Module, measure: Callable[[], Any]) -> Evaluation:
+    return Evaluation(measure, model, CPU)
+
+
+def test_evaluate_runs_without_dropout_and_gradients_and_leaves_modes_and_generators() -> None:
+    model, x = Net(), torch.randn(4, 6)
+    modes = [module.training for module in model.modules()]
+
+    def measure() -> Tensor:
+        assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
+        return model(x).square().flatten() + torch.rand(4) + random.random()
+
+    torch.manual_seed(5)
+    random.seed(5)
+    states = torch.get_rng_state(), random.getstate()
+    first, second = evaluation(model, measure)(), evaluation(model, measure)()
+    assert first == second and len(first.values) == 4
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert [module.training for module in model.modules()] == modes
+    assert torch.is_grad_enabled()
+
+
+@pytest.mark.parametrize(("value", "losses"), [(1.5, (1.5,)), (torch.tensor(2.0), (2.0,)), ([1, -2.5], (1.0, -2.5))])
+def test_evaluate_returns_a_number_or_several(value: Any, losses: tuple[float, ...]) -> None:
+    assert evaluation(Net(), lambda: value)() == Losses(losses)
+
+
+def failing() -> float:
+    raise ZeroDivisionError("no data")
+
+
+@pytest.mark.parametrize("measure", [failing, lambda: None, lambda: "loss", list])
+def test_an_evaluate_that_fails_is_said_and_leaves_the_model_in_its_mode(measure: Callable[[], Any]) -> None:
+    model = Net()
+    with pytest.raises(MeasureFailed, match=r"evaluate\(\) raised"):
+        evaluation(model, measure)()
+    assert model.training and not model.frozen.training
+
+
+def test_an_evaluate_of_other_data_at_each_call_is_refused() -> None:
+    numbers = iter([1.0, 1.2])
+    with pytest.raises(BadSettings, match="1 and then 1.2 for the same weights") as caught:
+        evaluation(Net(), lambda: next(numbers)).need_steady()
+    assert "same held-out data" in caught.value.hint
+    assert evaluation(Net(), lambda: math.nan).need_steady().mean != 0.0
+
+
+def program(model: nn.Module, **kept: Any) -> tuple[ModuleProgram, torch.optim.Optimizer]:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    return ModuleProgram(model, [optimizer], lambda: model(torch.ones(2, 6)).mean(), kept), optimizer
+
+
+def test_a_checkpoint_brings_optimizer_and_kept_objects_back() -> None:
+    model = Net()
+    own, optimizer = program(model, average=nn.Linear(2, 2))
+    model(torch.randn(4, 6)).sum().backward()
+    optimizer.step()
+    tensors = {name: tensor.clone() for name, tensor in own.tensors().items()}
+    state = json.loads(json.dumps(own.state()))
+    fresh, other = program(Net(), average=nn.Linear(2, 2))
+    fresh.restore(tensors, state)
+    assert fresh.tensors().keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in fresh.tensors().items())
+    own.forget_optimizer()
+    assert not optimizer.state and other.state
+
+
+def test_a_checkpoint_of_another_program_is_refused() -> None:
+    own, _ = program(Net())
+    other, _ = program(Net(), loader=nn.Linear(1, 1))
+    with pytest.raises(KeyError):
+        other.restore(own.tensors(), own.state())
+
+
+def test_statistics_are_in_fragments_of_their_own() -> None:
+    own, _ = program(Net())
+    fragments = split({name: tuple(tensor.shape) for name, tensor in own.parameters.items()}, 1 << 20)
+    names = [{piece.name for piece in fragment.pieces} for fragment in fragments]
+    assert names[-1] == {name for name in own.parameters if name.startswith(STATISTICS)} and len(names[-1]) == 4
+    assert [fragment.holds_statistics for fragment in fragments] == [False, True] and fragments[-1].num_coded == 0
+
+
+def test_a_probe_sees_which_merge_harms_and_leaves_the_weights() -> None:
+    weight = torch.zeros(8)
+    target = torch.linspace(0.5, 1.0, 8)
+    measured = Evaluation(lambda: (weight - target).square(), {"w": weight}, CPU)
+    (fragment,) = split({"w": (8,)}, 100)
+    probe, gate = EvaluateProbe(measured, {"w": weight}), ProbeGate()
+    towards, away = 0.5 * target, -2.0 * target
+    for pair, is_harmful in ((towards, False), (away, True)):
+        judgement = probe.judge(gate, fragment, Shifts(pair, 0.1 * target, 0.1 * target), 0.5, is_behind=False)
+        assert bool(judgement.reason) == is_harmful
+    assert torch.equal(weight, torch.zeros(8))
+
+
+def test_a_fence_calls_before_each_step_and_only_inside() -> None:
+    model, calls = Net(), list[int]()
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]
+    with fenced(optimizers, lambda: calls.append(1)):
+        for optimizer in optimizers:
+            optimizer.step()
+    optimizers[0].step()
+    assert len(calls) == 2
