@@ -107,9 +107,9 @@ def join(
 ) -> Swarm:
     """Join a run with an invite, or go on with the run in `home` (None, or the same invite). The other arguments are those of `host`.
 
-    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none; before the run's first step they
-    are those that the model has. Raises OperatorError with a hint: BadInvite, BadSettings for another model than the run's, RunRefusesUs,
-    or SwarmUnreachable after a minute without an answer.
+    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Until the members' weights have
+    no worse a held-out loss than those that the model comes with, it waits. Raises OperatorError with a hint: BadInvite, BadSettings for
+    another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
     folder, identity = _prepared(home)
@@ -144,7 +144,7 @@ class Clock:
 
     @property
     def since_join(self) -> int:
-        """Steps since the weights were last taken over from other peers; of the run's first peers, all steps."""
+        """This peer's own steps since it last took weights over from other peers; of the host, the steps of the run."""
         return self._replica.steps_since_join()
 
 
@@ -198,8 +198,9 @@ class Swarm:
         """End a training step: call this once after each optimizer step, on the thread that trains.
 
         Moves the weights by what meetings have decided, and calls partners, answers, saves and reports what is due. `tokens`: how much this
-        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status; a tensor is not waited
-        for. Blocks while the peer is paused. Raises OperatorError if the run diverges; trouble of the network never raises.
+        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status alone; a tensor is not
+        waited for. Blocks while the peer is paused. Raises BadSettings for another thread and after `finish`; trouble of the network never
+        raises.
         """
         self._need_usable()
         self._before_weights_move()
@@ -218,11 +219,14 @@ class Swarm:
 
     @property
     def over(self) -> bool:
-        """Whether to stop training: the run is over, the peer was asked to leave, or the supervisor has ended."""
+        """Whether to stop training: the run is over, the peer was asked to leave, or the supervisor has ended. `batches` ends then."""
         return self._is_leaving.is_set() or not self._boundary.is_training or self._supervisor.stop_requested()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Loop over a loader, epoch after epoch, until training is `over`. Raises BadSettings for a loader without a batch."""
+        """Loop over a loader, epoch after epoch, until training is `over`. Raises BadSettings for a loader without a batch.
+
+        Each loop begins the loader anew: a loop that is left with `break` goes on with a new epoch at the next call.
+        """
         self.wait()
         while not self.over:
             num_batches = 0
@@ -248,11 +252,14 @@ class Swarm:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The object that `peer status --json` prints. Raises BadSettings if the peer does not answer."""
+        """The object that `peer status --json` prints, from any thread. Raises BadSettings if the peer does not answer."""
         return ask(self._home.path, {"verb": "status"})
 
     def invite(self, *, uses: int | None = None) -> str:
-        """Return an invite for up to `uses` others, valid for 30 days. Waits until this peer knows its addresses."""
+        """Return an invite for up to `uses` others, 16 by default, valid for 30 days. Waits until this peer knows its addresses.
+
+        Only the run's host may write invites.
+        """
         from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
         from gossamer.cli.invite import bootstraps, limited
         from gossamer.peer.swarm.issued_invites import USES
