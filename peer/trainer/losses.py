@@ -11,14 +11,14 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.errors import OperatorError
 
 MEASURE_TOPIC: Final = "evaluation"  # of warnings
 STANDARD_ERRORS: Final = 2.0  # by which the losses of equal weights may seem to differ
 
 
-class MeasureFailed(GossamerError):
-    """The program's own measure of its weights failed, so nothing is adopted: the operator's fault."""
+class MeasureFailed(OperatorError):
+    """The program's own measure of its weights failed, so nothing is adopted."""
 
 
 @dataclass(frozen=True, slots=True)

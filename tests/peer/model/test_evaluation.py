@@ -9,14 +9,12 @@ from torch import Tensor
 
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model import evaluation
-from gossamer.peer.model.computing import next_token_loss
+from gossamer.peer.model.computing import next_token_loss, output_distance, predictions
 from gossamer.peer.model.evaluation import (
     compare_homes,
     evaluate_home,
     held_out_loss,
     open_corpus,
-    output_distance,
-    predictions,
     reported_batches,
 )
 from gossamer.peer.model.model import build_model

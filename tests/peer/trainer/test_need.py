@@ -151,7 +151,6 @@ def test_checkpoints_that_are_there_need_no_room_again(tmp_path: Path, monkeypat
     assert 0 <= rooms([torch.device("cpu")], home, tmp_path, 0).disk.num_bytes - before - (1 << 26) < 1 << 20
 
 
-
 def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:
     there = Rooms(Room(8 * 10**9, "free"), Room(4 * 10**9, "free"), Room(10**9, "free"), Room(50 * 10**9, "free"))
     assert within(there, LocalSettings()) == there
