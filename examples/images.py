@@ -1,10 +1,10 @@
 """Classify images in a swarm: a convolutional network, with the loop, the loss, the data and the optimizer of a single-machine script.
 
 The first peer: `python examples/images.py ~/first`. It prints an invite. Others: `python examples/images.py ~/second INVITE`.
-To compare: `python examples/images.py ~/alone alone` trains without others.
 The images are drawn by the script: noisy copies of ten patterns. Each peer has a thousand of its own.
 """
 
+import os
 import sys
 import zlib
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import gossamer
 
 STEPS = 300
+PEERS = int(os.environ.get("PEERS", "2"))  # that begin together
 
 
 def images(number, seed):
@@ -44,15 +45,12 @@ def main(home, invite=None):
     def evaluate():
         return functional.cross_entropy(model(held_out[0]), held_out[1], reduction="none")
 
-    if invite in (None, "alone"):
-        settings = {"alone": True} if invite else {"wait_for_peers": 1}
-        swarm = gossamer.host(
-            gossamer.Run("images", STEPS, unit="images"), model, optimizer, evaluate=evaluate, home=home, settings=settings
-        )
+    if invite is None:
+        run = gossamer.Run("images", STEPS, unit="images")
+        swarm = gossamer.host(run, model, optimizer, evaluate=evaluate, home=home, settings={"wait_for_peers": PEERS - 1})
+        print(swarm.invite(), flush=True)
     else:
         swarm = gossamer.join(invite, model, optimizer, evaluate=evaluate, home=home)
-    if invite is None:
-        print(swarm.invite(), flush=True)
 
     with swarm:
         for batch, labels in swarm.batches(loader):

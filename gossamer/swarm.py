@@ -6,6 +6,7 @@ node while the weights are only read, and one writes checkpoints.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import os
@@ -172,6 +173,8 @@ class Swarm:
         self._since_s = time.monotonic()
         self._open = contextlib.ExitStack()
         self._open.enter_context(fenced(optimizers, self._before_weights_move))
+        atexit.register(self._at_exit)
+        self._open.callback(atexit.unregister, self._at_exit)
 
     # ------------------------------------------------------------------ training
 
@@ -382,6 +385,11 @@ class Swarm:
         self._boundary.close()
         known = failure if isinstance(failure, Exception) else None
         self._supervisor.close(OVER if self._boundary.state is State.OVER else LEFT, known)
+
+    def _at_exit(self) -> None:
+        """Leave the run where the program ends without `finish`: what has not been saved is lost."""
+        self._before_weights_move()
+        self._close(None)
 
     def _need_usable(self) -> None:
         self._need_thread()

@@ -29,6 +29,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
+START_AGAIN: Final = "the same program goes on from here"  # of a program that has started its own supervisor
 RESTART: Final = "is started again by itself"
 SILENT: Final = "ends with the step; if it lasts for minutes, stop the peer and start it again: it goes on from its last checkpoint"
 

@@ -27,7 +27,7 @@ from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfi
 from gossamer.peer.machine.events import QUIET, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
-from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.states import START_AGAIN, changed
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition, LastReport
@@ -186,7 +186,7 @@ class Supervisor:
                 self._set_final_state("leaving", f"{self._leave_reason}: {last_work}")
             exits[name] = await self._children[name].stop(self._grace_s(name))
         if is_leaving:
-            self._set_final_state("left", self._final_reason(exits.get(TRAINER)))
+            self._set_final_state("left", self._final_reason(exits.get(TRAINER)), START_AGAIN if self._guest is not None else "")
 
     def _grace_s(self, name: str) -> float:
         """Return how long a child may take to end."""
@@ -200,6 +200,8 @@ class Supervisor:
     def _final_reason(self, trainer: ChildExit | None) -> str:
         if not self._config.trains:
             return self._leave_reason
+        if self._guest is not None and trainer is not None:
+            return trainer.reason
         if not self.condition.has_trained:
             return "stopped before training began"
         if trainer is not None and trainer.code == 0:
