@@ -16,7 +16,7 @@ PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-
 
 unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes: each would compile our sources anew
 
-.PHONY: help faults attacks lab demo image swarm release test coverage check format proto pictures clean install
+.PHONY: help docs faults attacks lab demo image swarm release test coverage check format proto pictures clean install
 
 help:
 	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
@@ -32,6 +32,7 @@ help:
 	@echo "make format  format the sources"
 	@echo "make proto   generate the wire code from $(PROTO)"
 	@echo "make pictures  make the pictures in docs/ anew, ten minutes (needs chromium and chromium-driver)"
+	@echo "make docs    build docs/ as a site in site/"
 	@echo "make clean   remove the environment and all caches"
 
 install: $(STAMP)
@@ -91,6 +92,10 @@ pictures: $(STAMP)
 	$(BIN)/python -m benchmarks.pictures docs/pictures training-wide-light training-narrow-dark
 	$(BIN)/python -m benchmarks.pictures.recording docs/pictures/demo.svg --title 'make demo' -- $(BIN)/peer demo
 
+docs: $(STAMP)
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[docs]'
+	$(BIN)/mkdocs build --quiet
+
 clean:
-	rm -rf $(VENV) build dist *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .coverage .coverage.* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

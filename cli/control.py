@@ -37,7 +37,7 @@ def resume(home: HomeFolder = DEFAULT_HOME) -> None:
     The trainer continues from its checkpoint and catches up with the swarm. Only a change of settings ends a pause that settings caused.
     """
     ask(home, {"verb": "resume"})
-    print("resumed: the trainer restarts from its checkpoint", file=sys.stderr)
+    print("resumed: training goes on from where it stopped", file=sys.stderr)
 
 
 def leave(home: HomeFolder = DEFAULT_HOME, finish: Finish = False) -> None:

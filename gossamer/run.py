@@ -17,15 +17,19 @@ from gossamer.protocol.run.sections import Access
 class Run:
     """A run that this program starts: its name, its length, and what its members share beside the model.
 
+    `steps`: global steps, after which the members average and stop. `unit`: what `Swarm.step(tokens=...)` counts, such as images.
+    `inner_steps`: steps between two meetings of a fragment; with "auto", each member adapts. `access`: who may join, "invite", "allowlist"
+    or "open".
+
     `source` and `revision` are words that members see, such as the address and the commit of a repository: nothing is fetched or run by
     them. `settings` are further keys of the manifest by section, such as `{"outer": {"alpha": 0.3}, "codec": {"name": "int8"}}`. All values
-    are checked by `manifest`.
+    are checked by `manifest`. The same script makes the same run; a changed value is a new run.
     """
 
     name: str
-    steps: int  # global steps after which the members average and stop
-    unit: str = "examples"  # what `Swarm.step(tokens=...)` counts; the weight of a member's progress follows from it
-    inner_steps: int | str = field(default="auto", kw_only=True)  # between two meetings of a fragment; auto: each member adapts
+    steps: int
+    unit: str = "examples"
+    inner_steps: int | str = field(default="auto", kw_only=True)
     source: str = field(default="", kw_only=True)
     revision: str = field(default="", kw_only=True)
     access: Access = field(default="invite", kw_only=True)

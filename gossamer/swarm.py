@@ -60,10 +60,26 @@ def host(
 ) -> Swarm:
     """Start a run as its first peer, or go on with the one that this peer hosts from `home`. Returns before others are there.
 
-    `model`: a module, or tensors by name: what requires a gradient, and the persistent buffers of floats, travel. `optimizer`: none, one or
-    several; a step of one announces that the weights move. `evaluate` returns the held-out loss, or one loss for each part of the held-out
-    data, of any sign: smaller is better, the same for the same weights; None takes other peers' weights unjudged. `state`: objects with
-    `state_dict` that a checkpoint keeps too. `settings`: local ones, as `peer config` lists them. Raises OperatorError with a hint.
+    `model`: a module, whose trainable parameters and persistent buffers of floats travel, or tensors by name, which all travel; they stay
+    the model's own and change in place. All are float32 and on one device. Call `requires_grad_`, `to` and `torch.compile` before.
+
+    `optimizer`: none, one or several. A step of one ends the time in which others read the weights; without any, they are read in `step`.
+
+    `evaluate`: returns the held-out loss, or one loss for each part of the held-out data, of any sign: smaller is better. It decides
+    which weights of others are taken over. It must give the same for the same weights, so it is called twice here. It is also called every
+    100 steps, to judge messages and states, and at the end, always on this thread, without gradients, with modules in `eval()` mode, and
+    with the same random numbers of torch and `random`. None takes over others' weights unjudged.
+
+    `home`: a folder of this peer alone, created if it is missing: identity, run, checkpoints, log. The same folder goes on.
+
+    `state`: objects with `state_dict` and `load_state_dict`, by name, which checkpoints keep too: a scheduler, a GradScaler, a loader, an
+    average of the weights. Their states hold numbers, texts, bytes, tensors, lists and dictionaries.
+
+    `settings`: of this peer alone and this start, as `peer config` lists them; also `wait_for_peers`, the number of other peers that must
+    be known before training begins, and `alone`, which trains without meetings.
+
+    Raises OperatorError, with a hint, for what cannot be: another model than that of the run in `home`, bf16 weights, an `evaluate` that
+    varies, a home in use.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
     folder, identity = _prepared(home)
@@ -90,9 +106,11 @@ def join(
     state: Mapping[str, Stateful] | None = None,
     settings: Mapping[str, object] | None = None,
 ) -> Swarm:
-    """Join a run with an invite, or go on with the run in `home` (None, or the same invite). As `host` otherwise.
+    """Join a run with an invite, or go on with the run in `home` (None, or the same invite). The other arguments are those of `host`.
 
-    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Raises OperatorError with a hint.
+    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Until the members' weights have
+    no worse a held-out loss than those that the model comes with, it waits. Raises OperatorError with a hint: BadInvite, BadSettings for
+    another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
     folder, identity = _prepared(home)
@@ -127,14 +145,17 @@ class Clock:
 
     @property
     def since_join(self) -> int:
-        """Steps since the weights were last taken over from other peers; of the run's first peers, all steps."""
+        """This peer's own steps since it last took weights over from other peers; of the host, the steps of the run."""
         return self._replica.steps_since_join()
 
 
 class Swarm:
     """This program's place in a run; `host` and `join` make it. Use it as a context manager.
 
-    All methods but `leave` and `status` belong to the thread that trains.
+    The block begins with `wait` and ends with `finish`, also at Ctrl-C. Any other exception leaves the run without a checkpoint of the last
+    steps. All methods but `leave`, `status` and `invite` belong to the thread that called `host` or `join`.
+
+    `clock` is the run's Clock.
     """
 
     def __init__(self, supervisor: OwnSupervisor, boundary: Boundary, optimizers: Sequence[Optimizer]) -> None:
@@ -180,8 +201,9 @@ class Swarm:
         """End a training step: call this once after each optimizer step, on the thread that trains.
 
         Moves the weights by what meetings have decided, and calls partners, answers, saves and reports what is due. `tokens`: how much this
-        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status; a tensor is not waited
-        for. Blocks while the peer is paused. Raises OperatorError if the run diverges; trouble of the network never raises.
+        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status alone; a tensor is not
+        waited for. Blocks while the peer is paused. Raises BadSettings for another thread and after `finish`; trouble of the network never
+        raises.
         """
         self._need_usable()
         self._before_weights_move()
@@ -200,11 +222,14 @@ class Swarm:
 
     @property
     def over(self) -> bool:
-        """Whether to stop training: the run is over, the peer was asked to leave, or the supervisor has ended."""
+        """Whether to stop training: the run is over, the peer was asked to leave, or the supervisor has ended. `batches` ends then."""
         return self._is_leaving.is_set() or not self._boundary.is_training or self._supervisor.stop_requested()
 
     def batches(self, loader: Iterable[Batch]) -> Iterator[Batch]:
-        """Loop over a loader, epoch after epoch, until training is `over`. Raises BadSettings for a loader without a batch."""
+        """Loop over a loader, epoch after epoch, until training is `over`. Raises BadSettings for a loader without a batch.
+
+        Each loop begins the loader anew: a loop that is left with `break` goes on with a new epoch at the next call.
+        """
         self.wait()
         while not self.over:
             num_batches = 0
@@ -230,11 +255,14 @@ class Swarm:
 
     @property
     def status(self) -> dict[str, Any]:
-        """The object that `peer status --json` prints. Raises BadSettings if the peer does not answer."""
+        """The object that `peer status --json` prints, from any thread. Raises BadSettings if the peer does not answer."""
         return ask(self._home.path, {"verb": "status"})
 
     def invite(self, *, uses: int | None = None) -> str:
-        """Return an invite for up to `uses` others, valid for 30 days. Waits until this peer knows its addresses."""
+        """Return an invite for up to `uses` others, 16 by default, valid for 30 days. Waits until this peer knows its addresses.
+
+        Only the run's host may write invites.
+        """
         from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
         from gossamer.cli.invite import bootstraps, limited
         from gossamer.peer.swarm.issued_invites import USES
