@@ -21,7 +21,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -37,6 +37,7 @@ from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, ma
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.losses import MEASURE_TOPIC, MeasureFailed
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight, pack, unpack
+from gossamer.peer.trainer.open_meeting import OpenMeeting, acquire
 from gossamer.peer.trainer.probe import Judgement, ProbeCost
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
@@ -46,21 +47,6 @@ WAIT_S = 0.1  # the thread looks so often whether it must end
 WINDOW_S = 1.0  # a loss is measured beside the next gradient if that begins within so long, else at the boundary: there it blocks training
 LATE_SHARE = 10  # of the allowed clock gap: a fragment without an outer step for a tenth of it is too old for a joining peer
 NO_NODE = "no node to find a partner"
-
-
-@dataclass(slots=True)
-class OpenMeeting:
-    """A meeting of one fragment, from Open until Apply or Drop."""
-
-    number: int
-    fragment: int
-    side: MeetingSide
-    partner_global_step: int = 0
-    reason: str | None = None  # why the partner's message is refused, empty: it is not; None: it has not been judged
-    is_probed: bool = False  # the loss is to be measured too
-    step: tuple[str, OuterStep] | None = None  # the outer step, with the failed blocks for which it was computed
-    is_closed: bool = False
-    working: threading.Lock = field(default_factory=threading.Lock)  # held while the meeting is computed, and while it is closed
 
 
 class TrainerExchange:
@@ -78,13 +64,15 @@ class TrainerExchange:
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
         self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
+        self.has_warned = False  # of a measurement that failed
         self._link = link
         self._payloads = payloads
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
         self._probe = replica.program.new_probe(rng)
-        self._probe_cost = ProbeCost(self._probe.most_share if self._probe is not None else 0.0)
+        blocks = self._probe is not None and not self._probe.runs_beside
+        self._probe_cost = ProbeCost(self._probe.most_share, time.monotonic) if self._probe is not None and blocks else ProbeCost()
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
@@ -148,7 +136,7 @@ class TrainerExchange:
         try:
             yield
         finally:
-            self._weights.acquire()
+            acquire(self._weights)
 
     def carry_out(self, request: messages.Request) -> messages.Reply | None:
         """Carry out one request at a step boundary, move the model by it, and return the reply. `at_boundary` calls it for the node."""
@@ -286,8 +274,11 @@ class TrainerExchange:
             return self._carry_out(request)
         except (OSError, ValueError, torch.OutOfMemoryError, MeasureFailed) as error:
             if isinstance(error, MeasureFailed):
+                self.has_warned = True
                 self._emit(Warned(MEASURE_TOPIC, f"{error}; nothing is adopted"))
-            reply = messages.not_done(request, getattr(error, "strerror", None) or str(error))
+            private = "this peer cannot measure its weights now"  # the error may name files of the operator
+            reason = private if isinstance(error, MeasureFailed) else getattr(error, "strerror", None) or str(error)
+            reply = messages.not_done(request, reason)
             if reply is None:
                 raise
             return reply
@@ -392,6 +383,9 @@ class TrainerExchange:
                 return
             is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
+            if must_probe and not self._probe_cost.is_affordable(self.computing_s, is_needed=True):
+                meeting.reason = None
+                raise ValueError("there is no time to measure this message now")
             meeting.is_probed = self._probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
@@ -425,7 +419,13 @@ class TrainerExchange:
                 if not may_measure and side.is_wider(failed):
                     raise ValueError("the partner lists failed blocks beyond ours")
                 lag_steps = self._replica.global_step - meeting.partner_global_step
-                step = side.step_as_decided(self._probe, self._replica.probe_gate, failed, lag_steps=lag_steps)
+                is_measured = self._probe is not None and side.is_wider(failed)
+                if is_measured and not self._probe_cost.is_affordable(self.computing_s, is_needed=True):
+                    side.take_nothing()
+                    is_measured = False
+                with self._probe_cost.counted() if is_measured else contextlib.nullcontext():
+                    gate, probe = self._replica.probe_gate, self._probe if is_measured else None
+                    step = side.step_as_decided(probe, gate, failed, lag_steps=lag_steps)
                 meeting.step = request.failed_blocks, step
             return meeting, meeting.step[1]
 

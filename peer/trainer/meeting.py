@@ -91,9 +91,19 @@ class MeetingSide:
             return str(error)
         gap_length = length_of(gap.values)
         own = self._lengths(self._message, gap.values, gap_length)
-        if reason := state.gate.judge(gap_length, own):
+        if reason := state.gate.judge(gap_length, own) or self._signs(self._message + gap.values):
             return reason
         self._accepted = Accepted(gap, gap_length, state.gate.kept(gap_length, own, share), own)
+        return ""
+
+    def _signs(self, theirs: Tensor) -> str:
+        """Return why statistics cannot be those of the same model: values below zero where ours have none, as in a variance."""
+        fragment, start = self.state.codec.fragment, 0
+        for piece in fragment.pieces if fragment.holds_statistics else ():
+            place = slice(start, start + piece.numel)
+            if bool((self.snapshot[place] >= 0.0).all()) and bool((theirs[place] < 0.0).any()):
+                return f"{piece.name} has values below zero, ours has none"
+            start += piece.numel
         return ""
 
     @property
@@ -116,6 +126,10 @@ class MeetingSide:
         part = judgement.part if judgement.part < 1.0 or gate.is_of_use(judgement.gain) else clipped.part
         self._accepted = None if judgement.reason else replace(clipped, part=part)
         return judgement, whole if part == 1.0 or judgement.reason else self._part_of_step(part, failed_blocks)
+
+    def take_nothing(self) -> None:
+        """Merge nothing of a message that was accepted."""
+        self._accepted = replace(self._need_accepted(), part=0.0)
 
     def step_as_decided(self, probe: Probe | None, gate: ProbeGate, failed_blocks: Tensor, *, lag_steps: int) -> OuterStep:
         """Compute the outer step of a meeting that counts, while nobody changes the weights.

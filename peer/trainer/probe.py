@@ -15,7 +15,7 @@ import statistics
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -36,6 +36,7 @@ MEDIAN_TO_SIGMA: Final = 1.48  # from the median of absolute deviations to a sta
 ENOUGH: Final = 8  # accepted gains, from which their own spread is known
 CORRELATED: Final = 1.75  # the losses of neighbouring tokens are not independent: so much larger is the noise (measured)
 COST_SHARE: Final = 0.015  # of the time of training, that probes may take
+NEEDED: Final = 5.0
 LEAST_SHARE: Final = 0.1  # of the messages that need no probe is probed whatever it costs
 REMEMBERED: Final = 31  # accepted gains that say what is typical
 
@@ -71,6 +72,8 @@ class Probe(ABC):
         """
         for data in self.draw():
             before = self.losses(fragment, shifts.solo, data)
+            if not bool(before.isfinite().all()):  # our own weights are bad: whatever a partner sends is no evidence
+                return Judgement(Gain(0.0, 0.0, 0.0, before.numel()), "", 1.0, math.nan)
             whole = self.gain(before, self.losses(fragment, shifts.pair, data))
             if not gate.is_low(whole):
                 return gate.judge(whole, None, is_behind=is_behind)
@@ -141,11 +144,13 @@ class TokenProbe(Probe):
 class ProbeCost:
     """The processor time of one peer's probes, which limits how many of the meetings that need none are probed.
 
-    Nothing is probed while probes have taken more than `most_share` of the time of the inner steps.
+    Nothing is probed while probes have taken more than `most_share` of the time of the inner steps; what must be probed, while they have
+    taken NEEDED times as much. `now_s`: the clock by which a probe costs.
     """
 
-    def __init__(self, most_share: float = math.inf) -> None:
+    def __init__(self, most_share: float = math.inf, now_s: Callable[[], float] = time.thread_time) -> None:
         self._most_share = most_share
+        self._now_s = now_s
         self._num_probes = 0
         self._probes_s = 0.0
         self._num_needed = 0  # messages that had to be probed
@@ -154,21 +159,26 @@ class ProbeCost:
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count the time inside as a probe."""
-        start_s = time.thread_time()
+        start_s = self._now_s()
         try:
             yield
         finally:
             self._num_probes += 1
-            self._probes_s += time.thread_time() - start_s
+            self._probes_s += self._now_s() - start_s
+
+    def is_affordable(self, computing_s: float, *, is_needed: bool) -> bool:
+        """Return whether there is time for another probe. `computing_s`: the time spent in inner steps so far."""
+        most_share = self._most_share * (NEEDED if is_needed else 1.0)
+        return not self._probes_s or math.isinf(most_share) or self._probes_s <= most_share * computing_s
 
     def is_drawn(self, *, must_probe: bool, computing_s: float, rng: random.Random) -> bool:
         """Return whether a message is probed; asked once for each. `computing_s`: the time spent in inner steps so far."""
-        if self._probes_s and self._probes_s > self._most_share * computing_s:
-            return False
         if must_probe:
             self._num_needed += 1
             return True
         self._num_asked += 1
+        if not self.is_affordable(computing_s, is_needed=False):
+            return False
         return rng.random() < self._affordable_share(computing_s)
 
     def _affordable_share(self, computing_s: float) -> float:
@@ -236,14 +246,14 @@ class ProbeGate:
         own = max(0.0, closer.own) if closer else 0.0
         deviation = self._deviation(gain, own)
         if not math.isfinite(deviation):
-            return Judgement(gain, "the loss on our text would not be finite", 0.0, -math.inf)
+            return Judgement(gain, "the loss on our data would not be finite", 0.0, -math.inf)
         if closer is None or not self.is_low(gain, own):
             return Judgement(gain, "", 1.0, deviation)
         least = min(0.0, self._typical(gain)) - SLACK * gain.scale - SIGMAS * self._spread(gain, own)
         best = closer.gain if closer.gain.value > gain.value else gain
         deviation = self._deviation(best, own)
         if best.value < least and not is_behind:
-            reason = f"it would raise the loss on our text by {-gain.value:.3g} nats per token, and honest messages by {-least:.3g} at most"
+            reason = f"it would raise the loss on our data by {-gain.value:.3g}, and honest messages by {-least:.3g} at most"
             return Judgement(gain, reason, 0.0, deviation)
         part = 0.0 if self.is_low(closer.gain, own) else closer.part
         return Judgement(best, "", part, 0.0 if is_behind else deviation, least)
@@ -255,6 +265,8 @@ class ProbeGate:
     def accept(self, judgement: Judgement) -> None:
         """Remember the gain of a merge that counts."""
         gain = judgement.gain
+        if not math.isfinite(judgement.deviation):
+            return
         self._gains.append((max(gain.value, judgement.least), gain.noise, gain.num_tokens))
 
     def _typical(self, gain: Gain) -> float:

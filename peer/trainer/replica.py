@@ -22,7 +22,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.run.manifest import RunManifest
+from gossamer.protocol.run.manifest import AnyManifest
 
 FAST: Final = "fast/"  # in the names of `Replica.tensors`, like the next two
 REPLACED: Final = ("slow/", "momentum/")  # an outer step replaces these and never writes to them
@@ -33,7 +33,7 @@ ALONE: Final = nullcontext()
 class Replica:
     """A program's weights among other peers'. Writes to them. Not thread-safe: exchange.py says which thread may call it, and when."""
 
-    def __init__(self, manifest: RunManifest, program: Program, peer_seed: int) -> None:
+    def __init__(self, manifest: AnyManifest, program: Program, peer_seed: int) -> None:
         self.manifest = manifest
         self.program = program
         self.global_step = 0  # the global step, as far as this peer knows it
@@ -167,14 +167,19 @@ class Replica:
         } | self.program.state()
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore what `tensors` and `state` returned. Raises KeyError or ValueError for a checkpoint of another model."""
+        """Restore what `tensors` and `state` returned, while no meeting is open. Takes ownership of the tensors.
+
+        Raises KeyError or ValueError for a checkpoint of another model.
+        """
         with torch.no_grad():
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{FAST}{name}"])
         for index, fragment in enumerate(self.fragments):
-            fragment.slow.copy_(tensors[f"slow/{index}"])
-            if fragment.has_momentum:
-                fragment.momentum.copy_(tensors[f"momentum/{index}"])
+            slow = tensors[f"slow/{index}"]
+            momentum = tensors[f"momentum/{index}"] if fragment.has_momentum else fragment.momentum
+            if slow.shape != fragment.slow.shape or momentum.shape != fragment.momentum.shape:
+                raise ValueError(f"fragment {index} has {slow.numel()} values, this model's {fragment.slow.numel()}")
+            fragment.replace(slow, momentum)
         self.global_step, self.own_steps, self.tokens = state["clock_steps"], state["own_steps"], state["tokens"]
         self._clock_budget.steps = state.get("may_follow_steps", 0)  # a checkpoint of before this bound has none
         self._joined = (state["joined"][0], state["joined"][1])

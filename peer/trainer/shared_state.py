@@ -45,10 +45,11 @@ def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:
         raise
 
 
-def read_state(data: memoryview, fragments: Sequence[FragmentState]) -> tuple[FragmentWeights, ...]:
+def read_state(data: memoryview, fragments: Sequence[FragmentState], *, is_comparable: bool = True) -> tuple[FragmentWeights, ...]:
     """Return the parts of a state, in the order of the fragments; zeros for momentum where the run has none.
 
-    Raises ValueError, with the reason, for bytes that cannot be the state of a peer like us.
+    `is_comparable`: our own weights are of this run, so their size says what is sane. Raises ValueError, with the reason, for bytes that
+    cannot be the state of a peer like us.
     """
     has_momentum = fragments[0].has_momentum
     num_values = sum(fragment.slow.numel() for fragment in fragments)
@@ -59,7 +60,7 @@ def read_state(data: memoryview, fragments: Sequence[FragmentState]) -> tuple[Fr
     slow = list(_cut(flat, fragments))
     momentum = list(_cut(flat[num_values:], fragments)) if has_momentum else [fragment.momentum for fragment in fragments]
     parts = tuple(map(FragmentWeights, fragments, slow, momentum))
-    _need_sane(parts)
+    _need_sane(parts, is_comparable=is_comparable)
     return parts
 
 
@@ -70,7 +71,7 @@ def _cut(flat: Tensor, fragments: Sequence[FragmentState]) -> Iterator[Tensor]:
         flat = flat[numel:]
 
 
-def _need_sane(parts: Sequence[FragmentWeights]) -> None:
+def _need_sane(parts: Sequence[FragmentWeights], *, is_comparable: bool) -> None:
     numels, sizes = [part.slow.numel() for part in parts], [_size(part.fragment.slow) for part in parts]
     whole = math.sqrt(sum(numel * size**2 for numel, size in zip(numels, sizes, strict=True)) / sum(numels))
     for part, size in zip(parts, sizes, strict=True):
@@ -78,6 +79,8 @@ def _need_sane(parts: Sequence[FragmentWeights]) -> None:
         name, slow, momentum = part.fragment.codec.fragment.name, _size(part.slow), _size(part.momentum)
         if not math.isfinite(slow + momentum):
             raise ValueError("the state holds values that are not finite")
+        if not is_comparable or part.fragment.codec.fragment.holds_statistics:
+            continue
         if slow > MOST_GROWTH * own:
             raise ValueError(f"the weights of {name} are {slow:.3g} large, ours {own:.3g}")
         if momentum > MOST_MOMENTUM * max(own, slow):
@@ -104,7 +107,8 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
         reason = f"{global_step} steps are behind it, {replica.global_step} behind our own weights"
         return messages.Adopted(request.name, False, reason)
     try:
-        parts = read_state(mapped(Path(request.name)), replica.fragments)
+        is_comparable = replica.own_steps > 0 or replica.manifest.has_start(is_founder=False)
+        parts = read_state(mapped(Path(request.name)), replica.fragments, is_comparable=is_comparable)
     except ValueError as error:
         return messages.Adopted(request.name, False, str(error), is_sound=False)
     reason = _judge_result(replica, parts, request) if request.is_result else _judge(replica, parts, TOLERANCE)
