@@ -87,7 +87,7 @@ class LiveTable:
         table = Table(box=None, pad_edge=False, header_style="bold")
         unit = next(iter(self._statuses.values()))["unit"]  # of the run that all of them train
         for number, column in enumerate(columns(unit)):
-            table.add_column(column, justify="left" if number < 2 else "right", no_wrap=True)
+            table.add_column(Text(column), justify="left" if number < 2 else "right", no_wrap=True)
         for name, status in self._statuses.items():
             table.add_row(*(Text(cell) for cell in cells(name, status)))
         names_by_reason: dict[str, list[str]] = {}

@@ -22,6 +22,8 @@ def pack(value: object, name: str, tensors: dict[str, Tensor]) -> Any:
     """
     match value:
         case Tensor():
+            while name in tensors:  # keys 1 and "1", or "a/b" and "b" in "a"
+                name += "'"
             tensors[name] = value.detach()
             return {"tensor": name}
         case bytes():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import random
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
@@ -23,6 +24,8 @@ Evaluate = Callable[[], float | Sequence[float] | Tensor]
 Model = nn.Module | Mapping[str, Tensor]
 
 PROBE_SHARE: Final = 0.01  # of the time of training, that judging messages by `evaluate` may take
+REPORT_SHARE: Final = 0.05  # of the time that passes, that evaluations for reports may take
+MAX_WORDS: Final = 200  # characters of the user's error
 UNSTEADY: Final = 1e-3  # relative difference of two evaluations of the same weights that some devices cannot avoid
 
 
@@ -56,7 +59,8 @@ class Evaluation:
                     module.training = False
                 return _losses_of(self._evaluate())
         except (Exception, SystemExit) as error:
-            raise MeasureFailed(f"evaluate() raised {type(error).__name__}: {error}", hint="see the traceback in your program") from error
+            words = str(error)[:MAX_WORDS]
+            raise MeasureFailed(f"evaluate() raised {type(error).__name__}: {words}", hint="see the traceback in your program") from error
         finally:
             random.setstate(python)
             for module, was_training in zip(self._modules, modes, strict=True):
@@ -91,6 +95,7 @@ class EvaluateProbe(Probe):
     def __init__(self, measure: Evaluation, parameters: Mapping[str, Tensor]) -> None:
         self._measure = measure
         self._parameters = parameters
+        self._scale = 0.0  # of the losses, lately
 
     def draw(self) -> Sequence[Tensor]:
         """Return one placeholder: `evaluate` has its own data, always the same."""
@@ -102,17 +107,20 @@ class EvaluateProbe(Probe):
         return torch.tensor(measured_with(lambda: add(fragment, shift, moved), moved, self._measure).values)
 
     def gain(self, before: Tensor, after: Tensor) -> Gain:
-        """Return the gain, measured against the spread of the losses or their mean, whichever is larger."""
+        """Return the gain, measured against the spread of the losses or their mean, whichever is larger or was so lately."""
         spread = float(before.std()) if before.numel() > 1 else 0.0
         difference = before - after
         noise = float(difference.std()) / math.sqrt(before.numel()) if before.numel() > 1 else 0.0
-        return Gain(float(difference.mean()), noise, max(spread, abs(float(before.mean()))), before.numel())
+        self._scale = max(0.99 * self._scale, spread, abs(float(before.mean())))
+        return Gain(float(difference.mean()), noise, self._scale, before.numel())
 
 
 class ModuleProgram:
     """The user's model and all that belongs to it. Its tensors are written to between two steps. Raises BadSettings."""
 
     def __init__(self, model: Model, optimizers: Sequence[Optimizer], evaluate: Evaluate | None, kept: Mapping[str, Stateful]) -> None:
+        self._model = model
+        self._next_report_s = 0.0
         self.parameters = trainable_tensors(model)
         devices = sorted({str(tensor.device) for tensor in self.parameters.values()})
         if len(devices) > 1:
@@ -136,10 +144,17 @@ class ModuleProgram:
         return Losses((0.0,)) if self._evaluation is None else self._evaluation()
 
     def evaluation(self) -> tuple[float, int] | None:
-        """Call `evaluate` for a report."""
-        if self._evaluation is None:
+        """Call `evaluate` for a report, if the last time was not long ago for what it takes.
+
+        Raises BadSettings if the model's tensors are others than those that travel.
+        """
+        self._need_same_tensors()
+        began_s = time.monotonic()
+        if self._evaluation is None or began_s < self._next_report_s:
             return None
         losses = self._evaluation()
+        ended_s = time.monotonic()
+        self._next_report_s = ended_s + (ended_s - began_s) * (1.0 / REPORT_SHARE - 1.0)
         return losses.mean, len(losses.values)
 
     def outputs(self) -> Tensor | None:
@@ -178,6 +193,14 @@ class ModuleProgram:
 
     def close(self) -> None:
         """Leave all that is the program's as it is."""
+
+    def _need_same_tensors(self) -> None:
+        now = trainable_tensors(self._model)
+        if other := [name for name in now.keys() | self.parameters.keys() if now.get(name) is not self.parameters.get(name)]:
+            raise BadSettings(
+                f"{min(other)} is another tensor than when the program joined: what trains now does not travel",
+                hint="load weights in place (load_state_dict without assign=True), and unfreeze layers before you join",
+            )
 
     def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors: dict[str, Tensor] = {}

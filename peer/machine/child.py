@@ -86,6 +86,7 @@ class SupervisorPipes:
         self._num_lost = 0
         self._partial_line = b""  # the beginning of a line
         self._stopping = False
+        self.has_ended = False  # the supervisor
         lines = os.fdopen(settings_fd, "rb", buffering=0, closefd=False)
         while (line := lines.readline()) == STOP:
             pass  # the reason follows
@@ -121,13 +122,14 @@ class SupervisorPipes:
 
     def stop_requested(self) -> bool:
         """Return whether the supervisor asked for a stop or has ended. Returns at once."""
-        while not self._stopping and select.select([self._settings_fd], [], [], 0)[0]:
+        while not self._stopping and _is_ready(self._settings_fd, select.POLLIN, 0.0):
             self.read_settings()
         return self._stopping
 
     def read_settings(self) -> bool:
         """Wait for the next data from the supervisor and apply it; return whether there was any: False at the end of the pipe."""
         data = os.read(self._settings_fd, _READ_BYTES)
+        self.has_ended |= not data
         self._stopping |= not data
         *lines, self._partial_line = (self._partial_line + data).split(b"\n")
         for line in lines:
@@ -148,7 +150,7 @@ class SupervisorPipes:
             code, final = known.exit_code, isinstance(known, OperatorError)  # the operator must act
             self._unsent += to_line(ProcessFailed(str(known), known.hint, int(code), final))
         with contextlib.suppress(OSError):
-            while self._unsent and select.select([], [self._events_fd], [], _LAST_WORDS_S)[1]:
+            while self._unsent and _is_ready(self._events_fd, select.POLLOUT, _LAST_WORDS_S):
                 self._unsent = self._unsent[os.write(self._events_fd, self._unsent) :]
         return int(code)
 
@@ -167,6 +169,18 @@ class Child(SupervisorPipes):
             super().__init__(0, events_fd)
         except EOFError:
             sys.exit(ExitCode.DONE)
+
+
+def is_readable(fd: int, within_s: float) -> bool:
+    """Return whether a pipe has data, or has ended, within some seconds."""
+    return _is_ready(fd, select.POLLIN, within_s)
+
+
+def _is_ready(fd: int, event: int, within_s: float) -> bool:
+    """Wait for an event of a descriptor of any number: select() takes none above 1023."""
+    poll = select.poll()
+    poll.register(fd, event)
+    return bool(poll.poll(1000 * within_s))
 
 
 def run_child(work: Callable[[Child], None]) -> int:

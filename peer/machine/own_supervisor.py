@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import subprocess
 import sys
 import time
 from pathlib import Path
 from typing import Final
 
-from gossamer.peer.machine.child import GuestRequest, SupervisorPipes
+from gossamer.peer.machine.child import GuestRequest, SupervisorPipes, is_readable
 from gossamer.peer.machine.events import ENDED, ProcessReported
 from gossamer.peer.machine.home import Home, private
 from gossamer.protocol import errors
@@ -50,7 +49,7 @@ class OwnSupervisor(SupervisorPipes):
         try:
             os.write(from_us, request.to_line())
             super().__init__(to_us, from_us)
-        except EOFError:
+        except (EOFError, BrokenPipeError):
             self._wait()
             raise self.failure(home) from None
         except BaseException:  # Ctrl-C, while it looks for the swarm
@@ -68,6 +67,8 @@ class OwnSupervisor(SupervisorPipes):
 
     def failure(self, home: Home) -> GossamerError:
         """Return the error that has ended the supervisor."""
+        if not self.error and self._process.returncode == 0:
+            return GossamerError("the peer was asked to leave before training began", hint="start the program again")
         if not self.error:
             return GossamerError(f"the supervisor has ended with exit code {self._process.returncode}", hint=f"see {home.log}")
         kind = getattr(errors, str(self.error["kind"]), GossamerError)
@@ -80,7 +81,7 @@ class OwnSupervisor(SupervisorPipes):
         """Close the pipe to the supervisor, and read its last words until it has ended."""
         os.close(self._open_fds.pop())
         until_s = time.monotonic() + END_S
-        while select.select([self._settings_fd], [], [], max(0.0, until_s - time.monotonic()))[0] and self.read_settings():
+        while is_readable(self._settings_fd, max(0.0, until_s - time.monotonic())) and self.read_settings():
             pass
         self._close_pipes()
         try:

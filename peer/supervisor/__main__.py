@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import traceback
 
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import keep_port
@@ -26,6 +27,18 @@ from gossamer.protocol.run.manifest import SignedManifest
 async def run() -> int:
     """Run the peer that the program asks for; return the exit code."""
     guest = GuestProcess()
+    try:
+        await _run_peer_of(guest)
+    except Exception as error:
+        known = error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}", hint="the log says more")
+        if known is not error:
+            traceback.print_exc()
+        guest.notify(json.dumps({"error": str(known), "hint": known.hint, "kind": type(known).__name__}).encode() + b"\n")
+        return int(known.exit_code)
+    return int(ExitCode.DONE)
+
+
+async def _run_peer_of(guest: GuestProcess) -> None:
     asked = await guest.request()
     config = asked.config
     manifest = SignedManifest.from_bytes(asked.manifest) if asked.manifest else None
@@ -34,12 +47,7 @@ async def run() -> int:
     def watch(status: Status) -> None:
         keep_port(config, status.addresses)
 
-    try:
-        await run_peer(config, Identity.load_or_create(Home(config.home).identity), manifest, invite, watch, guest)
-    except GossamerError as error:
-        guest.notify(json.dumps({"error": str(error), "hint": error.hint, "kind": type(error).__name__}).encode() + b"\n")
-        return int(error.exit_code)
-    return int(ExitCode.DONE)
+    await run_peer(config, Identity.load_or_create(Home(config.home).identity), manifest, invite, watch, guest)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import Protocol
 
+from torch import Tensor
+
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
@@ -90,6 +92,7 @@ class Boundary:
         self._node_seen_s = now_s()
         self._reported = ("", "")
         self._warned = ""
+        self._has_device_losses = False  # since the last report
         self.on_adopted: Callable[[], None] = lambda: None  # called between two steps, when the weights are other peers' now
 
     @property
@@ -146,7 +149,9 @@ class Boundary:
 
     def after_step(self, step: InnerStep) -> None:
         """Call partners for fragments that are due after an inner step that the replica has counted; report and save what is due."""
-        self.bad_batches = 0
+        if not isinstance(step.loss, Tensor):  # one on a device is read at the next report
+            self._note_loss(0.0 if step.loss is None else step.loss)
+        self._has_device_losses |= isinstance(step.loss, Tensor)
         self.watch.step(step)
         due = [] if self._is_alone else self.replica.countdown.tick()
         if due:
@@ -156,14 +161,21 @@ class Boundary:
 
     def skip_step(self, error: FloatingPointError) -> None:
         """Pass over a batch without a finite loss, no weight changed. Raises OperatorError for a run that diverges."""
-        self.bad_batches += 1
         self.replica.skip_step()
+        self._note_loss(math.nan, str(error))
+        self._report_and_save()
+
+    def _note_loss(self, loss: float, words: str = "") -> None:
+        """Count losses in a row that are not finite: nothing is saved meanwhile. Raises OperatorError for a run that diverges."""
+        if math.isfinite(loss):
+            self.bad_batches = 0
+            return
+        self.bad_batches += 1
         if self.bad_batches >= MAX_BAD_BATCHES:
             raise OperatorError(
-                f"{MAX_BAD_BATCHES} batches in a row gave no finite loss (the last: {error})",
+                f"{MAX_BAD_BATCHES} batches in a row gave no finite loss (the last: {words or loss})",
                 hint="the earlier checkpoints are untouched; lower the learning rate, or check the data",
             )
-        self._report_and_save()
 
     def end(self) -> None:
         """Save, and report how it ended: at a step boundary, once."""
@@ -181,6 +193,10 @@ class Boundary:
         """Write a checkpoint, and wait for it: between two steps. A trainer that has not begun has nothing to save."""
         if self.state is not State.READY:
             self._saver.save(self.replica)
+
+    def drop_meetings(self) -> None:
+        """Forget all that the node has begun: the weights become others."""
+        self._exchange.drop_all()
 
     def close(self) -> None:
         """Close the link and the threads."""
@@ -225,7 +241,10 @@ class Boundary:
     def _report_if_time(self) -> None:
         if self.watch.is_time_to_report():
             exchange, watch = self._exchange, self.watch
-            watch.notify(self.replica, exchange.cpu_s)
+            loss = watch.notify(self.replica, exchange.cpu_s)
+            if self._has_device_losses:
+                self._has_device_losses = False
+                self._note_loss(loss)
             exchange.send_progress()
             self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
             exchange.min_call_steps, exchange.computing_s = self._pace.min_call_steps, watch.computing_s
@@ -247,8 +266,8 @@ class Boundary:
             self._warn("")
 
     def _warn(self, words: str) -> None:
-        if words != self._warned:
-            self._warned = words
+        if words != self._warned or self._exchange.has_warned:
+            self._warned, self._exchange.has_warned = words, False
             self._supervision.emit(Warned(MEASURE_TOPIC, words))
 
     def _report_state(self, state: str, reason: str) -> None:

@@ -14,6 +14,8 @@ from torch import Tensor
 from gossamer.protocol.errors import OperatorError
 
 MEASURE_TOPIC: Final = "evaluation"  # of warnings
+LEAST_PARTS: Final = 8  # whose spread says something
+MOST_NOISE: Final = 0.05  # of the size of our own losses
 STANDARD_ERRORS: Final = 2.0  # by which the losses of equal weights may seem to differ
 
 
@@ -29,8 +31,11 @@ class Losses:
 
     @property
     def mean(self) -> float:
-        """The mean over all parts."""
-        return math.fsum(self.values) / len(self.values)
+        """The mean over all parts; infinite where it is too large for a float."""
+        try:
+            return math.fsum(self.values) / len(self.values)
+        except OverflowError:
+            return math.inf
 
     @property
     def are_finite(self) -> bool:
@@ -41,20 +46,21 @@ class Losses:
         """Return whether other weights, with these losses, may replace weights with the losses `own`.
 
         Their mean may exceed ours by `tolerance` times its size, and by two standard errors of the difference between the parts. That error
-        is in the hand of whoever made the other weights, so the spread of our own losses bounds it. Own losses that are not finite allow
-        all.
+        is in the hand of whoever made the other weights, so the spread and the size of our own losses bound it. Own losses that are not
+        finite allow all.
         """
         if not self.are_finite:
             return False
-        excess, allowed = self.mean - own.mean, tolerance * abs(own.mean) + STANDARD_ERRORS * self._error(own)
+        excess, allowed = self.mean - own.mean, tolerance * abs(own.mean) + self._noise(own)
         return not excess > allowed
 
-    def _error(self, own: Losses) -> float:
+    def _noise(self, own: Losses) -> float:
         num_parts = len(own.values)
-        if num_parts < 2 or len(self.values) != num_parts or not own.are_finite:
+        if num_parts < LEAST_PARTS or len(self.values) != num_parts or not own.are_finite:
             return 0.0
         differences = [theirs - ours for theirs, ours in zip(self.values, own.values, strict=True)]
-        return min(statistics.stdev(differences), statistics.stdev(own.values)) / math.sqrt(num_parts)
+        error = min(statistics.stdev(differences), statistics.stdev(own.values)) / math.sqrt(num_parts)
+        return min(STANDARD_ERRORS * error, MOST_NOISE * statistics.fmean(map(abs, own.values)))
 
 
 def try_change(

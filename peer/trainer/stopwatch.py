@@ -24,7 +24,7 @@ Blocker = Literal["meetings", "checkpoints"]
 class InnerStep:
     """What one inner step did."""
 
-    loss: float | Tensor  # per token; a tensor on a device is read at the next report, not before
+    loss: float | Tensor | None  # per token; a tensor on a device is read at the next report, not before; None: not known
     learning_rate: float
     num_tokens: int
 
@@ -91,8 +91,8 @@ class Stopwatch:
         """Return whether the last report is old enough for another."""
         return self._now_s() - self._reported_s >= REPORT_S
 
-    def notify(self, replica: Replica, coding_cpu_s: float) -> None:
-        """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread."""
+    def notify(self, replica: Replica, coding_cpu_s: float) -> float:
+        """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread. Return the mean loss, else NaN."""
         passed_s = max(1e-9, self._now_s() - self._reported_s)
         self._reported_s = self._now_s()
         so_far = replica.own_steps, replica.global_step, replica.tokens
@@ -101,7 +101,9 @@ class Stopwatch:
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
         loss, rate = math.nan, math.nan  # without an inner step
         if self._steps:
-            loss, rate = sum(float(step.loss) for step in self._steps) / len(self._steps), self._steps[-1].learning_rate
+            known = [float(step.loss) for step in self._steps if step.loss is not None]
+            loss, rate = sum(known) / len(known) if known else math.nan, self._steps[-1].learning_rate
         tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
         self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))
         self._steps.clear()
+        return loss
