@@ -21,7 +21,7 @@ from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import INVITE_BOOTSTRAPS
 from gossamer.protocol.run.invite import Invite
-from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.run.manifest import RunManifest, SignedManifest
 
 OWN_ADDRESSES = 3  # of this peer, before those of other peers: one public, one or two through relays
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
@@ -59,10 +59,7 @@ def invite(
         raise BadSettings(f"{folder.path} holds no run to invite to", hint="`peer host` starts one; --home DIR names another folder")
     signed = SignedManifest.from_bytes(folder.manifest.read_bytes())
     identity = Identity.load_or_create(folder.identity)
-    if signed.manifest().run.access == "invite" and str(identity.peer_id) not in signed.manifest().run.issuers:
-        raise BadSettings(
-            "this peer may not write invites for its run", hint="ask one of the peers that the manifest lists under run.issuers"
-        )
+    need_issuer(signed.manifest(), identity.peer_id)
     if subject and uses is not None:
         raise BadSettings("an invite with --for admits one peer, so --uses does not apply", hint="leave out one of them")
     not_after_s = int(time.time()) + lifetime_s(expires)
@@ -72,6 +69,14 @@ def invite(
     written = issued.to_text()
     print(limited(folder, issued, uses or USES), file=sys.stderr)
     print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
+
+
+def need_issuer(manifest: RunManifest, me: PeerId) -> None:
+    """Raise BadSettings unless this peer may write invites."""
+    if manifest.run.access == "invite" and str(me) not in manifest.run.issuers:
+        raise BadSettings(
+            "this peer may not write invites for its run", hint="ask one of the peers that the manifest lists under run.issuers"
+        )
 
 
 def limited(folder: Home, written: Invite, uses: int) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import Shapes, by_name, layout_digest, num_chars
 from gossamer.protocol.run.manifest import ProgramManifest
 from gossamer.protocol.run.sections import Access
+
+CLOCK_GAP_STEPS: Final = 1000  # steps of a small program take milliseconds, and a join seconds
 
 
 @dataclass(frozen=True)
@@ -51,7 +53,9 @@ class Run:
             },
             "outer": {"inner_steps": self.inner_steps},
         }
-        tables = {section: dict(keys) for section, keys in self.settings.items()}
+        tables: dict[str, dict[str, Any]] = {"outer": {"max_clock_gap_steps": CLOCK_GAP_STEPS}}
+        for section, given in self.settings.items():
+            tables[section] = tables.get(section, {}) | dict(given)
         for section, keys in stated.items():
             if again := sorted(keys.keys() & tables.get(section, {}).keys()):
                 raise BadManifest(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
+import operator
 import os
 import threading
 import time
@@ -44,6 +45,7 @@ from gossamer.run import Run
 Batch = TypeVar("Batch")
 Optimizers = Optimizer | Sequence[Optimizer] | None
 
+OWN_HOME: Final = "give the new run a home of its own; a changed model or Run is a new run"
 LEFT: Final = "the program has left the run"
 PAUSE_LOOK_S: Final = 0.05
 
@@ -90,7 +92,7 @@ def host(
         if held.run_id != signed.run_id:
             raise BadSettings(
                 f"{folder.path} already holds another run, {held.run_id.hex()[:12]}; this one is {signed.run_id.hex()[:12]}",
-                hint="give the new run a home of its own; a changed model or Run is a new run",
+                hint=OWN_HOME if held.host == identity.peer_id else "this peer joined that run: gossamer.join(None, ...) goes on with it",
             )
         signed = held
     return _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), manifest=signed.to_bytes()))
@@ -201,19 +203,18 @@ class Swarm:
         """End a training step: call this once after each optimizer step, on the thread that trains.
 
         Moves the weights by what meetings have decided, and calls partners, answers, saves and reports what is due. `tokens`: how much this
-        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status alone; a tensor is not
-        waited for. Blocks while the peer is paused. Raises BadSettings for another thread and after `finish`; trouble of the network never
-        raises.
+        step has trained on, in the run's unit; it weighs this peer's progress. `loss`: of this step, for the status; a tensor on a GPU is
+        not waited for. While losses are not finite nothing is saved, and the tenth in a row raises OperatorError. Blocks while the peer is
+        paused. Raises BadSettings for another thread and after `finish`; trouble of the network never raises.
         """
         self._need_usable()
         self._before_weights_move()
+        step = InnerStep(_readable_later(loss), self._rate, _count(tokens))
         boundary, now_s = self._boundary, time.monotonic()
         boundary.watch.add(now_s - self._since_s)
         self._replica.move_fast_weights()
-        if tokens < 0:
-            raise BadSettings(f"step(tokens={tokens}): a step trains on no fewer than 0", hint="pass the number of examples or tokens")
-        self._replica.count_step(tokens)
-        boundary.after_step(InnerStep(_detached(loss), self._rate, tokens))
+        self._replica.count_step(step.num_tokens)
+        boundary.after_step(step)
         boundary.answer()
         self._rest_while_paused()
         self._since_s = time.monotonic()
@@ -264,12 +265,13 @@ class Swarm:
         Only the run's host may write invites.
         """
         from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
-        from gossamer.cli.invite import bootstraps, limited
+        from gossamer.cli.invite import bootstraps, limited, need_issuer
         from gossamer.peer.swarm.issued_invites import USES
 
+        identity = Identity.load_or_create(self._home.identity)
+        need_issuer(self._replica.manifest, identity.peer_id)
         while not (addresses := self.status["addresses"]):
             time.sleep(PAUSE_LOOK_S)
-        identity = Identity.load_or_create(self._home.identity)
         written = Invite.issue(
             identity,
             self._replica.manifest.run_id,
@@ -306,14 +308,18 @@ class Swarm:
         """Go back to what `state_dict` returned: weights, optimizers and place. Raises KeyError or ValueError for another model's."""
         self._need_usable()
         with self._standing_still():
-            self._replica.restore(state["tensors"], state["state"])
+            self._boundary.drop_meetings()
+            self._replica.restore({name: tensor.clone() for name, tensor in state["tensors"].items()}, state["state"])
 
     def leave(self) -> None:
         """Ask training to end: `over` becomes true, and the end of the `with` block saves and leaves. From any thread."""
         self._is_leaving.set()
 
     def finish(self) -> None:
-        """End: at the run's end, average with the others and take the result; else save and leave. The end of the `with` block does it."""
+        """End: at the run's end, average with the others and take the result; else save and leave. The end of the `with` block does it.
+
+        Raises the error for which the peer has ended, if it was not asked to.
+        """
         self._need_thread()
         if self._is_closed:
             return
@@ -327,7 +333,10 @@ class Swarm:
         except BaseException as error:
             self._close(error)
             raise
+        is_lost = self._supervisor.has_ended and not self._is_leaving.is_set() and boundary.state is not State.OVER
         self._close(None)
+        if is_lost or self._supervisor.error:
+            raise self._supervisor.failure(self._home)
 
     def __enter__(self) -> Self:
         self.wait()
@@ -338,15 +347,15 @@ class Swarm:
             self.finish()
         elif not self._is_closed:  # the last good checkpoint stays
             self._before_weights_move()
-            self._close(None)
+            self._close(error)
 
     # ------------------------------------------------------------------ inside
 
     def _before_weights_move(self) -> None:
         """End the time in which others may read the weights: an optimizer is about to move them."""
         if self._reading is not None:
-            reading, self._reading = self._reading, None
             self._boundary.watch.add(time.monotonic() - self._since_s)
+            reading, self._reading = self._reading, None  # whatever interrupts its end, it ends: the weights are ours
             with self._boundary.watch.blocked("meetings"):
                 reading.close()
             self._since_s = time.monotonic()
@@ -361,13 +370,15 @@ class Swarm:
         was_open = self._reading is not None
         self._before_weights_move()
         self._replica.move_fast_weights()
-        yield
-        if was_open:
-            self._let_others_read()
+        try:
+            yield
+        finally:
+            if was_open:
+                self._let_others_read()
 
     def _rest_while_paused(self) -> None:
         supervisor, boundary = self._supervisor, self._boundary
-        if not (supervisor.settings.paused and not self.over):
+        if self.over or not supervisor.settings.paused:
             return
         boundary.save()
         supervisor.emit(ProcessReported("paused", "the program waits in step()"))
@@ -416,7 +427,11 @@ def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], re
         num_params = sum(tensor.numel() for tensor in own.parameters.values())
         supervisor.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, 0.0, 0.0))
         boundary = open_boundary(supervisor, home, replica)
-        boundary.start()
+        try:
+            boundary.start()
+        except BaseException:
+            boundary.close()
+            raise
     except BaseException as error:
         supervisor.close(LEFT, error if isinstance(error, Exception) else None)
         raise
@@ -440,5 +455,20 @@ def _all(optimizer: Optimizers) -> tuple[Optimizer, ...]:
     return () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
 
 
-def _detached(loss: float | Tensor | None) -> float | Tensor:
-    return float("nan") if loss is None else loss.detach() if isinstance(loss, Tensor) else float(loss)
+def _count(tokens: int) -> int:
+    try:
+        count = operator.index(tokens)
+    except TypeError:
+        count = -1
+    if count < 0:
+        raise BadSettings(f"step(tokens={tokens!r}): it takes a count, an int", hint="pass the number of examples or tokens of this step")
+    return count
+
+
+def _readable_later(loss: float | Tensor | None) -> float | Tensor | None:
+    """Return a loss as a number, or on a device that may still compute it as a tensor."""
+    if not isinstance(loss, Tensor):
+        return None if loss is None else float(loss)
+    if loss.numel() != 1:
+        raise BadSettings(f"step(loss=...): it takes one number, not {loss.numel()}", hint="pass the mean: loss.mean()")
+    return float(loss.detach()) if loss.device.type == "cpu" else loss.detach()

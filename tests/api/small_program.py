@@ -23,6 +23,7 @@ parser.add_argument("--peers", type=int, default=0)
 parser.add_argument("--pause-s", type=float, default=0.0)
 parser.add_argument("--fork", action="store_true")
 parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--diverges-at", type=int, default=-1)
 given = parser.parse_args()
 
 torch.set_num_threads(1)
@@ -52,6 +53,8 @@ with swarm:
     has_told = False
     for _ in swarm.batches([None] * 100):
         loss = loss_on(torch.randn(32, 8, generator=draws)).mean()
+        if swarm.clock.steps == given.diverges_at:
+            loss = loss * float("nan")
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()

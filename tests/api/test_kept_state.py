@@ -51,6 +51,13 @@ def test_what_a_checkpoint_cannot_keep_is_named(value: Any) -> None:
     assert "state_dict" in caught.value.hint
 
 
+def test_keys_that_give_the_same_path_keep_their_own_tensors() -> None:
+    state = {1: torch.zeros(2), "1": torch.ones(2), "a/b": torch.full((2,), 2.0), "a": {"b": torch.full((2,), 3.0)}}
+    tensors: dict[str, Tensor] = {}
+    again = unpack(json.loads(json.dumps(pack(state, "state", tensors))), tensors)
+    assert [float(again[1][0]), float(again["1"][0]), float(again["a/b"][0]), float(again["a"]["b"][0])] == [0.0, 1.0, 2.0, 3.0]
+
+
 def test_what_was_never_packed_is_refused() -> None:
     for packed in ({"code": "1"}, {}, {"value": 1, "list": []}):
         with pytest.raises((KeyError, ValueError)):

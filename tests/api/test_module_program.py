@@ -130,6 +130,34 @@ def test_a_probe_sees_which_merge_harms_and_leaves_the_weights() -> None:
     assert torch.equal(weight, torch.zeros(8))
 
 
+def test_tensors_that_were_replaced_after_joining_are_named() -> None:
+    model = Net()
+    own, _ = program(model)
+    assert own.evaluation() is not None
+    model.load_state_dict({name: value.clone() for name, value in model.state_dict().items()}, assign=True)
+    with pytest.raises(BadSettings, match=r"body\.0\.bias is another tensor") as caught:
+        own.evaluation()
+    assert "in place" in caught.value.hint
+
+
+def test_reports_wait_where_evaluate_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    own, _ = program(Net())
+    now_s = iter([100.0, 101.0, 110.0, 121.5, 122.0])
+    monkeypatch.setattr("gossamer.module_program.time.monotonic", lambda: next(now_s))
+    assert own.evaluation() is not None  # from 100 to 101
+    assert own.evaluation() is None  # at 110
+    assert own.evaluation() is not None  # at 121.5
+
+
+def test_the_users_error_is_cut() -> None:
+    def measure() -> float:
+        raise ValueError("x" * 10_000)
+
+    with pytest.raises(MeasureFailed) as caught:
+        evaluation(Net(), measure)()
+    assert len(str(caught.value)) < 300
+
+
 def test_a_fence_calls_before_each_step_and_only_inside() -> None:
     model, calls = Net(), list[int]()
     optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(2)]

@@ -15,6 +15,8 @@ import pytest
 
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.protocol.run.manifest import SignedManifest
 from tests.peer.waiting import wait_until
 
 ROOT = Path(__file__).parents[2]
@@ -155,6 +157,28 @@ def test_ctrl_c_saves_and_leaves(programs: Programs, tmp_path: Path) -> None:
     assert Home(tmp_path / "host").last_status()["state"] == "left"
     again = programs.small("host", *LONG)
     assert int(again.says("joined at")) >= 20
+
+
+@pytest.mark.timeout(120)
+def test_a_program_whose_supervisor_dies_says_so(programs: Programs, tmp_path: Path) -> None:
+    host = programs.small("host", *LONG)
+    host.says("trains")
+    supervisor = int(Home(tmp_path / "host").holder().split()[1])
+    os.kill(supervisor, signal.SIGKILL)
+    assert host.process.wait(60) != 0
+    assert "the supervisor has ended with exit code -9" in "\n".join(host.lines()[-2:])
+
+
+@pytest.mark.timeout(120)
+def test_a_program_that_diverges_ends_and_keeps_its_good_checkpoints(programs: Programs, tmp_path: Path) -> None:
+    host = programs.small("host", "--diverges-at", "35", *LONG)
+    assert host.process.wait(60) != 0
+    assert "10 batches in a row gave no finite loss" in "\n".join(host.lines()[-2:]) and host.lines()[-1].startswith("hint: ")
+    home = Home(tmp_path / "host")
+    loaded = load_latest(home.checkpoints, SignedManifest.from_bytes(home.manifest.read_bytes()).run_id)
+    assert loaded is not None and 0 < loaded.contents.step <= 36
+    assert all(bool(tensor.isfinite().all()) for tensor in loaded.contents.tensors.values())
+    assert home.last_status()["state"] == "failed"
 
 
 @pytest.mark.timeout(120)

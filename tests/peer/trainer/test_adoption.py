@@ -51,6 +51,17 @@ def test_without_momentum_a_state_is_half_as_long(tmp_path: Path) -> None:
         read_state(as_bytes(values), fragments)
 
 
+def test_a_newcomer_of_a_program_run_knows_no_size_that_is_sane(tmp_path: Path) -> None:
+    """Its own weights are not the run's: a run's statistics may have grown a thousandfold. Values that are not finite stay refused."""
+    replica, values = own(tmp_path)
+    values *= 1000.0
+    assert "large" in reason(replica, values)
+    read_state(as_bytes(values), replica.fragments, is_comparable=False)
+    values[0] = torch.inf
+    with pytest.raises(ValueError, match="finite"):
+        read_state(as_bytes(values), replica.fragments, is_comparable=False)
+
+
 @pytest.mark.parametrize(("times", "is_sane"), [(0.0, True), (1.0, True), (0.9 * MOST_GROWTH, True), (1e30, False), (3e38, False)])
 def test_weights_are_of_the_size_of_ours(tmp_path: Path, times: float, is_sane: bool) -> None:
     replica, values = own(tmp_path)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from gossamer.optim.codecs import codec
 from gossamer.optim.fragment_codec import FragmentCodec
-from gossamer.optim.fragments import Fragment, Piece
-from gossamer.optim.noloco import NoLoCo, token_weight
+from gossamer.optim.fragments import STATISTICS, Fragment, Piece, split
+from gossamer.optim.noloco import AVERAGE, NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Since
 from gossamer.peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
 from gossamer.peer.trainer.probe import Gain, Judgement, Probe, ProbeGate, Shifts
@@ -154,3 +154,37 @@ def test_beside_a_gpu_slow_weights_rest_on_the_host_and_meetings_come_to_the_sam
         assert there.slow.is_pinned() and there.momentum.is_pinned()
         torch.testing.assert_close(there.slow, here.slow)
         torch.testing.assert_close(there.fast().cpu(), here.fast())
+
+
+def statistics(mean: float, variance: float) -> FragmentState:
+    parameters = {f"{STATISTICS}mean": torch.ones(4), f"{STATISTICS}var": torch.ones(4)}
+    (fragment,) = split({name: (4,) for name in parameters}, 100)
+    made = FragmentState(FragmentCodec(fragment, codec("fp32")), parameters)
+    for tensor, value in zip(parameters.values(), (mean, variance), strict=True):
+        tensor.fill_(value)
+    return made
+
+
+@pytest.mark.parametrize(("mean", "variance", "refused"), [(-1.0, 0.5, False), (1.0, -0.01, True)])
+def test_a_variance_below_zero_is_refused(mean: float, variance: float, refused: bool) -> None:
+    sides = [MeetingSide(each) for each in (statistics(-0.5, 0.8), statistics(mean, variance))]
+    sketches = [side.prepare(AVERAGE, 0.5, 1) for side in sides]
+    payloads = [side.encode(other) for side, other in zip(sides, reversed(sketches), strict=True)]
+    reason = sides[0].judge(payloads[1])
+    assert (reason == f"{STATISTICS}var has values below zero, ours has none") == refused and bool(reason) == refused
+
+
+def test_statistics_meet_in_their_mean_and_carry_no_momentum() -> None:
+    states = statistics(0.75, 1.75), statistics(1.25, 2.25)
+    sides = [MeetingSide(each) for each in states]
+    sketches = [side.prepare(AVERAGE, 0.5, 1) for side in sides]
+    payloads = [side.encode(other) for side, other in zip(sides, reversed(sketches), strict=True)]
+    for side, payload in zip(sides, reversed(payloads), strict=True):
+        assert not side.judge(payload)
+        side.merge(side.step(side.failed_blocks))
+        side.state.move_fast_weights()
+    for each in states:
+        assert torch.equal(each.fast(), torch.tensor([1.0] * 4 + [2.0] * 4))
+        each.take_solo_step(AVERAGE)
+        each.move_fast_weights()
+        assert torch.equal(each.fast(), torch.tensor([1.0] * 4 + [2.0] * 4)), "nothing was learned since, so nothing moves"

@@ -168,7 +168,7 @@ def test_usual_gains_are_merged_whole_and_clear_harm_is_refused(gate: ProbeGate)
     assert judged(gate, TYPICAL).part == 1.0 and judged(gate, 0.5).part == 1.0
     harmful = judged(gate, -1.01 * WORST)
     assert harmful.part == 0.0 and harmful.deviation < -SIGMAS
-    assert "it would raise the loss on our text by" in harmful.reason
+    assert "it would raise the loss on our data by" in harmful.reason
 
 
 def test_an_experienced_gate_knows_less_harm() -> None:
