@@ -44,7 +44,6 @@ from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
 from gossamer.protocol.messages.messages import RunPhase
 
 WAIT_S = 0.1  # the thread looks so often whether it must end
-WINDOW_S = 1.0  # a loss is measured beside the next gradient if that begins within so long, else at the boundary: there it blocks training
 LATE_SHARE = 10  # of the allowed clock gap: a fragment without an outer step for a tenth of it is too old for a joining peer
 NO_NODE = "no node to find a partner"
 
@@ -61,6 +60,7 @@ class TrainerExchange:
         self.report = messages.NodeReport(0.0, 0.0)  # the last one
         self.has_begun = False  # the trainer trains, or has trained
         self.min_call_steps = 0  # a meeting sooner than this after its fragment's last outer step is refused; 0: none
+        self.window_s = 1.0  # a loss waits so long for the next gradient to be measured beside it, else for the boundary: there it blocks
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
         self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
@@ -228,7 +228,7 @@ class TrainerExchange:
         if not isinstance(request, messages.BesideRequest) or self._waiting or (self.measures_next and isinstance(request, messages.Apply)):
             return False
         waits = isinstance(request, messages.Check) and self.has_begun and self._replica.phase is RunPhase.TRAIN
-        if self._is_for_boundary(request) or not self._weights.acquire(timeout=WINDOW_S if waits else 0.0):
+        if self._is_for_boundary(request) or not self._weights.acquire(timeout=self.window_s if waits else 0.0):
             return False
         try:
             with behind(self._still, self._stream):

@@ -173,6 +173,7 @@ class Trainer:
         self.on_save: Callable[[], None] = lambda: None
         saver = Disk(Home(config.home), config, child.emit, now_s)
         saver.on_save = lambda: self.on_save()
+        self._exchange.window_s = 0.0  # real time, in which nothing happens here
         self._boundary = Boundary(child, self.replica, self._exchange, saver, now_s, lambda: 0.0)
         self._real = TextTrainer(child, self.replica, self._boundary)
 
