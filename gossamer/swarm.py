@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -65,6 +66,12 @@ def host(
     `state_dict` that a checkpoint keeps too. `settings`: local ones, as `peer config` lists them. Raises OperatorError with a hint.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
+    return _start(own, model, _all(optimizer), lambda: _hosting(own, model, run, home, settings))
+
+
+def _hosting(
+    own: ModuleProgram, model: Model, run: Run, home: str | os.PathLike[str], settings: Mapping[str, object] | None
+) -> GuestRequest:
     folder, identity = _prepared(home)
     manifest = run.manifest(shapes_of(own.parameters), base_digest(model)).with_host(identity.peer_id)
     signed = SignedManifest.sign(manifest, identity)
@@ -76,7 +83,7 @@ def host(
                 hint="give the new run a home of its own; a changed model or Run is a new run",
             )
         signed = held
-    return _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), manifest=signed.to_bytes()))
+    return GuestRequest(config=_config(folder, settings), manifest=signed.to_bytes())
 
 
 def join(
@@ -94,6 +101,12 @@ def join(
     Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Raises OperatorError with a hint.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
+    swarm = _start(own, model, _all(optimizer), lambda: _joining(invite, home, settings))
+    swarm.wait()
+    return swarm
+
+
+def _joining(invite: str | None, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
     folder, identity = _prepared(home)
     read = None if invite is None else Invite.from_text(invite)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
@@ -103,9 +116,7 @@ def join(
         read.check(identity.peer_id, time.time())
         if held is not None and held != read.run_id:
             raise BadSettings(f"{folder.path} already holds another run, {held.hex()[:12]}", hint="give the new run a home of its own")
-    swarm = _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), invite=invite or ""))
-    swarm.wait()
-    return swarm
+    return GuestRequest(config=_config(folder, settings), invite=invite or "")
 
 
 class Clock:
@@ -365,7 +376,15 @@ class Swarm:
             raise BadSettings("this is another thread than the one that joined the run", hint="call it on the thread that trains")
 
 
-def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], request: GuestRequest) -> Swarm:
+def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], request: Callable[[], GuestRequest]) -> Swarm:
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return Swarm(*_opened(own, model, request()), optimizers)
+    from gossamer.ranks import started  # which builds on this module
+
+    return started(own, optimizers, lambda: _opened(own, model, request()))
+
+
+def _opened(own: ModuleProgram, model: Model, request: GuestRequest) -> tuple[OwnSupervisor, Boundary]:
     own.need_steady()
     keep_products_exact()
     supervisor = OwnSupervisor(request)
@@ -384,7 +403,7 @@ def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], re
     except BaseException as error:
         supervisor.close(LEFT, error if isinstance(error, Exception) else None)
         raise
-    return Swarm(supervisor, boundary, optimizers)
+    return supervisor, boundary
 
 
 def _prepared(home: str | os.PathLike[str]) -> tuple[Home, Identity]:

@@ -172,6 +172,7 @@ class Replica:
             for name, parameter in self.parameters.items():
                 parameter.copy_(tensors[f"{FAST}{name}"])
         for index, fragment in enumerate(self.fragments):
+            fragment.num_writes += 1
             fragment.slow.copy_(tensors[f"slow/{index}"])
             if fragment.has_momentum:
                 fragment.momentum.copy_(tensors[f"momentum/{index}"])
