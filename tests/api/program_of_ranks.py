@@ -5,6 +5,7 @@ Prints what happens, a line each.
 """
 
 import argparse
+import itertools
 import os
 import time
 import zlib
@@ -13,6 +14,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
@@ -27,8 +30,9 @@ parser.add_argument("--own-steps", type=int, default=0, help="leave after so man
 parser.add_argument("--leaves", type=int, default=0, help="the rank that leaves")
 parser.add_argument("--stops-early", type=int, default=-1, help="the rank that makes a step less than the others")
 parser.add_argument("--pause-s", type=float, default=0.0)
-parser.add_argument("--width", type=int, default=32)
+parser.add_argument("--wider", type=int, default=-1, help="the rank with another model")
 parser.add_argument("--unsteady", action="store_true")
+parser.add_argument("--sharded", action="store_true")
 given = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
 
@@ -36,15 +40,22 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 target = nn.Linear(8, 1).requires_grad_(False)
 torch.manual_seed(rank)
-bare = nn.Sequential(nn.Linear(8, given.width), nn.BatchNorm1d(given.width), nn.Tanh(), nn.Linear(given.width, 1))
+width = 33 if rank == given.wider else 32
+bare = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 1))
 model: nn.Module = bare
 if "RANK" in os.environ:
     store = Path(f"{given.home}.{os.environ['STORE']}").absolute()
     dist.init_process_group("gloo", init_method=store.as_uri(), rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
-    model = DistributedDataParallel(bare)
+    if given.sharded:
+        fully_shard(bare, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    elif given.wider < 0:  # else DDP refuses it
+        model = DistributedDataParallel(bare)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 held_out = torch.randn(256, 8, generator=torch.Generator().manual_seed(1))
 draws = torch.Generator().manual_seed(zlib.crc32(f"{given.home}/{rank}".encode()))
+
+
+calls = itertools.count()
 
 
 def loss_on(network, x):
@@ -53,7 +64,7 @@ def loss_on(network, x):
 
 def evaluate():
     if given.unsteady:
-        return time.monotonic()
+        return float(next(calls))
     return loss_on(bare, held_out)
 
 
@@ -76,6 +87,7 @@ try:
             print("invite", swarm.invite(), flush=True)
     print("began", swarm.clock.steps, digest(*model.parameters(), *moments()) if swarm.clock.steps else "", len(moments()), flush=True)
     own_steps = 0
+    swarm.on_adopted(lambda: print("adopted after", own_steps, len(moments()), flush=True))
     with swarm:
         for _ in swarm.batches([None] * 100):
             for group in optimizer.param_groups:
@@ -100,4 +112,5 @@ try:
 except gossamer.errors.GossamerError as error:
     print("failed", type(error).__name__, error, "|", error.hint, flush=True)
     raise SystemExit(2) from error
-print("end", swarm.clock.steps, digest(*bare.state_dict().values()), loss_on(bare.eval(), held_out).mean().item(), flush=True)
+trained = [value for value in bare.state_dict().values() if value.is_floating_point()]  # not how many batches a norm has seen
+print("end", swarm.clock.steps, digest(*trained), loss_on(bare.eval(), held_out).mean().item(), flush=True)
