@@ -130,7 +130,9 @@ class Ranks:
 
     def close(self) -> None:
         """Close the channel: who waits at its other ends raises RankGone. Call it once."""
-        dist.destroy_process_group(self._group)
+        group = self._group
+        del self._group  # which holds the connections open, too
+        dist.destroy_process_group(group)
 
 
 @contextlib.contextmanager

@@ -64,6 +64,10 @@ def host(
     several; a step of one announces that the weights move. `evaluate` returns the held-out loss, or one loss for each part of the held-out
     data, of any sign: smaller is better, the same for the same weights; None takes other peers' weights unjudged. `state`: objects with
     `state_dict` that a checkpoint keeps too. `settings`: local ones, as `peer config` lists them. Raises OperatorError with a hint.
+
+    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel, and make the
+    same calls on all ranks. Rank 0 has the home and the node. `tokens` are summed. `evaluate` runs on rank 0 alone, so it must call the
+    bare module: DDP's forward would wait for the others. A checkpoint keeps rank 0's `state`, and restores it on all ranks.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
     return _start(own, model, _all(optimizer), lambda: _hosting(own, model, run, home, settings))

@@ -29,9 +29,11 @@ parser.add_argument("--peers", type=int, default=0)
 parser.add_argument("--own-steps", type=int, default=0, help="leave after so many")
 parser.add_argument("--leaves", type=int, default=0, help="the rank that leaves")
 parser.add_argument("--stops-early", type=int, default=-1, help="the rank that makes a step less than the others")
+parser.add_argument("--goes-back", action="store_true", help="to step 20, at step 40")
 parser.add_argument("--pause-s", type=float, default=0.0)
 parser.add_argument("--wider", type=int, default=-1, help="the rank with another model")
 parser.add_argument("--unsteady", action="store_true")
+parser.add_argument("--unjudged", action="store_true")
 parser.add_argument("--sharded", action="store_true")
 given = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
@@ -77,7 +79,7 @@ def moments():
 
 
 settings = {"listen": "127.0.0.1", "wait_for_peers": given.peers, "checkpoint_interval_steps": 10}
-common = {"evaluate": evaluate, "home": given.home, "settings": settings}
+common = {"evaluate": None if given.unjudged else evaluate, "home": given.home, "settings": settings}
 try:
     if given.invite or given.go_on:
         swarm = gossamer.join(given.invite, model, optimizer, **common)
@@ -100,6 +102,11 @@ try:
                 break
             swarm.step(loss=loss, tokens=32)
             own_steps += 1
+            if given.goes_back and own_steps == 20:
+                kept = swarm.state_dict()
+            if given.goes_back and own_steps == 40:
+                swarm.load_state_dict(kept)
+                print("back at", swarm.clock.steps, digest(*model.parameters(), *moments()), flush=True)
             if given.pause_s:
                 time.sleep(given.pause_s)
             if own_steps % 20 == 0:
@@ -112,5 +119,8 @@ try:
 except gossamer.errors.GossamerError as error:
     print("failed", type(error).__name__, error, "|", error.hint, flush=True)
     raise SystemExit(2) from error
+finally:
+    if dist.is_initialized():  # else torch may abort at exit
+        dist.destroy_process_group()
 trained = [value for value in bare.state_dict().values() if value.is_floating_point()]  # not how many batches a norm has seen
 print("end", swarm.clock.steps, digest(*trained), loss_on(bare.eval(), held_out).mean().item(), flush=True)

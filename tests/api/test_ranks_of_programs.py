@@ -17,6 +17,7 @@ from tests.peer.waiting import wait_until
 PROGRAM = [sys.executable, "-P", str(Path(__file__).with_name("program_of_ranks.py"))]
 LONG = ("--steps", "1000000")
 SLOW = ("--pause-s", "0.01")
+FAR_STEPS = 250  # behind the host, so that its weights are taken over
 
 
 class Ranks(Programs):
@@ -55,17 +56,32 @@ def test_two_ranks_and_a_program_of_one_process_meet_and_end_alike(programs: Ran
 
 
 @pytest.mark.timeout(240)
-def test_two_ranks_join_and_go_on_from_their_checkpoint_with_one_optimizer_state(programs: Ranks) -> None:
+def test_two_ranks_go_on_from_their_checkpoint_and_clear_the_optimizer_together(programs: Ranks, tmp_path: Path) -> None:
     host = programs.one("host", *LONG, *SLOW)
     ranks = programs.two("guest", "--invite", host.says("invite"), "--own-steps", "40", "--leaves", "1")
-    assert ranks[0].end() == ranks[1].end() or ranks[0].end().split()[1] == ranks[1].end().split()[1]
+    left_at = ranks[0].end().split()[1]
+    assert ranks[1].end().split()[1] == left_at
     assert steps_of(ranks[0]) == steps_of(ranks[1]) and len(steps_of(ranks[0])) == 2
-    again = programs.two("guest", "--go-on", "--own-steps", "20", "--leaves", "0")
+    wait_until(lambda: int((steps_of(host) or ["step 0 0"])[-1].split()[2]) > int(left_at) + FAR_STEPS, "steps of the host", 60.0)
+    again = programs.two("guest", "--go-on", "--unjudged", *LONG, *SLOW)
     began = [rank.says("began") for rank in again]
-    assert began[0] == began[1] and int(began[0].split()[0]) >= 40 and int(began[0].split()[2]) > 0
-    for rank in again:
-        rank.end()
-    assert steps_of(again[0]) == steps_of(again[1]) and len(steps_of(again[0])) == 1
+    assert began[0] == began[1] and began[0].split()[0] == left_at and int(began[0].split()[2]) > 0
+    adopted = [rank.says("adopted after", 90.0) for rank in again]
+    assert adopted[0] == adopted[1] and adopted[0].split()[1] == "0"
+    num_steps = len(steps_of(again[0]))
+    wait_until(lambda: len(steps_of(again[0])) > num_steps + 1, "steps after the adoption")
+    ask(tmp_path / "guest", {"verb": "leave"})
+    assert again[0].end().split()[1] == again[1].end().split()[1]
+    assert steps_of(again[0]) == steps_of(again[1])
+
+
+@pytest.mark.timeout(120)
+def test_all_ranks_go_back_to_the_state_of_rank_0(programs: Ranks) -> None:
+    first, second = programs.two("host", *LONG, "--goes-back", "--own-steps", "60")
+    assert first.end().split()[1] == second.end().split()[1]
+    assert steps_of(first) == steps_of(second) and len(steps_of(first)) == 3
+    assert first.find("back at") == second.find("back at")
+    assert first.find("back at").split()[2:] == steps_of(first)[0].split()[2:]
 
 
 @pytest.mark.timeout(120)
