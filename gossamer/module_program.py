@@ -127,6 +127,7 @@ class ModuleProgram:
             raise BadSettings(f"the model is spread over {' and '.join(devices)}", hint="put all trainable tensors on one device")
         self.device = next(iter(self.parameters.values())).device
         self._evaluation = None if evaluate is None else Evaluation(evaluate, model, self.device)
+        self.num_cleared = 0  # how often the optimizers' state was cleared
         self._optimizers = optimizers
         self._kept: dict[str, Stateful] = {f"optimizer{number}": one for number, one in enumerate(optimizers)}
         self._kept |= {f"state/{name}": one for name, one in kept.items()}
@@ -186,6 +187,7 @@ class ModuleProgram:
         """Clear the state of all optimizers."""
         for optimizer in self._optimizers:
             optimizer.state.clear()
+        self.num_cleared += 1
 
     def cpu_s(self) -> float:
         """Return 0.0: other processes of the program are not known."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -80,10 +81,20 @@ def host(
     `settings`: of this peer alone and this start, as `peer config` lists them; also `wait_for_peers`, the number of other peers that must
     be known before training begins, and `alone`, which trains without meetings.
 
+    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel, and make the
+    same calls on all ranks. Rank 0 has the home and the node. `tokens` are summed. `evaluate` runs on rank 0 alone, so it must call the
+    bare module: DDP's forward would wait for the others. A checkpoint keeps rank 0's `state`, and restores it on all ranks.
+
     Raises OperatorError, with a hint, for what cannot be: another model than that of the run in `home`, bf16 weights, an `evaluate` that
     varies, a home in use.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
+    return _start(own, model, _all(optimizer), lambda: _hosting(own, model, run, home, settings))
+
+
+def _hosting(
+    own: ModuleProgram, model: Model, run: Run, home: str | os.PathLike[str], settings: Mapping[str, object] | None
+) -> GuestRequest:
     folder, identity = _prepared(home)
     manifest = run.manifest(shapes_of(own.parameters), base_digest(model)).with_host(identity.peer_id)
     signed = SignedManifest.sign(manifest, identity)
@@ -95,7 +106,7 @@ def host(
                 hint=OWN_HOME if held.host == identity.peer_id else "this peer joined that run: gossamer.join(None, ...) goes on with it",
             )
         signed = held
-    return _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), manifest=signed.to_bytes()))
+    return GuestRequest(config=_config(folder, settings), manifest=signed.to_bytes())
 
 
 def join(
@@ -115,6 +126,12 @@ def join(
     another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
+    swarm = _start(own, model, _all(optimizer), lambda: _joining(invite, home, settings))
+    swarm.wait()
+    return swarm
+
+
+def _joining(invite: str | None, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
     folder, identity = _prepared(home)
     read = None if invite is None else Invite.from_text(invite)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
@@ -124,9 +141,7 @@ def join(
         read.check(identity.peer_id, time.time())
         if held is not None and held != read.run_id:
             raise BadSettings(f"{folder.path} already holds another run, {held.hex()[:12]}", hint="give the new run a home of its own")
-    swarm = _start(own, model, _all(optimizer), GuestRequest(config=_config(folder, settings), invite=invite or ""))
-    swarm.wait()
-    return swarm
+    return GuestRequest(config=_config(folder, settings), invite=invite or "")
 
 
 class Clock:
@@ -412,7 +427,15 @@ class Swarm:
             raise BadSettings("this is another thread than the one that joined the run", hint="call it on the thread that trains")
 
 
-def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], request: GuestRequest) -> Swarm:
+def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], request: Callable[[], GuestRequest]) -> Swarm:
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return Swarm(*_opened(own, model, request()), optimizers)
+    from gossamer.ranks import started  # which builds on this module
+
+    return started(own, optimizers, lambda: _opened(own, model, request()))
+
+
+def _opened(own: ModuleProgram, model: Model, request: GuestRequest) -> tuple[OwnSupervisor, Boundary]:
     own.need_steady()
     keep_products_exact()
     supervisor = OwnSupervisor(request)
@@ -435,7 +458,7 @@ def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], re
     except BaseException as error:
         supervisor.close(LEFT, error if isinstance(error, Exception) else None)
         raise
-    return Swarm(supervisor, boundary, optimizers)
+    return supervisor, boundary
 
 
 def _prepared(home: str | os.PathLike[str]) -> tuple[Home, Identity]:

@@ -24,6 +24,7 @@ WRAPPERS: Final = {"_orig_mod", "module", "_checkpoint_wrapped_module", "_fsdp_w
 MAX_NAME_CHARS: Final = 200
 PIECE_BYTES: Final = 1 << 24  # hashed together
 NUM_NAMED: Final = 3  # tensors in an error
+SHARDED: Final = "torch.distributed.tensor"  # the module of DTensor; importing it takes long
 HALVES: Final = (torch.float16, torch.bfloat16)
 OTHER: Final = "train the model of the run's host: the same script, or one with the same names and shapes"
 
@@ -136,6 +137,11 @@ def _bare(name: str) -> str:
 
 
 def _need_storage(name: str, tensor: Tensor) -> None:
+    if type(tensor).__module__.startswith(SHARDED):
+        raise BadSettings(
+            f"{name} is sharded over ranks ({type(tensor).__name__}); sharded parameters (FSDP2) are not supported yet",
+            hint="train the model with DistributedDataParallel, each rank with the whole of it",
+        )
     if tensor.is_meta:
         raise BadSettings(f"{name} is on the meta device, without values", hint="load the weights before you pass the model")
     if tensor.layout is not torch.strided:

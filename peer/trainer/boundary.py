@@ -121,11 +121,12 @@ class Boundary:
                     case messages.WriteResult() | messages.Adopt():  # the run may be over for the others before this one was restarted
                         if self.replica.phase is RunPhase.FINISH:
                             self._saver.save(self.replica)
-                    case messages.Adopted():
+                    case messages.Adopted(reason=reason):
                         if self._saver.has_checkpoint:
                             self._saver.begin(self.replica, self._reading_at_boundary())
                         self._begin()
-                        self.on_adopted()
+                        if not reason:  # else only the clock was taken over
+                            self.on_adopted()
             if self._exchange.has_node:
                 self._node_seen_s = self._now_s()
 

@@ -172,6 +172,7 @@ class FragmentState:
         self.gate = MergeGate()
         self.since = Since()
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
+        self.num_writes = 0  # to the fast weights, by anything else than the optimizer
         self.final_gap = 0.0  # the longest in the last averaging; 0: there was none
         self._parameters = parameters
         self._owed: Tensor | None = None  # still to be added to the model's fast weights
@@ -188,6 +189,7 @@ class FragmentState:
         """Take over another peer's slow weights and momentum, and forget counts and gate; the fast weights are the caller's to set."""
         self.slow, self.momentum = self.to_host(slow), self.to_host(momentum) if self.has_momentum else momentum
         self.since, self.gate = Since(), MergeGate()
+        self.num_writes += 1
 
     def to_host(self, values: Tensor) -> Tensor:
         """Return values where slow weights rest: beside a GPU a pinned copy on the host, else the values themselves."""
@@ -234,6 +236,7 @@ class FragmentState:
                 self._owed.record_stream(torch.cuda.current_stream(self._owed.device))
             add(self.codec.fragment, self._owed, self._parameters)
             self._owed = None
+            self.num_writes += 1
 
     def in_slabs(self, snapshot: Tensor, step: Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab.

@@ -97,6 +97,7 @@ class FragmentSyncs:
         for shift in moved:
             fragment = shift.fragment
             fragment.slow = fragment.to_host(fragment.on_device(fragment.slow) + fragment.on_device(shift.values))
+            fragment.num_writes += 1
         if moved:
             replica.global_step = max(replica.global_step, min(request.global_step, replica.manifest.run.total_steps))
         return messages.FragmentsMoved(request.name, {shift.name: shift.failed_share for shift in moved}, reason)
