@@ -43,7 +43,7 @@ def main(home, invite=None):
         return model(**{name: tensor.to(model.device) for name, tensor in held_out.items()}).loss
 
     run = gossamer.Run("sft-lora", STEPS)
-    swarm = gossamer.transformers.SwarmCallback(invite or run, evaluate=evaluate, home=home, settings={"wait_for_peers": 1})  # swarm
+    callback = gossamer.transformers.SwarmCallback(invite or run, evaluate=evaluate, home=home, settings={"wait_for_peers": 1})  # swarm
     arguments = TrainingArguments(
         output_dir=f"{home}.trainer",
         max_steps=STEPS,
@@ -59,7 +59,7 @@ def main(home, invite=None):
         model=model,
         args=arguments,
         train_dataset=rows,
-        callbacks=[swarm],  # swarm
+        callbacks=[callback],  # swarm
     ).train()
 
     adapter = torch.cat([parameter.detach().cpu().flatten() for parameter in model.parameters() if parameter.requires_grad])

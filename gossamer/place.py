@@ -68,7 +68,7 @@ class Place:
         self._swarm, self._optimizers = swarm, optimizers
         self._open.push(swarm)
         try:
-            if isinstance(run, Run):
+            if isinstance(run, Run) and not swarm.is_alone:
                 self._show_invite(swarm.invite())
             swarm.wait()
         except BaseException as error:
@@ -104,4 +104,4 @@ def needs(packages: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise OperatorError(f"this callback needs a package that is not installed ({error.name})", hint=f"pip install {packages}") from error
+        raise OperatorError(f"this callback needs a package that is not installed ({(error.name or '').partition('.')[0]})", hint=f"pip install {packages}") from error

@@ -230,8 +230,18 @@ class Swarm:
         """The object that `peer status --json` prints. Raises BadSettings if the peer does not answer."""
         return ask(self._home.path, {"verb": "status"})
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the settings keep this peer from all others (`alone`)."""
+        return self._supervisor.settings.config.alone
+
     def invite(self, *, uses: int | None = None) -> str:
-        """Return an invite for up to `uses` others, valid for 30 days. Waits until this peer knows its addresses."""
+        """Return an invite for up to `uses` others, valid for 30 days. Waits until this peer knows its addresses.
+
+        Raises BadSettings for a peer that is alone by its settings.
+        """
+        if self.is_alone:
+            raise BadSettings("this peer trains alone, so nobody can join it", hint="leave `alone` out of the settings")
         from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
         from gossamer.cli.invite import bootstraps, limited
         from gossamer.peer.swarm.issued_invites import USES
