@@ -32,7 +32,7 @@ class SwarmCallback(Place, Callback):  # type: ignore[misc]
     A batch that ends with an optimizer's step is a step; batches before it, as of `accumulate_grad_batches`, count in it. Override
     `count` if the run's unit is not examples.
 
-    `rate` returns the learning rate of the next step, of all parameters: `rate=lambda swarm: swarm.rate(3e-4, warmup_steps=100)` follows the
+    `rate` returns the learning rate of all parameters in the next step: `rate=lambda swarm: swarm.rate(3e-4, warmup_steps=100)` follows the
     clock of the run. Without it the module's schedulers stay, which follow this peer's own steps.
 
     One process and one model in it: raises BadSettings for several ranks, which come later, and for DeepSpeed. Belongs to the thread that

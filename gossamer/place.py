@@ -1,4 +1,4 @@
-"""A program's place in a run, for a framework that drives the training loop: what `gossamer.transformers` and `gossamer.lightning` share."""
+"""A program's place in a run, for a framework that drives the loop: what `gossamer.transformers` and `gossamer.lightning` share."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Self
+from typing import Final, Self
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -17,6 +17,8 @@ from gossamer.module_program import Evaluate, Stateful
 from gossamer.protocol.errors import BadSettings, OperatorError
 from gossamer.run import Run
 from gossamer.swarm import Swarm, host, join
+
+SHOW: Final = partial(print, flush=True)
 
 
 class Place:
@@ -31,7 +33,7 @@ class Place:
         state: Mapping[str, Stateful] | None = None,
         settings: Mapping[str, object] | None = None,
         rate: Callable[[Swarm], float] | None = None,
-        show_invite: Callable[[str], object] = partial(print, flush=True),
+        show_invite: Callable[[str], object] = SHOW,
     ) -> None:
         self._run_or_invite = run_or_invite
         self._evaluate = evaluate
@@ -104,4 +106,6 @@ def needs(packages: str) -> Iterator[None]:
     try:
         yield
     except ModuleNotFoundError as error:
-        raise OperatorError(f"this callback needs a package that is not installed ({(error.name or '').partition('.')[0]})", hint=f"pip install {packages}") from error
+        raise OperatorError(
+            f"this callback needs a package that is not installed ({(error.name or '').partition('.')[0]})", hint=f"pip install {packages}"
+        ) from error

@@ -6,6 +6,7 @@ node while the weights are only read, and one writes checkpoints.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import copy
 import os
@@ -151,6 +152,8 @@ class Swarm:
         self._since_s = time.monotonic()
         self._open = contextlib.ExitStack()
         self._open.enter_context(fenced(optimizers, self._before_weights_move))
+        atexit.register(self._abandon, os.getpid())
+        self._open.callback(atexit.unregister, self._abandon)
 
     # ------------------------------------------------------------------ training
 
@@ -357,6 +360,12 @@ class Swarm:
 
     def _must_go(self) -> bool:
         return self._is_leaving.is_set() or self._supervisor.stop_requested()
+
+    def _abandon(self, pid: int) -> None:
+        """Leave at the end of a process that did not: with the last good checkpoint. Not in a child that the program has forked."""
+        if os.getpid() == pid and threading.get_ident() == self._thread:
+            self._before_weights_move()
+            self._close(None)
 
     def _close(self, failure: BaseException | None) -> None:
         self._is_closed = True

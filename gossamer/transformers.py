@@ -35,11 +35,12 @@ class SwarmCallback(Place, TrainerCallback):  # type: ignore[misc]
     Steps count in examples, `per_device_train_batch_size * gradient_accumulation_steps` each, or in tokens if the run's unit is "tokens";
     then set `include_num_input_tokens_seen`. The status shows the loss that the Trainer logs.
 
-    `rate` returns the learning rate of the next step, of all parameters: `rate=lambda swarm: swarm.rate(3e-4, warmup_steps=100)` follows the
-    clock of the run. Without it the Trainer's scheduler stays, which follows this peer's own steps. The Trainer logs its scheduler's rate.
+    `rate` returns the learning rate of the next step, of all parameters: `rate=lambda swarm: swarm.rate(3e-4, warmup_steps=100)` follows
+    the clock of the run. Without it the Trainer's scheduler stays, which follows this peer's own steps. The Trainer logs its scheduler's
+    rate.
 
-    An exception in training goes out of `train`, and the Trainer tells no callback. The `with` block then leaves the run: after Ctrl-C with a
-    new checkpoint, else with the last good one. Without the block the peer leaves when the process ends, with the last checkpoint.
+    The Trainer tells no callback of an exception that ends training. The `with` block then leaves the run: after Ctrl-C with a new
+    checkpoint, else with the last good one. Without the block the peer leaves when the process ends, with the last good checkpoint.
 
     One process and one model in it: raises BadSettings for several ranks and for DeepSpeed. Belongs to the thread that trains.
     """
@@ -49,7 +50,14 @@ class SwarmCallback(Place, TrainerCallback):  # type: ignore[misc]
     _is_counting_tokens = False
 
     def on_train_begin(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, *, model: nn.Module, optimizer: Optimizer, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: Optimizer,
+        **kwargs: Any,
     ) -> None:
         """Host or join, and wait for others as the settings say. Raises OperatorError with a hint."""
         if args.world_size > 1:
@@ -61,7 +69,8 @@ class SwarmCallback(Place, TrainerCallback):  # type: ignore[misc]
         self._is_counting_tokens, self._num_tokens = self.swarm.status["unit"] == TOKENS, state.num_input_tokens_seen
         if self._is_counting_tokens and args.include_num_input_tokens_seen == "no":
             error = BadSettings(
-                "the run counts tokens, and the Trainer does not", hint='set include_num_input_tokens_seen="non_padding" in TrainingArguments'
+                "the run counts tokens, and the Trainer does not",
+                hint='set include_num_input_tokens_seen="non_padding" in TrainingArguments',
             )
             self._end(error)
             raise error

@@ -98,7 +98,7 @@ class TrainerExchange:
         self._bug: BaseException | None = None
         device = replica.program.device
         self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self._thread = threading.Thread(target=self._run, name="exchange")
+        self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)  # a program that fails must be able to end
 
     # ------------------------------------------------------------------ for the training loop
 

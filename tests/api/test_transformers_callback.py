@@ -97,7 +97,7 @@ def test_the_run_ends_the_trainer_and_accumulated_batches_are_one_step(tmp_path:
     assert trainer.state.global_step == callback.swarm.clock.steps == 20
     assert trainer.optimizer.param_groups[0]["lr"] == pytest.approx(1e-3, rel=0.1)  # a tenth of the peak, not the Trainer's schedule
     status = Home(tmp_path / "home").last_status()
-    assert (status["state"], status["own_steps"], status["own_tokens"], status["unit"]) == ("done", 20, 20 * 8, "examples")
+    assert (status["state"], status["own_steps"], status["tokens"], status["unit"]) == ("done", 20, 20 * 8, "examples")
 
 
 @pytest.mark.timeout(120)
@@ -112,6 +112,18 @@ def test_an_exception_leaves_the_run_and_the_same_script_goes_on(tmp_path: Path)
 
 
 @pytest.mark.timeout(120)
+def test_an_exception_without_a_with_block_ends_the_process_and_the_peer(tmp_path: Path) -> None:
+    program = f"""
+from tests.api.test_transformers_callback import *
+model, folder = Regression(), Path({str(tmp_path)!r})
+trainer_of(model, folder, [Failing(), callback_of(model, folder / "home", gossamer.Run("a", 20))]).train()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=False)
+    assert done.returncode == 1 and done.stderr.endswith("RuntimeError: a bug of the user's\n")
+    assert Home(tmp_path / "home").last_status()["state"] == "left" and not Home(tmp_path / "home").holder()
+
+
+@pytest.mark.timeout(120)
 def test_tokens_are_counted_if_the_run_counts_them(tmp_path: Path) -> None:
     model, run = Regression(), gossamer.Run("a", 10, "tokens")
     model.main_input_name = "x"
@@ -119,7 +131,7 @@ def test_tokens_are_counted_if_the_run_counts_them(tmp_path: Path) -> None:
         trainer_of(model, tmp_path, [callback_of(model, tmp_path / "home", run)]).train()
     assert not Home(tmp_path / "home").holder()
     trainer_of(model, tmp_path, [callback_of(model, tmp_path / "home", run)], include_num_input_tokens_seen="all").train()
-    assert Home(tmp_path / "home").last_status()["own_tokens"] == 10 * 4 * 4
+    assert Home(tmp_path / "home").last_status()["tokens"] == 10 * 4 * 4
 
 
 @pytest.mark.timeout(120)
