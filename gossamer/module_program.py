@@ -26,6 +26,7 @@ Model = nn.Module | Mapping[str, Tensor]
 PROBE_SHARE: Final = 0.01  # of the time of training, that judging messages by `evaluate` may take
 REPORT_SHARE: Final = 0.05  # of the time that passes, that evaluations for reports may take
 MAX_WORDS: Final = 200  # characters of the user's error
+OWN_OPTIMIZERS: Final = "torch.optim."  # the modules of optimizers that call a closure before they move anything
 UNSTEADY: Final = 1e-3  # relative difference of two evaluations of the same weights that some devices cannot avoid
 
 
@@ -211,8 +212,25 @@ class ModuleProgram:
 
 @contextlib.contextmanager
 def fenced(optimizers: Sequence[Optimizer], before_step: Callable[[], None]) -> Iterator[None]:
-    """Call `before_step` before each step of each optimizer, inside the context."""
-    handles = [optimizer.register_step_pre_hook(lambda *_: before_step()) for optimizer in optimizers]
+    """Call `before_step` before each optimizer moves the weights, inside the context.
+
+    That is before each step, or, where torch's own optimizers are given a closure, after its first call: it holds forward and backward.
+    """
+
+    def before(optimizer: Optimizer, given: Sequence[Any], named: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        closure = named.get("closure", given[1] if len(given) > 1 else None)  # given[0] is the optimizer
+        if closure is None or not type(optimizer).__module__.startswith(OWN_OPTIMIZERS):
+            before_step()
+            return None
+
+        def measured() -> Any:
+            loss = closure()
+            before_step()
+            return loss
+
+        return (given[0],), {**named, "closure": measured}
+
+    handles = [optimizer.register_step_pre_hook(before) for optimizer in optimizers]
     try:
         yield
     finally:

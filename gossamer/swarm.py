@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import contextlib
 import copy
-import operator
 import os
 import threading
 import time
@@ -190,8 +189,8 @@ class Swarm:
         self._since_s = time.monotonic()
         self._open = contextlib.ExitStack()
         self._open.enter_context(fenced(optimizers, self._before_weights_move))
-        atexit.register(self._at_exit)
-        self._open.callback(atexit.unregister, self._at_exit)
+        atexit.register(self._abandon, os.getpid())
+        self._open.callback(atexit.unregister, self._abandon)
 
     # ------------------------------------------------------------------ training
 
@@ -224,7 +223,7 @@ class Swarm:
         """
         self._need_usable()
         self._before_weights_move()
-        step = InnerStep(_readable_later(loss), self._rate, _count(tokens))
+        step = InnerStep.of(tokens, loss, self._rate)
         boundary, now_s = self._boundary, time.monotonic()
         boundary.watch.add(now_s - self._since_s)
         self._replica.move_fast_weights()
@@ -274,11 +273,18 @@ class Swarm:
         """The object that `peer status --json` prints, from any thread. Raises BadSettings if the peer does not answer."""
         return ask(self._home.path, {"verb": "status"})
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether the settings keep this peer from all others (`alone`)."""
+        return self._supervisor.settings.config.alone
+
     def invite(self, *, uses: int | None = None) -> str:
         """Return an invite for up to `uses` others, 16 by default, valid for 30 days. Waits until this peer knows its addresses.
 
-        Only the run's host may write invites.
+        Only the run's host may write invites. Raises BadSettings for others, and for a peer that is alone by its settings.
         """
+        if self.is_alone:
+            raise BadSettings("this peer trains alone, so nobody can join it", hint="leave `alone` out of the settings")
         from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
         from gossamer.cli.invite import bootstraps, limited, need_issuer
         from gossamer.peer.swarm.issued_invites import USES
@@ -405,17 +411,18 @@ class Swarm:
     def _must_go(self) -> bool:
         return self._is_leaving.is_set() or self._supervisor.stop_requested()
 
+    def _abandon(self, pid: int) -> None:
+        """Leave at the end of a process that did not: with the last good checkpoint. Not in a child that the program has forked."""
+        if os.getpid() == pid and threading.get_ident() == self._thread:
+            self._before_weights_move()
+            self._close(None)
+
     def _close(self, failure: BaseException | None) -> None:
         self._is_closed = True
         self._open.close()
         self._boundary.close()
         known = failure if isinstance(failure, Exception) else None
         self._supervisor.close(OVER if self._boundary.state is State.OVER else LEFT, known)
-
-    def _at_exit(self) -> None:
-        """Leave the run where the program ends without `finish`: what has not been saved is lost."""
-        self._before_weights_move()
-        self._close(None)
 
     def _need_usable(self) -> None:
         self._need_thread()
@@ -476,22 +483,3 @@ def _config(folder: Home, settings: Mapping[str, object] | None) -> PeerConfig:
 
 def _all(optimizer: Optimizers) -> tuple[Optimizer, ...]:
     return () if optimizer is None else (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
-
-
-def _count(tokens: int) -> int:
-    try:
-        count = operator.index(tokens)
-    except TypeError:
-        count = -1
-    if count < 0:
-        raise BadSettings(f"step(tokens={tokens!r}): it takes a count, an int", hint="pass the number of examples or tokens of this step")
-    return count
-
-
-def _readable_later(loss: float | Tensor | None) -> float | Tensor | None:
-    """Return a loss as a number, or on a device that may still compute it as a tensor."""
-    if not isinstance(loss, Tensor):
-        return None if loss is None else float(loss)
-    if loss.numel() != 1:
-        raise BadSettings(f"step(loss=...): it takes one number, not {loss.numel()}", hint="pass the mean: loss.mean()")
-    return float(loss.detach()) if loss.device.type == "cpu" else loss.detach()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from gossamer.peer.machine.events import Event, StepDone
 from gossamer.peer.trainer.replica import Replica
+from gossamer.protocol.errors import BadSettings
 
 REPORT_S: Final = 1.0  # between two reports to the supervisor
 
@@ -27,6 +29,23 @@ class InnerStep:
     loss: float | Tensor | None  # per token; a tensor on a device is read at the next report, not before; None: not known
     learning_rate: float
     num_tokens: int
+
+    @classmethod
+    def of(cls, tokens: int, loss: float | Tensor | None, learning_rate: float) -> InnerStep:
+        """Check what a program reports of its step. Raises BadSettings for what is no count, and no single loss."""
+        try:
+            num_tokens = operator.index(tokens)
+        except TypeError:
+            num_tokens = -1
+        if num_tokens < 0:
+            raise BadSettings(
+                f"step(tokens={tokens!r}): it takes a count, an int", hint="pass the number of examples or tokens of this step"
+            )
+        if not isinstance(loss, Tensor):
+            return cls(None if loss is None else float(loss), learning_rate, num_tokens)
+        if loss.numel() != 1:
+            raise BadSettings(f"step(loss=...): it takes one number, not {loss.numel()}", hint="pass the mean: loss.mean()")
+        return cls(float(loss.detach()) if loss.device.type == "cpu" else loss.detach(), learning_rate, num_tokens)
 
 
 class Stopwatch:

@@ -2,11 +2,15 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from gossamer.peer.machine.events import Event, StepDone
 from gossamer.peer.trainer.stopwatch import InnerStep, Stopwatch
+from gossamer.protocol.errors import BadSettings
 from tests.peer.small import small_manifest, small_replica
 
 
@@ -87,3 +91,30 @@ def test_a_report_covers_the_time_since_the_last(timed: TimedReplica) -> None:
     timed.now_s += 1.0
     idle = timed.report()
     assert math.isnan(idle.loss) and math.isnan(idle.learning_rate) and idle.tokens_per_second == 0.0
+
+
+@pytest.mark.parametrize(
+    ("tokens", "loss", "words"),
+    [
+        (-1, 1.0, "step(tokens=-1)"),
+        (2.5, 1.0, "step(tokens=2.5)"),
+        (torch.tensor(2.5), None, "step(tokens="),
+        (3, torch.ones(2), "one number, not 2"),
+    ],
+)
+def test_what_is_no_count_and_no_single_loss_is_refused(tokens: Any, loss: Any, words: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        InnerStep.of(tokens, loss, 0.0)
+    assert words in str(caught.value)
+
+
+def test_counts_and_losses_of_other_types_are_read() -> None:
+    step = InnerStep.of(np.int64(3), torch.ones((), requires_grad=True), 0.5)
+    assert step == InnerStep(1.0, 0.5, 3) and type(step.num_tokens) is int
+    assert InnerStep.of(torch.tensor(3), None, 0.0).loss is None
+
+
+def test_a_step_without_a_loss_is_no_loss_of_the_mean(timed: TimedReplica) -> None:
+    for loss in (None, 2.0, None, 4.0):
+        timed.watch.step(InnerStep(loss, 0.1, 1))
+    assert timed.report().loss == 3.0
