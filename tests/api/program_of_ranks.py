@@ -84,7 +84,9 @@ try:
     if given.invite or given.go_on:
         swarm = gossamer.join(given.invite, model, optimizer, **common)
     else:
-        swarm = gossamer.host(gossamer.Run("regression", given.steps, "rows", inner_steps=5), model, optimizer, **common)
+        outer = {"max_clock_gap_steps": 200}  # so that a peer is soon too far behind
+        run = gossamer.Run("regression", given.steps, "rows", inner_steps=5, settings={"outer": outer})
+        swarm = gossamer.host(run, model, optimizer, **common)
         if rank == 0:
             print("invite", swarm.invite(), flush=True)
     print("began", swarm.clock.steps, digest(*model.parameters(), *moments()) if swarm.clock.steps else "", len(moments()), flush=True)

@@ -88,7 +88,7 @@ def test_an_exception_leaves_the_run_and_the_same_script_goes_on(tmp_path: Path)
     module, home = Regression(), tmp_path / "home"
     with pytest.raises(RuntimeError, match="a bug of the user's"):
         fit(module, [Failing(), callback_of(module, home, gossamer.Run("a", 20))])
-    assert Home(home).last_status()["state"] == "left" and not Home(home).holder()
+    assert Home(home).last_status()["state"] == "failed" and not Home(home).holder()
     again = callback_of(module, home, None)
     fit(module, [again])
     assert again.swarm.clock.steps == 20 and Home(home).last_status()["state"] == "done"

@@ -105,7 +105,7 @@ def test_an_exception_leaves_the_run_and_the_same_script_goes_on(tmp_path: Path)
     model, home, run = Regression(), tmp_path / "home", gossamer.Run("a", 20)
     with pytest.raises(RuntimeError, match="a bug of the user's"), callback_of(model, home, run) as callback:
         trainer_of(model, tmp_path, [Failing(), callback]).train()
-    assert Home(home).last_status()["state"] == "left" and not Home(home).holder()
+    assert Home(home).last_status()["state"] == "failed" and not Home(home).holder()
     again = callback_of(model, home, None)
     trainer_of(model, tmp_path, [again]).train()
     assert again.swarm.clock.steps == 20 and Home(home).last_status()["state"] == "done"
