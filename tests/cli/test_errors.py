@@ -19,7 +19,7 @@ from tests.cli.shell import Shell
 EXIT_CODES = {
     ExitCode.OUR_FAULT: {
         "GossamerError", "PeerMisbehaved", "BadMessage", "BadSignature", "BadContents", "Refused",  # caught before they reach a person
-        "NoUse", "NothingNew", "RankFell", "Overload",  # likewise
+        "NoUse", "NothingNew", "RankFell", "RankGone", "Overload",  # likewise
         "ChildFailed",  # until its child names another
         "Unhealthy",  # what programs that watch over others expect
     },

@@ -46,6 +46,7 @@ BACKGROUND = {
     "TextProgram.device": "where the model lies",
     "TextProgram.losses": "the measurement of a loss",
     "TextProgram.forget_optimizer": "the optimizer",
+    "acquire": "the lock of the weights",
     "Stopwatch.blocked": "the count of time for the status",
     "Stopwatch.evaluating": "the same",
     "Stopwatch.training": "the same",
