@@ -23,7 +23,7 @@ from gossamer.protocol.errors import BadSettings
 Evaluate = Callable[[], float | Sequence[float] | Tensor]
 Model = nn.Module | Mapping[str, Tensor]
 
-PROBE_SHARE: Final = 0.01  # of the time of training, that judging messages by `evaluate` may take
+PROBE_SHARE: Final = 0.005  # of the time of training, that judging messages by `evaluate` may take
 REPORT_SHARE: Final = 0.05  # of the time that passes, that evaluations for reports may take
 MAX_WORDS: Final = 200  # characters of the user's error
 OWN_OPTIMIZERS: Final = "torch.optim."  # the modules of optimizers that call a closure before they move anything

@@ -154,6 +154,7 @@ class Boundary:
             self._note_loss(0.0 if step.loss is None else step.loss)
         self._has_device_losses |= isinstance(step.loss, Tensor)
         self.watch.step(step)
+        self._exchange.computing_s = self.watch.computing_s
         due = [] if self._is_alone else self.replica.countdown.tick()
         if due:
             with self.watch.blocked("meetings"):
@@ -247,8 +248,9 @@ class Boundary:
                 self._has_device_losses = False
                 self._note_loss(loss)
             exchange.send_progress()
-            self._pace.update(exchange.report, watch.train_s, watch.blocked_s["meetings"], exchange.cpu_s)
-            exchange.min_call_steps, exchange.computing_s = self._pace.min_call_steps, watch.computing_s
+            blocked_s = watch.blocked_s["meetings"] - exchange.blocking_probes_s
+            self._pace.update(exchange.report, watch.train_s, blocked_s, exchange.cpu_s)
+            exchange.min_call_steps = self._pace.min_call_steps
 
     def _evaluate(self) -> None:
         with self.watch.evaluating(), self._reading_at_boundary(), self._warning():

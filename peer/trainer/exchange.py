@@ -96,6 +96,11 @@ class TrainerExchange:
         """Whether a node was connected at the last boundary."""
         return self._session != 0
 
+    @property
+    def blocking_probes_s(self) -> float:
+        """The time for which probes have stopped the program: it does not depend on how often peers meet."""
+        return 0.0 if self._probe is None or self._probe.runs_beside else self._probe_cost.spent_s
+
     def start(self) -> None:
         """Start to read the link."""
         self._thread.start()
@@ -383,9 +388,6 @@ class TrainerExchange:
                 return
             is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
-            if must_probe and not self._probe_cost.is_affordable(self.computing_s, is_needed=True):
-                meeting.reason = None
-                raise ValueError("there is no time to measure this message now")
             meeting.is_probed = self._probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:

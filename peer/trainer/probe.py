@@ -36,7 +36,7 @@ MEDIAN_TO_SIGMA: Final = 1.48  # from the median of absolute deviations to a sta
 ENOUGH: Final = 8  # accepted gains, from which their own spread is known
 CORRELATED: Final = 1.75  # the losses of neighbouring tokens are not independent: so much larger is the noise (measured)
 COST_SHARE: Final = 0.015  # of the time of training, that probes may take
-NEEDED: Final = 5.0
+NEEDED: Final = 2.0
 LEAST_SHARE: Final = 0.1  # of the messages that need no probe is probed whatever it costs
 REMEMBERED: Final = 31  # accepted gains that say what is typical
 
@@ -144,8 +144,8 @@ class TokenProbe(Probe):
 class ProbeCost:
     """The processor time of one peer's probes, which limits how many of the meetings that need none are probed.
 
-    Nothing is probed while probes have taken more than `most_share` of the time of the inner steps; what must be probed, while they have
-    taken NEEDED times as much. `now_s`: the clock by which a probe costs.
+    Nothing is probed while probes have taken more than `most_share` of the time of the inner steps; what must be probed is not either, once
+    they have taken NEEDED times as much. `now_s`: the clock by which a probe costs.
     """
 
     def __init__(self, most_share: float = math.inf, now_s: Callable[[], float] = time.thread_time) -> None:
@@ -166,6 +166,11 @@ class ProbeCost:
             self._num_probes += 1
             self._probes_s += self._now_s() - start_s
 
+    @property
+    def spent_s(self) -> float:
+        """The time that probes have taken."""
+        return self._probes_s
+
     def is_affordable(self, computing_s: float, *, is_needed: bool) -> bool:
         """Return whether there is time for another probe. `computing_s`: the time spent in inner steps so far."""
         most_share = self._most_share * (NEEDED if is_needed else 1.0)
@@ -175,7 +180,7 @@ class ProbeCost:
         """Return whether a message is probed; asked once for each. `computing_s`: the time spent in inner steps so far."""
         if must_probe:
             self._num_needed += 1
-            return True
+            return self.is_affordable(computing_s, is_needed=True)
         self._num_asked += 1
         if not self.is_affordable(computing_s, is_needed=False):
             return False
