@@ -120,7 +120,7 @@ try:
             print("counted", kept["tokens"] / kept["own_steps"], "a step", flush=True)
 except gossamer.errors.GossamerError as error:
     print("failed", type(error).__name__, error, "|", error.hint, flush=True)
-    raise SystemExit(2) from error
+    os._exit(2)  # torch may abort at exit where another rank has gone before
 finally:
     if dist.is_initialized():  # else torch may abort at exit
         dist.destroy_process_group()

@@ -176,7 +176,7 @@ def test_a_program_that_diverges_ends_and_keeps_its_good_checkpoints(programs: P
     assert "10 batches in a row gave no finite loss" in "\n".join(host.lines()[-2:]) and host.lines()[-1].startswith("hint: ")
     home = Home(tmp_path / "host")
     loaded = load_latest(home.checkpoints, SignedManifest.from_bytes(home.manifest.read_bytes()).run_id)
-    assert loaded is not None and 0 < loaded.contents.step <= 36
+    assert loaded is not None and loaded.contents.step <= 36
     assert all(bool(tensor.isfinite().all()) for tensor in loaded.contents.tensors.values())
     assert home.last_status()["state"] == "failed"
 
