@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -12,7 +11,7 @@ import typer
 
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
-from gossamer.cli.invite import bootstraps, limited
+from gossamer.cli.invite import issued_to_anybody
 from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pinned, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
@@ -23,10 +22,7 @@ from gossamer.peer.machine.status import Status
 from gossamer.peer.swarm.issued_invites import USES
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
-
-INVITE_LIFETIME_S = 30 * 24 * 3600
 
 ManifestFile = Annotated[
     Path | None,
@@ -102,10 +98,7 @@ def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: 
 
     def look(status: Status, drawn: Screen) -> None:
         if status.addresses and not printed:
-            not_after_s = int(time.time()) + INVITE_LIFETIME_S
-            addresses = bootstraps(folder, identity.peer_id, tuple(status.addresses))
-            written = Invite.issue(identity, signed.run_id, addresses, None, not_after_s)
-            limited(folder, written, uses)
+            written = issued_to_anybody(folder, identity, signed.run_id, tuple(status.addresses), uses)
             printed.append(written.to_text())
             drawn.print_line(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
             drawn.data(printed[0])

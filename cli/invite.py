@@ -23,6 +23,7 @@ from gossamer.protocol.limits import INVITE_BOOTSTRAPS
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import RunManifest, SignedManifest
 
+LIFETIME_S = 30 * 24 * 3600
 OWN_ADDRESSES = 3  # of this peer, before those of other peers: one public, one or two through relays
 SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 
@@ -69,6 +70,14 @@ def invite(
     written = issued.to_text()
     print(limited(folder, issued, uses or USES), file=sys.stderr)
     print(json.dumps({"invite": written, "run_id": signed.run_id.hex(), "not_after_s": not_after_s}) if as_json else written)
+
+
+def issued_to_anybody(folder: Home, identity: Identity, run_id: bytes, own: tuple[str, ...], uses: int | None) -> Invite:
+    """Issue an invite to the run of a running peer with these addresses, with limited uses; valid for 30 days."""
+    not_after_s = int(time.time()) + LIFETIME_S
+    written = Invite.issue(identity, run_id, bootstraps(folder, identity.peer_id, own), None, not_after_s)
+    limited(folder, written, uses or USES)
+    return written
 
 
 def need_issuer(manifest: RunManifest, me: PeerId) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import random
 import time
@@ -15,7 +16,7 @@ from torch.optim import Optimizer
 
 from gossamer.kept_state import pack, unpack
 from gossamer.optim.fragments import Fragment, add
-from gossamer.peer.model.trainable import trainable_tensors
+from gossamer.peer.model.trainable import base_digest, trainable_tensors
 from gossamer.peer.trainer.losses import Losses, MeasureFailed, measured_with
 from gossamer.peer.trainer.probe import Gain, Probe
 from gossamer.protocol.errors import BadSettings
@@ -99,7 +100,7 @@ class EvaluateProbe(Probe):
         self._scale = 0.0  # of the losses, lately
 
     def draw(self) -> Sequence[Tensor]:
-        """Return one placeholder: `evaluate` has its own data, always the same."""
+        """Return an empty tensor, once: `evaluate` has its own data, always the same."""
         return (torch.empty(0),)
 
     def losses(self, fragment: Fragment, shift: Tensor, data: Tensor) -> Tensor:
@@ -132,6 +133,11 @@ class ModuleProgram:
         self._optimizers = optimizers
         self._kept: dict[str, Stateful] = {f"optimizer{number}": one for number, one in enumerate(optimizers)}
         self._kept |= {f"state/{name}": one for name, one in kept.items()}
+
+    @functools.cached_property
+    def base(self) -> str:
+        """The digest of the frozen parameters; empty without any. Takes seconds for a large model, once."""
+        return base_digest(self._model)
 
     def need_steady(self) -> None:
         """Try `evaluate`. Raises BadSettings if it returns other losses for the same weights, or raises."""

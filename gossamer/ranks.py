@@ -32,8 +32,7 @@ from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.model.plan import fragment_codecs
 from gossamer.peer.model.trainable import shapes_of
 from gossamer.peer.trainer.boundary import Boundary
-from gossamer.protocol import errors
-from gossamer.protocol.errors import BadSettings, GossamerError, OperatorError
+from gossamer.protocol.errors import BadSettings, GossamerError, description, from_description
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.swarm import Clock, Swarm
@@ -290,7 +289,7 @@ class FollowingSwarm(Swarm):
     def __init__(self, own: ModuleProgram, ranks: Ranks) -> None:
         begun = json.loads(ranks.share())
         if "error" in begun:
-            raise _from_text(begun)
+            raise from_description(begun)
         manifest = SignedManifest.from_bytes(bytes.fromhex(begun["manifest"])).manifest()
         self.clock = self._shared_clock = SharedClock(manifest.run.total_steps)
         self._folder = Path(begun["home"])
@@ -383,7 +382,7 @@ class FollowingSwarm(Swarm):
             self._own.forget_optimizer()
             self._on_adopted()
         if failure is not None:
-            raise _from_text(failure)
+            raise from_description(failure)
 
 
 def started(own: ModuleProgram, optimizers: Sequence[Optimizer], opened: Callable[[], tuple[OwnSupervisor, Boundary]]) -> Swarm:
@@ -459,13 +458,6 @@ def _bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _to_text(error: Exception) -> str:
-    hint = error.hint if isinstance(error, GossamerError) else "see the traceback of rank 0"
-    words = str(error) if isinstance(error, GossamerError) else f"rank 0 raised {type(error).__name__}: {error}"
-    return json.dumps({"kind": type(error).__name__, "error": words, "hint": hint})
-
-
-def _from_text(failure: Mapping[str, str]) -> GossamerError:
-    kind = getattr(errors, failure["kind"], None)
-    if isinstance(kind, type) and issubclass(kind, OperatorError):
-        return kind(failure["error"], hint=failure["hint"])
-    return GossamerError(failure["error"], hint=failure["hint"])
+    if not isinstance(error, GossamerError):
+        error = GossamerError(f"rank 0 raised {type(error).__name__}: {error}", hint="see the traceback of rank 0")
+    return json.dumps(description(error))

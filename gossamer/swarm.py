@@ -31,7 +31,7 @@ from gossamer.peer.machine.events import OVER, ModelBuilt, ProcessReported, RunK
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.machine.port import free_port
-from gossamer.peer.model.trainable import base_digest, need_model_of, shapes_of
+from gossamer.peer.model.trainable import need_model_of, shapes_of
 from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
 from gossamer.peer.trainer.replica import Replica, peer_seed
 from gossamer.peer.trainer.stopwatch import InnerStep
@@ -88,14 +88,12 @@ def host(
     varies, a home in use.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
-    return _start(own, model, _all(optimizer), lambda: _hosting(own, model, run, home, settings))
+    return _start(own, _all(optimizer), lambda: _hosting(own, run, home, settings))
 
 
-def _hosting(
-    own: ModuleProgram, model: Model, run: Run, home: str | os.PathLike[str], settings: Mapping[str, object] | None
-) -> GuestRequest:
+def _hosting(own: ModuleProgram, run: Run, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
     folder, identity = _prepared(home)
-    manifest = run.manifest(shapes_of(own.parameters), base_digest(model)).with_host(identity.peer_id)
+    manifest = run.manifest(shapes_of(own.parameters), own.base).with_host(identity.peer_id)
     signed = SignedManifest.sign(manifest, identity)
     if folder.manifest.exists():
         held = SignedManifest.from_bytes(folder.manifest.read_bytes())
@@ -125,7 +123,7 @@ def join(
     another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
     """
     own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
-    swarm = _start(own, model, _all(optimizer), lambda: _joining(invite, home, settings))
+    swarm = _start(own, _all(optimizer), lambda: _joining(invite, home, settings))
     swarm.wait()
     return swarm
 
@@ -285,23 +283,14 @@ class Swarm:
         """
         if self.is_alone:
             raise BadSettings("this peer trains alone, so nobody can join it", hint="leave `alone` out of the settings")
-        from gossamer.cli.host import INVITE_LIFETIME_S  # the command line is not loaded for training
-        from gossamer.cli.invite import bootstraps, limited, need_issuer
-        from gossamer.peer.swarm.issued_invites import USES
+        from gossamer.cli.invite import issued_to_anybody, need_issuer  # the command line is not loaded for training
 
         identity = Identity.load_or_create(self._home.identity)
         need_issuer(self._replica.manifest, identity.peer_id)
         while not (addresses := self.status["addresses"]):
             time.sleep(PAUSE_LOOK_S)
-        written = Invite.issue(
-            identity,
-            self._replica.manifest.run_id,
-            bootstraps(self._home, identity.peer_id, tuple(addresses)),
-            None,
-            int(time.time()) + INVITE_LIFETIME_S,
-        )
-        limited(self._home, written, uses or USES)
-        return written.to_text()
+        run_id = self._replica.manifest.run_id
+        return issued_to_anybody(self._home, identity, run_id, tuple(addresses), uses).to_text()
 
     def save(self) -> None:
         """Write a checkpoint into the home, and wait for it."""
@@ -434,15 +423,15 @@ class Swarm:
             raise BadSettings("this is another thread than the one that joined the run", hint="call it on the thread that trains")
 
 
-def _start(own: ModuleProgram, model: Model, optimizers: Sequence[Optimizer], request: Callable[[], GuestRequest]) -> Swarm:
+def _start(own: ModuleProgram, optimizers: Sequence[Optimizer], request: Callable[[], GuestRequest]) -> Swarm:
     if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return Swarm(*_opened(own, model, request()), optimizers)
+        return Swarm(*_opened(own, request()), optimizers)
     from gossamer.ranks import started  # which builds on this module
 
-    return started(own, optimizers, lambda: _opened(own, model, request()))
+    return started(own, optimizers, lambda: _opened(own, request()))
 
 
-def _opened(own: ModuleProgram, model: Model, request: GuestRequest) -> tuple[OwnSupervisor, Boundary]:
+def _opened(own: ModuleProgram, request: GuestRequest) -> tuple[OwnSupervisor, Boundary]:
     own.need_steady()
     keep_products_exact()
     supervisor = OwnSupervisor(request)
@@ -451,7 +440,7 @@ def _opened(own: ModuleProgram, model: Model, request: GuestRequest) -> tuple[Ow
         manifest = SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
         if not isinstance(manifest, ProgramManifest):
             raise BadSettings("this run trains a language model on text, not a program", hint="join it with `peer join`")
-        need_model_of(manifest, shapes_of(own.parameters), base_digest(model))
+        need_model_of(manifest, shapes_of(own.parameters), own.base)
         supervisor.emit(RunKnown.of(manifest))
         replica = Replica(manifest, own, peer_seed(manifest.run.seed, PeerId.from_text(supervisor.settings.peer_id)))
         num_params = sum(tensor.numel() for tensor in own.parameters.values())

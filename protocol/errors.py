@@ -5,6 +5,7 @@ Any other exception that escapes is a bug in Gossamer: exit code 1. The code of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import IntEnum
 from typing import Self
 
@@ -74,6 +75,19 @@ class OperatorError(GossamerError):
 
     def __init__(self, message: str, *, hint: str) -> None:
         super().__init__(message, hint=hint)
+
+
+def description(error: GossamerError) -> dict[str, str]:
+    """Return an error as JSON, for another process of the same program."""
+    return {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
+
+
+def from_description(described: Mapping[str, str]) -> GossamerError:
+    """Return the error that was described: of its class, if it is one of the operator's in this file."""
+    kind = globals().get(described["kind"])
+    if isinstance(kind, type) and issubclass(kind, OperatorError):
+        return kind(described["error"], hint=described["hint"])
+    return GossamerError(described["error"], hint=described["hint"])
 
 
 class BadInvite(OperatorError):

@@ -32,6 +32,7 @@ from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, to_li
 from gossamer.peer.machine.log_lines import FORMAT
 from gossamer.protocol.errors import ExitCode, GossamerError, OperatorError
 
+OURS = Path(__file__).parents[3]  # the folder with the package gossamer
 _PR_SET_PDEATHSIG = 1
 _UNSENT_BYTES = 1 << 16  # of events kept while the supervisor does not read; beyond it, new events are dropped
 _LAST_WORDS_S = 2.0
@@ -54,6 +55,11 @@ class ChildSettings(BaseModel):
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""
         return self.model_dump_json().encode() + b"\n"
+
+
+def own_environment() -> dict[str, str]:
+    """Return the environment for a program of ours, which imports this package wherever it is started."""
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))}
 
 
 class GuestRequest(BaseModel):
@@ -122,7 +128,7 @@ class SupervisorPipes:
 
     def stop_requested(self) -> bool:
         """Return whether the supervisor asked for a stop or has ended. Returns at once."""
-        while not self._stopping and _is_ready(self._settings_fd, select.POLLIN, 0.0):
+        while not self._stopping and is_readable(self._settings_fd, 0.0):
             self.read_settings()
         return self._stopping
 

@@ -12,17 +12,15 @@ import os
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import Final
 
-from gossamer.peer.machine.child import GuestRequest, SupervisorPipes, is_readable
+from gossamer.peer.machine.child import GuestRequest, SupervisorPipes, is_readable, own_environment
 from gossamer.peer.machine.events import ENDED, ProcessReported
 from gossamer.peer.machine.home import Home, private
 from gossamer.protocol import errors
-from gossamer.protocol.errors import GossamerError, OperatorError
+from gossamer.protocol.errors import GossamerError
 
 PROGRAM: Final = "gossamer.peer.supervisor"
-OURS: Final = Path(__file__).parents[3]  # the folder with the package gossamer
 END_S: Final = 30.0  # for the node to end its meetings, before the supervisor is killed
 
 
@@ -36,11 +34,10 @@ class OwnSupervisor(SupervisorPipes):
         home = Home(request.config.home)
         to_us, settings_fd = os.pipe()
         events_fd, from_us = os.pipe()
-        path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with os.fdopen(private(str(home.log), os.O_APPEND | os.O_CREAT | os.O_WRONLY), "ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", PROGRAM], stdin=events_fd, stdout=settings_fd, stderr=log, start_new_session=True,
-                env=os.environ | {"PYTHONPATH": path},
+                env=own_environment(),
             )  # fmt: skip
         os.close(settings_fd)
         os.close(events_fd)
@@ -71,11 +68,7 @@ class OwnSupervisor(SupervisorPipes):
             return GossamerError("the peer was asked to leave before training began", hint="start the program again")
         if not self.error:
             return GossamerError(f"the supervisor has ended with exit code {self._process.returncode}", hint=f"see {home.log}")
-        kind = getattr(errors, str(self.error["kind"]), GossamerError)
-        if not (isinstance(kind, type) and issubclass(kind, OperatorError)):
-            kind = GossamerError
-        error: GossamerError = kind(str(self.error["error"]), hint=str(self.error["hint"]))
-        return error
+        return errors.from_description(self.error)
 
     def _wait(self) -> None:
         """Close the pipe to the supervisor, and read its last words until it has ended."""

@@ -18,7 +18,7 @@ from gossamer.peer.machine.port import keep_port
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.supervisor import run_peer
-from gossamer.protocol.errors import ExitCode, GossamerError
+from gossamer.protocol.errors import ExitCode, GossamerError, description
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
@@ -33,7 +33,7 @@ async def run() -> int:
         known = error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}", hint="the log says more")
         if known is not error:
             traceback.print_exc()
-        guest.notify(json.dumps({"error": str(known), "hint": known.hint, "kind": type(known).__name__}).encode() + b"\n")
+        guest.notify(json.dumps(description(known)).encode() + b"\n")
         return int(known.exit_code)
     return int(ExitCode.DONE)
 

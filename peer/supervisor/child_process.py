@@ -13,11 +13,11 @@ from pathlib import Path
 
 import psutil
 
+from gossamer.peer.machine.child import own_environment
 from gossamer.peer.machine.events import Event, ProcessFailed, from_line
 from gossamer.peer.machine.home import private
 
 LINE_BYTES = 1 << 20
-OURS = Path(__file__).parents[3]  # the folder with the package gossamer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,11 @@ class ChildProcess:
 
     async def start(self, niceness: int = 0) -> None:
         """Start the process; it imports its program and then waits for its settings (`notify`). No niceness without the permission."""
-        path = os.pathsep.join(filter(None, (str(OURS), os.environ.get("PYTHONPATH"))))
         with os.fdopen(private(str(self._log), os.O_APPEND | os.O_CREAT | os.O_WRONLY), "ab") as log:
             self._process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", self._module,  # -P: a folder named `gossamer` in the current folder must not shadow ours
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
-                env=os.environ | {"PYTHONPATH": path},
+                env=own_environment(),
             )  # fmt: skip
         if niceness:
             with contextlib.suppress(psutil.Error):
