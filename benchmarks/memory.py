@@ -31,7 +31,12 @@ from gossamer.peer.trainer.need import PROGRAMS, SYNCED, TRIED_ON, Need, run_nee
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.run.manifest import Manifest
 
-FIXED = {PROGRAMS, "for CUDA itself", "for what a batch leaves in the model", "for payloads"}  # the last stand in a column of their own
+FIXED = {
+    PROGRAMS,
+    "for the GPU's runtime",
+    "for what a batch leaves in the model",
+    "for payloads",
+}  # the last in a column of their own
 PASSING = {"for meetings under way", SYNCED, TRIED_ON}
 PLACES = ("device", "memory", "payloads", "disk")
 

@@ -79,7 +79,7 @@ class SimulationOptions(RunOptions):
     data: Annotated[Path | None, Setting("PATH")] = None
     """Text file, or folder of text files. Default: the data that the manifest names."""
     device: Annotated[str, Setting("NAME")] = "auto"
-    """Where to train: auto, cpu, mps, cuda or cuda:N."""
+    """Where to train: auto, gpu, cpu, mps, cuda, xpu or cuda:N."""
     threads: Annotated[int, Setting("N")] = Field(0, ge=0)
     """Processor threads; 0 lets torch choose."""
     eval_batches: Annotated[int, Setting("N")] = Field(256, ge=1)

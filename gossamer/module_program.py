@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from gossamer.kept_state import pack, unpack
 from gossamer.optim.fragments import Fragment, add
+from gossamer.peer.model.accelerator import forked_generators
 from gossamer.peer.model.trainable import base_digest, trainable_tensors
 from gossamer.peer.trainer.losses import Losses, MeasureFailed, measured_with
 from gossamer.peer.trainer.probe import Gain, Probe
@@ -47,14 +48,13 @@ class Evaluation:
     def __init__(self, evaluate: Evaluate, model: Model, device: torch.device) -> None:
         self._evaluate = evaluate
         self._modules = list(model.modules()) if isinstance(model, nn.Module) else []
-        self._devices = [device] if device.type not in ("cpu", "mps") else []
-        self._device_type = device.type
+        self._device = device
 
     def __call__(self) -> Losses:
         """Measure the weights. Raises MeasureFailed where `evaluate` raises or returns no numbers."""
         modes, python = [module.training for module in self._modules], random.getstate()
         try:
-            with torch.no_grad(), torch.random.fork_rng(self._devices, device_type=self._device_type if self._devices else "cuda"):
+            with torch.no_grad(), forked_generators(self._device):
                 torch.manual_seed(0)
                 random.seed(0)
                 for module in self._modules:

@@ -23,6 +23,7 @@ from gossamer.optim.names import look_up
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
 NUM_ITERATIONS = 5
+BF16_KINDS = ("cuda", "xpu")  # devices whose bf16 matrix products are faster; `cuda` is ROCm too
 UPDATE_SIZE = 0.2
 MOMENTUM = 0.95
 # Values orthogonalized at once. On a GPU: about 0.5 GB with the temporaries. On a CPU: only matrices so small that the call dominates.
@@ -148,7 +149,7 @@ def orthogonalized(matrices: Tensor) -> Tensor:
     """Return approximately the nearest matrices with orthonormal rows: f32[k, m, n] with m <= n, singular values between 0.7 and 1.2."""
     a, b, c = COEFFICIENTS
     x: Tensor = matrices / matrices.norm(dim=(-2, -1), keepdim=True).clamp(min=1e-7)
-    x = x.bfloat16() if x.is_cuda else x  # as Muon's authors do
+    x = x.bfloat16() if x.device.type in BF16_KINDS else x  # as Muon's authors do
     for _ in range(NUM_ITERATIONS):
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
@@ -162,7 +163,7 @@ def _build_adamw(named: list[tuple[str, Tensor]], settings: InnerSettings) -> to
 def _adamw(groups: list[dict[str, Any]], settings: InnerSettings) -> torch.optim.AdamW:
     """Build torch's AdamW, fused where torch has a fused kernel for these parameters."""
     types = {(parameter.device.type, parameter.dtype) for group in groups for parameter in group["params"]}
-    is_fused = types <= {("cpu", torch.float32), ("cuda", torch.float32)}
+    is_fused = types <= {(kind, torch.float32) for kind in ("cpu", *BF16_KINDS)}
     return torch.optim.AdamW(groups, lr=settings.learning_rate, betas=(settings.beta1, settings.beta2), fused=is_fused)
 
 

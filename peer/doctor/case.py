@@ -80,8 +80,8 @@ class Case:
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
 
     def _need(self) -> Need | None:
-        from gossamer.peer.model.computing import Computing  # torch: seconds to import
-        from gossamer.peer.model.model import choose_devices
+        from gossamer.peer.model.accelerator import choose_devices  # torch: seconds to import
+        from gossamer.peer.model.computing import Computing
         from gossamer.peer.model.weights import saved_shapes
         from gossamer.peer.trainer.need import program_need, run_need
 
@@ -99,7 +99,7 @@ class Case:
 
     def device_room(self) -> Room:
         """Return the least free memory of the devices. Raises BadSettings if one is absent."""
-        from gossamer.peer.model.model import choose_devices
+        from gossamer.peer.model.accelerator import choose_devices
         from gossamer.peer.trainer.need import device_room
 
         return device_room(choose_devices(self.devices)[0])

@@ -86,7 +86,9 @@ def device(name: str, code: int | None, output: str) -> Finding:
         return fail(f"torch did not compute anything on {name} within {DEVICE_S:.0f} s", "check the driver, or use --devices cpu")
     if code:
         lines = [f"torch died on {name} by signal {-code}"] if code < 0 else lines
-        return fail(lines[-1], "use --devices auto or --devices cpu; `nvidia-smi` tells whether the driver sees a GPU")
+        return fail(
+            lines[-1], "use --devices auto or --devices cpu; `nvidia-smi`, `rocm-smi` or `xpu-smi` tells whether the driver sees a GPU"
+        )
     return ok(lines[-1])
 
 
@@ -115,7 +117,7 @@ def device_memory(need: Need, room_of_device: Callable[[], Room]) -> Finding:
     if not need.device:
         return ok("the device has none of its own")
     need_device_memory(need, room := room_of_device())
-    return _compare_with_room(need.device, room, "end other programs that use it: `nvidia-smi` names them")
+    return _compare_with_room(need.device, room, "end other programs that use it: `nvidia-smi` or its like names them")
 
 
 def disk(need: Need, room: Room, files: int | None) -> Finding:

@@ -8,7 +8,7 @@ import time
 import torch
 
 from gossamer.peer.doctor.machine_checks import UP
-from gossamer.peer.model.model import choose_devices
+from gossamer.peer.model.accelerator import choose_devices, product_name
 from gossamer.protocol.errors import ExitCode, GossamerError
 
 SIZE = 256
@@ -27,7 +27,7 @@ def _check_devices(name: str) -> str:
             raise ArithmeticError(f"torch computes wrong results on {device}: the machine or its driver is broken")
     took_s = time.monotonic() - began_s
     names = ", ".join(map(str, devices))
-    labels = {torch.cuda.get_device_name(one) if one.type == "cuda" else f"{torch.get_num_threads()} threads" for one in devices}
+    labels = {f"{torch.get_num_threads()} threads" if one.type == "cpu" else product_name(one) for one in devices}
     return f"{names} ({', '.join(sorted(labels))}; {why}), torch {torch.__version__} computes right on it, in {1000 * took_s:.0f} ms"
 
 

@@ -23,7 +23,7 @@ from gossamer.protocol.limits import LEAST_BYTES_PER_S
 from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
-DEVICES = r"^(auto|all|mps|cuda(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
+DEVICES = r"^(auto|gpu|all|mps|(cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
 
@@ -102,13 +102,13 @@ class LocalSettings(WithOptions):
     model: Annotated[Path | None, AfterValidator(_encodable), Setting("FOLDER", restarts=(TRAINER, NODE))] = None
     """Folder in the format of transformers with the run's tokenizer and initial weights. Their digests must match the manifest."""
     devices: Annotated[str, AfterValidator(_each_once), Setting("NAMES", restarts=(TRAINER,))] = Field(default="auto", pattern=DEVICES)
-    """Where to train: auto (one GPU, else the CPU), cpu, mps, cuda, cuda:N; 0,1 or all for several CUDA GPUs; cpu:2 for two processes."""
+    """Where to train: auto (GPU, else CPU), gpu, cpu, mps, cuda, xpu, cuda:N; 0,1 or all for several GPUs; cpu:2 for two processes."""
     micro_batch: Annotated[int, Setting("N", restarts=(TRAINER,))] = Field(default=0, ge=0, le=1 << 20)
     """Sequences per forward pass; 0 takes the whole batch, or as many as fit in memory. The result is the same."""
     recompute: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
     """Compute activations again in the backward pass instead of keeping them: much less memory, a third more work."""
     compile: Annotated[bool | None, Setting(option=None, restarts=(TRAINER,))] = None
-    """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: on a CUDA GPU that supports it."""
+    """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: on a GPU that Triton supports."""
     threads: Annotated[int, Setting("N", restarts=(TRAINER,), is_limit=True)] = Field(default=0, ge=0, le=4096)
     """Processor threads for training; 0 lets torch choose."""
     niceness: Annotated[int, Setting("N", restarts=(TRAINER, NODE), is_limit=True)] = Field(default=0, ge=0, le=19)

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.optim.fragments import BLOCK_NAME
+from gossamer.optim.inner import BF16_KINDS
 from gossamer.protocol.errors import BadManifest
 
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
@@ -45,8 +46,8 @@ class Computing:
 
 
 def compute_dtype(precision: str, device: torch.device) -> torch.dtype:
-    """Return the number format of matrix products: the manifest's, or with `auto` bf16 on a GPU that has it, else f32."""
-    has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+    """Return the number format of matrix products: the manifest's, or with `auto` bf16 on a CUDA or XPU GPU that has it, else f32."""
+    has_bf16 = device.type in BF16_KINDS and torch.get_device_module(device).is_bf16_supported(including_emulation=False)
     return torch.bfloat16 if precision == "bf16" or (precision == "auto" and has_bf16) else torch.float32
 
 

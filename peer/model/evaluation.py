@@ -19,8 +19,9 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.model.accelerator import choose_device
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss
-from gossamer.peer.model.model import build_model, choose_device
+from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import inspect
-import os
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.model.computing import LANGUAGE_MODEL, MAX_LOGITS, blocks, need_causal, next_token_loss, recompute_blocks
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import Shapes, layout_digest
 
 if TYPE_CHECKING:
@@ -201,38 +200,6 @@ def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -
             f"sequence_length is {sequence_length}, the model takes {longest} positions at most",
             hint="lower sequence_length or raise max_position_embeddings",
         )
-
-
-def choose_device(name: str) -> tuple[torch.device, str]:
-    """Turn the device setting into a device and the reason for it. Raises BadSettings if this machine lacks it."""
-    if name == "auto":
-        found = torch.cuda.is_available()
-        return torch.device("cuda" if found else "cpu"), "a CUDA GPU was found" if found else "no CUDA GPU was found"
-    device = torch.device(name)
-    is_there = {"cpu": True, "cuda": torch.cuda.is_available(), "mps": torch.backends.mps.is_available()}[device.type]
-    if not is_there or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
-        raise BadSettings(f"this machine has no device {name}", hint="use --devices auto or --devices cpu")
-    return device, "as asked"
-
-
-def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
-    """Turn the devices setting into one device, or several of one kind, and the reason. Raises BadSettings if this machine lacks one.
-
-    `cpu:2` is the CPU twice: two processes share its threads.
-    """
-    if names == "all":
-        if not (count := torch.cuda.device_count()):
-            raise BadSettings("this machine has no CUDA GPU for --devices all", hint="use --devices auto or --devices cpu")
-        return tuple(torch.device("cuda", number) for number in range(count)), "all CUDA GPUs of this machine"
-    if names[0].isdecimal():
-        return tuple(choose_device(f"cuda:{number}")[0] for number in names.split(",")), "as asked"
-    if names.startswith("cpu:"):
-        count, cores = int(names.removeprefix("cpu:")), os.cpu_count() or 1
-        if count > cores:
-            raise BadSettings(f"this machine has {cores} processor cores, too few for --devices {names}", hint=f"use --devices cpu:{cores}")
-        return (torch.device("cpu"),) * count, "as asked"
-    device, why = choose_device(names)
-    return (device,), why
 
 
 @contextlib.contextmanager

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from gossamer.peer.model.accelerator import product_name
+
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
@@ -45,7 +47,7 @@ def flops_per_token(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ..
 
 def peak_flops(device: torch.device, dtype: torch.dtype) -> float:
     """Return the peak FLOP/s of a device; 0 if unknown."""
-    if device.type != "cuda" or dtype is not torch.bfloat16:
+    if device.type == "cpu" or dtype is not torch.bfloat16:
         return 0.0
-    name = torch.cuda.get_device_name(device)
+    name = product_name(device)
     return next((flops for key, flops in PEAK_BF16_FLOPS.items() if key in name), 0.0)

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_rate
+from gossamer.peer.model.accelerator import has_own_memory, memory_bytes
 from gossamer.peer.model.computing import compute_dtype, next_token_loss
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters
@@ -234,7 +235,7 @@ def need_memory(scenario: Scenario, device: torch.device, size: Size) -> None:
 
 def free_bytes(device: torch.device) -> int:
     """Return the free memory of a device."""
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else int(psutil.virtual_memory().available)
+    return memory_bytes(device)[0] if has_own_memory(device.type) else int(psutil.virtual_memory().available)
 
 
 def _activation_values(scenario: Scenario) -> int:

@@ -14,9 +14,9 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gossamer.peer.model.accelerator import choose_device, forked_generators
 from gossamer.peer.model.computing import output_distance, predictions
 from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss
-from gossamer.peer.model.model import choose_device
 from gossamer.peer.simulator.choices import SimulationRequest
 from gossamer.peer.simulator.methods import Method, method
 from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica, need_memory, populate
@@ -72,7 +72,7 @@ def simulate(scenario: Scenario, venue: Venue, watch: Watch) -> Result:
     tokenizer = load_tokenizer(scenario.manifest.tokenizer)
     texts = load_texts(scenario, tokenizer, venue.data, venue.cache)
     try:
-        with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        with forked_generators(device):
             torch.manual_seed(scenario.seed)
             population = populate(scenario, tokenizer, texts, device, chosen.schedules(scenario))
             recorder = Recorder(population, venue, watch, total_steps(chosen, scenario))

@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.optim.inner import build_optimizer, set_learning_rate
+from gossamer.peer.model.accelerator import has_own_memory, limit_memory
 from gossamer.peer.model.computing import Computing, compile_blocks, is_out_of_memory, next_token_loss, recompute_blocks
 from gossamer.peer.model.plan import inner_settings
 from gossamer.protocol.run.manifest import Manifest
@@ -29,7 +30,7 @@ class OneDevice:
 
     def send(self, batch: Tensor) -> Tensor:
         """Begin to copy a batch, int64[B, L+1], to the device, which may still be computing."""
-        return batch.pin_memory().to(self.device, non_blocking=True) if self.device.type == "cuda" else batch.to(self.device)
+        return batch.pin_memory().to(self.device, non_blocking=True) if has_own_memory(self.device.type) else batch.to(self.device)
 
     def backward(self, rows: Tensor, seed: int, computing: Computing, num_rows: int | None = None) -> Tensor | None:
         """Compute the part of some rows in the gradient and the mean loss, nats per token, of a batch of `num_rows`; None: these are all.
@@ -44,8 +45,8 @@ class OneDevice:
             if not is_out_of_memory(error):
                 raise
         self._clear()  # outside `except`, where the error no longer holds the step's tensors
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+        if self.device.type != "cpu":
+            torch.accelerator.empty_cache()
         return None
 
     def clip(self, most: float) -> Tensor:
@@ -108,18 +109,19 @@ class OneDevice:
 
 
 def keep_within(device: torch.device, num_bytes: float) -> None:
-    """Select a GPU for this process and limit torch's memory there; a step that needs more raises torch.OutOfMemoryError."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
-    if device.type == "cuda" and math.isfinite(num_bytes):
-        total = torch.cuda.get_device_properties(device).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, num_bytes / total), device)
+    """Select a GPU for this process and limit torch's memory there; a step that needs more raises torch.OutOfMemoryError.
+
+    Raises BadSettings where torch has no such limit.
+    """
+    if device.type == "cpu":
+        return
+    torch.accelerator.set_device_index(device)
+    if math.isfinite(num_bytes):
+        limit_memory(device, num_bytes)
 
 
 def _seed_generators(device: torch.device, seed: int) -> None:
     """Seed the generators that an inner step draws from; torch.manual_seed records a stack trace for every absent backend."""
     torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)
-    elif device.type == "mps":
-        torch.mps.manual_seed(seed)
+    if device.type != "cpu":
+        torch.get_device_module(device).manual_seed(seed)

@@ -32,8 +32,9 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
+from gossamer.peer.model.accelerator import behind, finish, mark
 from gossamer.peer.model.computing import output_distance
-from gossamer.peer.trainer.fragment_state import OuterStep, behind, bytes_on, mark
+from gossamer.peer.trainer.fragment_state import OuterStep, bytes_on
 from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.losses import MEASURE_TOPIC, MeasureFailed
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight, pack, unpack
@@ -78,7 +79,7 @@ class TrainerExchange:
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
         self._weights = threading.Lock()
         self._weights.acquire()
-        self._still: torch.cuda.Event | None = None  # on a GPU: the point after which the weights are only read
+        self._still: torch.Event | None = None  # on a GPU: the point after which the weights are only read
         self._waiting: deque[messages.Request | int] = deque()  # for the boundary; a number is the link's new session
         self._read_session = 0  # of the last request that the thread has read
         self._session = 0  # of the last request that a boundary has carried out
@@ -86,7 +87,7 @@ class TrainerExchange:
         self._is_closing = False
         self._bug: BaseException | None = None
         device = replica.program.device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = None if device.type == "cpu" else torch.Stream(device)
         self._thread = threading.Thread(target=self._run, name="exchange", daemon=True)  # a program may end without `close`
 
     # ------------------------------------------------------------------ for the training loop
@@ -131,7 +132,7 @@ class TrainerExchange:
             elif isinstance(reply, messages.Adopted) and reply.accepted:
                 yield reply
         if count:
-            self._finish_on_device()
+            finish(self._replica.program.device)
 
     @contextlib.contextmanager
     def while_weights_are_read(self) -> Iterator[None]:
@@ -166,7 +167,7 @@ class TrainerExchange:
                 self._solo_step(fragment, NO_NODE)
                 self._replica.move_fast_weights()
         if due:
-            self._finish_on_device()
+            finish(self._replica.program.device)
 
     def send_progress(self, *, done: bool = False) -> None:
         """Send the node the trainer's counters; `done`: the result is saved and the trainer ends."""
@@ -266,7 +267,7 @@ class TrainerExchange:
         if reply is not None:
             self._link.send(reply, self._read_session)
 
-    def _snapshot_mark(self, request: messages.Request) -> torch.cuda.Event | None:
+    def _snapshot_mark(self, request: messages.Request) -> torch.Event | None:
         """Return the mark after the snapshot that a request works on; None where there is nothing to wait for."""
         meeting = self._meetings.get(request.meeting) if isinstance(request, messages.MeetingRequest) else None
         return None if meeting is None else meeting.side.taken
@@ -491,9 +492,3 @@ class TrainerExchange:
         self._link.send(messages.Built(self._replica.plan), session)  # a node reads this first
         self.send_progress()
         self.announce(self._replica.countdown.due())
-
-    def _finish_on_device(self) -> None:
-        """Wait until a GPU has done what was started for the node, so that it counts as blocked time and not as training time."""
-        device = self._replica.program.device
-        if device.type == "cuda":
-            torch.cuda.current_stream(device).synchronize()

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -15,6 +14,7 @@ from torch import Tensor
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import add, gather
 from gossamer.optim.noloco import NoLoCo
+from gossamer.peer.model.accelerator import has_own_memory
 
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host
@@ -157,8 +157,9 @@ class MergeGate:
 class FragmentState:
     """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move_fast_weights` alone.
 
-    Slow weights and momentum are needed at meetings only, so beside a GPU they rest in pinned memory of the host. They are replaced and
-    never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, the model at the next boundary.
+    Slow weights and momentum are needed at meetings only, so beside a device with its own memory they rest in pinned memory of the host.
+    They are replaced and never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, the model
+    at the next boundary.
     """
 
     def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
@@ -192,8 +193,8 @@ class FragmentState:
         self.num_writes += 1
 
     def to_host(self, values: Tensor) -> Tensor:
-        """Return values where slow weights rest: beside a GPU a pinned copy on the host, else the values themselves."""
-        if self.device.type != "cuda":
+        """Return values where slow weights rest: a pinned copy on the host if the device has its own memory, else the values themselves."""
+        if not has_own_memory(self.device.type):
             return values
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
         return host.copy_(values)  # waits for the GPU
@@ -232,8 +233,8 @@ class FragmentState:
     def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps since the last call: never while a gradient is computed at them."""
         if self._owed is not None:
-            if self._owed.is_cuda:  # made on another stream: its memory must not be reused there before this stream has read it
-                self._owed.record_stream(torch.cuda.current_stream(self._owed.device))
+            if has_own_memory(self.device.type):  # made on another stream: not to be reused there before this stream has read it
+                self._owed.record_stream(torch.accelerator.current_stream(self.device))
             add(self.codec.fragment, self._owed, self._parameters)
             self._owed = None
             self.num_writes += 1
@@ -256,7 +257,8 @@ class FragmentState:
         return OuterStep(slow, momentum, shift)
 
     def _empty_like_slow(self) -> Tensor:
-        return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=self.device.type == "cuda")
+        is_pinned = has_own_memory(self.device.type)
+        return torch.empty(self.slow.shape, dtype=self.slow.dtype, device=self.slow.device, pin_memory=is_pinned)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,31 +273,12 @@ class FragmentWeights:
 def length_of(values: Tensor) -> float:
     """Return the Euclidean length; finite for all finite values."""
     length = float(values.norm())
-    return length if math.isfinite(length) else float(values.double().norm())  # the square of a legal value can overflow f32
+    if math.isfinite(length):
+        return length
+    largest = float(values.abs().max())  # the square of a legal value can overflow f32, and some devices have no f64
+    return largest * float((values / largest).norm())
 
 
 def bytes_on(device: torch.device, data: memoryview) -> Tensor:
     """Return bytes as uint8[bytes] on a device."""
     return torch.frombuffer(data, dtype=torch.uint8).to(device) if data else torch.empty(0, dtype=torch.uint8, device=device)
-
-
-def mark(device: torch.device) -> torch.cuda.Event | None:
-    """Return a mark behind the work started so far on a GPU, for another stream to wait for; None on other devices."""
-    if device.type != "cuda":
-        return None
-    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
-    event.record(torch.cuda.current_stream(device))
-    return event
-
-
-@contextlib.contextmanager
-def behind(passed: torch.cuda.Event | None, stream: torch.cuda.Stream | None) -> Iterator[None]:
-    """Run the code inside on a GPU's stream, after a mark, and wait for its end. Without a stream, on a CPU, just run it."""
-    if stream is None:
-        yield
-        return
-    if passed is not None:
-        stream.wait_event(passed)
-    with torch.cuda.stream(stream):
-        yield
-    stream.synchronize()

@@ -17,7 +17,8 @@ from torch import Tensor
 from gossamer.optim.codecs import Gap
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
-from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of, mark
+from gossamer.peer.model.accelerator import mark
+from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, OuterStep, length_of
 from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate, Shifts
 
 BEHIND: Final = 0.6  # of a gap leads back along our own movement: the partner has not come as far

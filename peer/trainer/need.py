@@ -18,6 +18,7 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
 from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.accelerator import has_own_memory, memory_bytes
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import activation_bytes, need_layout, parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
@@ -27,7 +28,7 @@ from gossamer.protocol.run.layout import Shapes
 from gossamer.protocol.run.manifest import Manifest, ProgramManifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
-GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself
+GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself; other kinds are not measured
 MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meetings.py)
 MEETING_VALUES: Final = 5  # snapshot, message, gap; slow weights and shift of the outer step (peer/trainer/meeting.py); momentum likewise
 CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
@@ -65,25 +66,25 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     plan = model_plan(codecs, manifest.outer.alpha)
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
     num_params = sum(sizes)
-    count, has_own_memory = computing.num_devices, device == "cuda"
+    count, is_apart = computing.num_devices, has_own_memory(device)
     optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
     shares = [{name: shapes[name] for name in names} for names in divide_parameters(manifest.inner.optimizer, shapes, count)]
     share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
     tensors = {
-        "for weights and their gradients": 2 * weights * (1 if has_own_memory else count),
-        "for the optimizer": share if has_own_memory else optimizer,
-        **({} if has_own_memory else {**slow, COPY: weights + optimizer}),
-        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), has_own_memory),
+        "for weights and their gradients": 2 * weights * (1 if is_apart else count),
+        "for the optimizer": share if is_apart else optimizer,
+        **({} if is_apart else {**slow, COPY: weights + optimizer}),
+        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), is_apart),
     }
     payloads = _payloads(plan)
     copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights}
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
     return Need(
-        memory=programs | (copied if has_own_memory else tensors),
-        device=tensors | {"for CUDA itself": GPU_RUNTIME_BYTES} if has_own_memory else {},
+        memory=programs | (copied if is_apart else tensors),
+        device=tensors | {"for the GPU's runtime": GPU_RUNTIME_BYTES} if is_apart else {},
         payloads=payloads,
         disk={"for checkpoints": checkpoints, "for weights that are fetched": plan.state_bytes},
         plan=plan,
@@ -110,9 +111,9 @@ def program_need(manifest: ProgramManifest, shapes: Shapes, device: str, checkpo
             "for slow weights and momentum" if has_momentum else "for slow weights": slow,
             COPY: checkpoint - slow,
             "for meetings under way": (MEETING_VALUES + has_momentum) * VALUE_BYTES * sum(sizes[:MEETINGS]),
-            **({} if device == "cuda" else trained),
+            **({} if has_own_memory(device) else trained),
         },
-        device=trained if device == "cuda" else {},
+        device=trained if has_own_memory(device) else {},
         payloads=payloads,
         disk={"for checkpoints": CHECKPOINTS * checkpoint, "for weights that are fetched": plan.state_bytes},
         plan=plan,
@@ -140,16 +141,16 @@ def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: C
     raise refusal
 
 
-def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, has_own_memory: bool) -> Parts:
+def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, is_apart: bool) -> Parts:
     """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
     num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
     left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
     step = {
-        "for what a batch leaves in the model": left * (1 if has_own_memory else computing.num_devices),
+        "for what a batch leaves in the model": left * (1 if is_apart else computing.num_devices),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
-        **({} if has_own_memory else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
+        **({} if is_apart else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }
-    tried_on = {TRIED_ON: weights if has_own_memory else 2 * weights}  # a copy of ours; the other peer's slow ones rest on the host
+    tried_on = {TRIED_ON: weights if is_apart else 2 * weights}  # a copy of ours; the other peer's slow ones rest on the host
     return max(step, tried_on, key=lambda parts: sum(parts.values()))
 
 
@@ -165,7 +166,7 @@ class Rooms:
 
 def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_bytes: int) -> Rooms:
     """Measure the room; `held_bytes` is the memory that this peer, or the asking program, already holds."""
-    device = device_room(devices) if devices[0].type == "cuda" else None
+    device = device_room(devices) if has_own_memory(devices[0].type) else None
     return Rooms(memory_room(held_bytes), device, disk_room(payloads), home_room(home))
 
 
@@ -183,7 +184,7 @@ def _at_most(room: Room, size: str, key: str) -> Room:
 
 def device_room(devices: Sequence[torch.device]) -> Room:
     """Return the free memory of the fullest of some devices with their own memory."""
-    return min((Room(torch.cuda.mem_get_info(device)[0], f"free on {device}") for device in devices), key=lambda room: room.num_bytes)
+    return min((Room(memory_bytes(device)[0], f"free on {device}") for device in devices), key=lambda room: room.num_bytes)
 
 
 def need_to_fit(need: Need, there: Rooms) -> None:

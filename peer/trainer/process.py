@@ -18,9 +18,10 @@ from gossamer.peer.machine.events import ModelBuilt, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
-from gossamer.peer.model.model import build_model, check_fit, choose_devices
+from gossamer.peer.model.model import build_model, check_fit
 from gossamer.peer.model.plan import need_abilities
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
@@ -86,7 +87,7 @@ def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> R
 
 def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
     """Return how the operator wants the peer to compute; without a setting, compiled on a GPU that supports it."""
-    compiles = devices[0].type == "cuda" and has_triton() if config.compile is None else config.compile
+    compiles = devices[0].type != "cpu" and has_triton() if config.compile is None else config.compile
     return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
 
 

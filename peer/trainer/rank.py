@@ -4,7 +4,7 @@ Every rank has all weights and computes the gradient of its rows of a batch. Eac
 parameter's gradient, moves it with its optimizer and gives it to the others. So no rank can drift from the others.
 
 The first rank orders and the others `follow`: an order is one line of JSON on their stdin, `[method, arguments]`. Tensors travel through
-torch.distributed: gloo on the CPU, nccl on GPUs; both stay on this machine.
+torch.distributed: gloo on the CPU, torch's choice on GPUs (nccl, xccl); both stay on this machine.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class RankSettings(NamedTuple):
 def join(store: Path, number: int, count: int, kind: str) -> None:
     """Meet the other ranks of this machine, all on devices of one kind; waits for them."""
     os.environ |= {"GLOO_SOCKET_IFNAME": LOOPBACK, "NCCL_SOCKET_IFNAME": LOOPBACK}  # no port is open to other machines
-    backend = "cpu:gloo,cuda:nccl" if kind == "cuda" else "gloo"
+    backends = {"cpu": dist.Backend.GLOO, kind: dist.get_default_backend_for_device(kind)}
+    backend = ",".join(":".join(one) for one in backends.items())
     dist.init_process_group(backend, init_method=store.absolute().as_uri(), rank=number, world_size=count)
 
 

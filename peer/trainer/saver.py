@@ -23,6 +23,7 @@ from torch import Tensor
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from gossamer.peer.machine.home import Home
+from gossamer.peer.model.accelerator import finish, has_own_memory
 from gossamer.peer.model.checkpoint import CheckpointContents, Loaded, save
 from gossamer.peer.model.computing import is_out_of_memory
 from gossamer.peer.trainer.replica import ALONE, Replica
@@ -101,8 +102,8 @@ class Saver:
         with reading:
             for name, tensor in moving.items():
                 self._copies[name].copy_(tensor, non_blocking=True)
-            if any(tensor.is_cuda for tensor in moving.values()):
-                torch.cuda.synchronize()
+            for device in {tensor.device for tensor in moving.values()}:  # a program's states may lie on several
+                finish(device)
         copied = {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, copied, state)
         self._is_wanted, self._saved_s, self._saved_step = False, self._now_s(), replica.own_steps
@@ -198,4 +199,7 @@ def _has_same_layout(place: Tensor | None, tensor: Tensor) -> bool:
 
 def _allocate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Allocate copies of tensors on the host, and write to them: the first write to new memory is slow."""
-    return {name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda).zero_() for name, tensor in tensors.items()}
+    return {
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=has_own_memory(tensor.device.type)).zero_()
+        for name, tensor in tensors.items()
+    }

@@ -6,10 +6,11 @@ import contextlib
 import math
 import operator
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
 
+import torch
 from torch import Tensor
 
 from gossamer.peer.machine.events import Event, StepDone
@@ -118,11 +119,18 @@ class Stopwatch:
         blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.program.cpu_s()
         training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
-        loss, rate = math.nan, math.nan  # without an inner step
-        if self._steps:
-            known = [float(step.loss) for step in self._steps if step.loss is not None]
-            loss, rate = sum(known) / len(known) if known else math.nan, self._steps[-1].learning_rate
+        loss, rate = mean_loss(self._steps), self._steps[-1].learning_rate if self._steps else math.nan
         tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
         self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))
         self._steps.clear()
         return loss
+
+
+def mean_loss(steps: Iterable[InnerStep]) -> float:
+    """Return the mean of the losses that are known, NaN without any. Waits for a device once, for all losses that lie there."""
+    known = [step.loss for step in steps if step.loss is not None]
+    there = [loss.reshape(()) for loss in known if isinstance(loss, Tensor)]
+    values = [loss for loss in known if not isinstance(loss, Tensor)]
+    if there:
+        values += torch.stack([loss.to(there[-1].device) for loss in there]).tolist()
+    return sum(values) / len(values) if values else math.nan

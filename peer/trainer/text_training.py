@@ -6,6 +6,7 @@ All randomness follows from (run seed, peer id, step), so a restored replica con
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -140,15 +141,15 @@ class TextReplica(Replica):
         rate, step = learning_rate(self.global_step, self.steps_since_join(), self._settings), self.own_steps
         try:
             with beside:
-                loss, norm, num_tokens = self.program.inner.gradient(step, step_seed(self._seed, step))
-                is_finite = bool(torch.isfinite(norm + loss))  # waits for a GPU
-            if not is_finite:
-                raise FloatingPointError(f"inner step {step}: loss {float(loss)}, gradient norm {float(norm)}")
+                *scalars, num_tokens = self.program.inner.gradient(step, step_seed(self._seed, step))
+                loss, norm = torch.stack(scalars).tolist()  # waits for a GPU: the only time in a step
+            if not math.isfinite(loss + norm):
+                raise FloatingPointError(f"inner step {step}: loss {loss}, gradient norm {norm}")
             self.program.inner.devices.step(rate)
         finally:
             self.move_fast_weights()  # by meetings that were decided beside the gradient
         self.count_step(num_tokens)
-        return InnerStep(float(loss), rate, num_tokens)
+        return InnerStep(loss, rate, num_tokens)
 
 
 class TextTrainer:

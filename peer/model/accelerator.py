@@ -1,0 +1,117 @@
+"""The accelerators of this machine by torch's one interface for all kinds: CUDA and ROCm (both are `cuda`), XPU, MPS, and those of plugins.
+
+A kind differs from another in one respect only: MPS computes in the host's memory and has a single stream. There nothing rests in pinned
+memory, and work for the node waits for the inner step that was started before it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Final
+
+import torch
+
+from gossamer.protocol.errors import BadSettings
+
+IN_HOST_MEMORY: Final = ("cpu", "mps")
+OTHERS: Final = "use --devices auto or --devices cpu"
+
+
+def has_own_memory(kind: str) -> bool:
+    """Return whether devices of this kind have memory of their own, so that values are copied from and to the host's."""
+    return kind not in IN_HOST_MEMORY
+
+
+def choose_device(name: str) -> tuple[torch.device, str]:
+    """Turn the device setting into a device and the reason for it. Raises BadSettings if this machine lacks it."""
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if name == "auto":
+        return (torch.device("cpu"), "no GPU was found") if found is None else (found, f"a GPU was found: {found.type}")
+    if name == "gpu":
+        return _need_accelerator(name), "as asked"
+    device = torch.device(name)
+    is_there = device.type == "cpu" or (found is not None and device.type == found.type)
+    if not is_there or (device.index or 0) >= max(1, torch.accelerator.device_count()):
+        raise BadSettings(f"this machine has no device {name}", hint=OTHERS)
+    return device, "as asked"
+
+
+def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:
+    """Turn the devices setting into one device, or several of one kind, and the reason. Raises BadSettings if this machine lacks one.
+
+    `cpu:2` is the CPU twice: two processes share its threads.
+    """
+    if names == "all":
+        kind = _need_accelerator(names).type
+        return tuple(torch.device(kind, number) for number in range(torch.accelerator.device_count())), f"all {kind} devices"
+    if names[0].isdecimal():
+        kind = _need_accelerator(names).type
+        return tuple(choose_device(f"{kind}:{number}")[0] for number in names.split(",")), "as asked"
+    if names.startswith("cpu:"):
+        count, cores = int(names.removeprefix("cpu:")), os.cpu_count() or 1
+        if count > cores:
+            raise BadSettings(f"this machine has {cores} processor cores, too few for --devices {names}", hint=f"use --devices cpu:{cores}")
+        return (torch.device("cpu"),) * count, "as asked"
+    device, why = choose_device(names)
+    return (device,), why
+
+
+def _need_accelerator(names: str) -> torch.device:
+    found = torch.accelerator.current_accelerator(check_available=True)
+    if found is None:
+        raise BadSettings(f"this machine has no GPU for --devices {names}, or this build of torch does not support it", hint=OTHERS)
+    return found
+
+
+def product_name(device: torch.device) -> str:
+    """Return what the device is sold as, else its kind: torch does not tell it for each."""
+    naming = getattr(torch.get_device_module(device), "get_device_name", None)
+    return str(naming(device)) if naming is not None else device.type
+
+
+def memory_bytes(device: torch.device) -> tuple[int, int]:
+    """Return the free and the total memory of a device with its own."""
+    free, total = torch.get_device_module(device).mem_get_info(device)  # torch.accelerator.get_memory_info is younger than torch 2.9
+    return int(free), int(total)
+
+
+def limit_memory(device: torch.device, num_bytes: float) -> None:
+    """Limit what torch allocates on a GPU. Raises BadSettings where torch has no such limit."""
+    module = torch.get_device_module(device)
+    if device.type == "mps":
+        module.set_per_process_memory_fraction(min(1.0, num_bytes / module.recommended_max_memory()))
+    elif hasattr(module, "set_per_process_memory_fraction"):
+        module.set_per_process_memory_fraction(min(1.0, num_bytes / memory_bytes(device)[1]), device)
+    else:
+        raise BadSettings(f"this build of torch cannot limit its memory on {device}", hint="unset gpu_memory, or install a newer torch")
+
+
+def forked_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:
+    """Restore torch's random generators after the context, that of the device too."""
+    return torch.random.fork_rng([] if device.type == "cpu" else [device], device_type=device.type)
+
+
+def mark(device: torch.device) -> torch.Event | None:
+    """Return a mark behind the work started so far on this thread's stream, for the host or another stream to wait for; None on the CPU."""
+    return None if device.type == "cpu" else torch.accelerator.current_stream(device).record_event()
+
+
+def finish(device: torch.device) -> None:
+    """Wait for the work started so far on this thread's stream."""
+    if (passed := mark(device)) is not None:
+        passed.synchronize()
+
+
+@contextlib.contextmanager
+def behind(passed: torch.Event | None, stream: torch.Stream | None) -> Iterator[None]:
+    """Run the code inside on a stream, after a mark, and wait for its end. Without a stream, on the CPU, just run it."""
+    if stream is None:
+        yield
+        return
+    if passed is not None:
+        stream.wait_event(passed)
+    with stream:
+        yield
+    stream.record_event().synchronize()  # MPS cannot wait for a stream, but for an event
