@@ -21,6 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
+if os.environ.get("GOSSAMER_TEST_DEVICE") == "pygpu":
+    from tests import python_device
+
+    python_device.install()
+
 gc.disable()  # until all tests are collected, because imports create no garbage
 
 GRACE_S = 5.0

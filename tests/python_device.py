@@ -368,7 +368,17 @@ def _pinned(tensor: Tensor) -> Tensor:
     return _empty(tensor.shape, dtype=tensor.dtype, pin_memory=True).copy_(tensor)
 
 
+def _deep_copy(tensor: Tensor, memo: dict[int, Any]) -> Any:
+    """torch would copy the storage, whose allocator a device made in Python cannot have."""
+    if not _is_ours(tensor):
+        return _COPY_STORAGE(tensor, memo)
+    if id(tensor) not in memo:
+        memo[id(tensor)] = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    return memo[id(tensor)]
+
+
 _UNPINNED: Final = torch.empty
+_COPY_STORAGE: Final = Tensor.__deepcopy__
 
 
 def install() -> None:
@@ -387,4 +397,4 @@ def install() -> None:
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment,misc]
     torch.accelerator.current_stream, torch.accelerator.synchronize = current_stream, synchronize  # type: ignore[assignment]
     torch.accelerator.empty_cache = torch.accelerator.memory.empty_cache = lambda: None
-    torch.empty, Tensor.pin_memory = _empty, _pinned  # type: ignore[assignment]
+    torch.empty, Tensor.pin_memory, Tensor.__deepcopy__ = _empty, _pinned, _deep_copy  # type: ignore[assignment,method-assign]

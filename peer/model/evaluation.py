@@ -21,7 +21,7 @@ from torch import Tensor
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss
-from gossamer.peer.model.model import build_model
+from gossamer.peer.model.model import build_model, placed
 from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
@@ -86,7 +86,7 @@ def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, nu
     mask_as_run(model, manifest)
     part = max(1, PART_TOKENS // manifest.inner.sequence_length)
     computing = Computing(compute_dtype(manifest.inner.precision, device), part)
-    return held_out_loss(model.to(device), corpus, num_batches, partial(show, "measuring the model"), computing)
+    return held_out_loss(placed(model, device), corpus, num_batches, partial(show, "measuring the model"), computing)
 
 
 def reported_batches(manifest: Manifest) -> int:

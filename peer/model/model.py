@@ -50,6 +50,13 @@ def unset_model(section: ModelSection, device: torch.device) -> PreTrainedModel:
         return _from_config(section)
 
 
+def placed(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
+    """Move a model to a device, in place, and return it. Tied weights stay tied, also where torch copies each (accelerators of plugins)."""
+    moved: PreTrainedModel = model.to(device)
+    moved.tie_weights()
+    return moved
+
+
 def _from_config(section: ModelSection) -> PreTrainedModel:
     """Build the model in float32 on torch's default device, in training mode. Raises BadManifest."""
     with auto_classes(_name(section)) as (_, auto_model):

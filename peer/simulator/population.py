@@ -25,7 +25,7 @@ from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_ra
 from gossamer.peer.model.accelerator import has_own_memory, memory_bytes
 from gossamer.peer.model.computing import compute_dtype, next_token_loss
 from gossamer.peer.model.evaluation import mask_as_run
-from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters
+from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters, placed
 from gossamer.peer.model.plan import ClockBudget, fragment_codecs
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import Batches, Texts
@@ -184,7 +184,7 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
     codecs = fragment_codecs(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
     ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
     layout = Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))
-    first = model.to(device)
+    first = placed(model, device)
     models = [first, *(copy.deepcopy(first) for _ in schedules[1:])]
     replicas = tuple(
         SimulatedReplica(number, one, layout, texts.batches[number], scenario, rate)

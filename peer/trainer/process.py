@@ -21,7 +21,7 @@ from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
-from gossamer.peer.model.model import build_model, check_fit
+from gossamer.peer.model.model import build_model, check_fit, placed
 from gossamer.peer.model.plan import need_abilities
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
@@ -60,7 +60,7 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     mask_as_run(model, manifest)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
-    model = model.to(device)
+    model = placed(model, device)
     ranks = processes.joined(manifest, model) if processes is not None else None
     return TextReplica(manifest, TextProgram(manifest, model, corpus, child.emit, computing, ranks), peer_seed(run_seed, peer_id))
 

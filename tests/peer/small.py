@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import random
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -11,11 +12,12 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import Event
-from gossamer.peer.model.model import build_model
+from gossamer.peer.model.model import build_model, placed
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import ResidentCorpus
 from gossamer.peer.text.token_cache import Tokens
@@ -25,6 +27,7 @@ from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.run.manifest import Manifest
 
 T = TypeVar("T")
+DEVICE = os.environ.get("GOSSAMER_TEST_DEVICE", "cpu")  # on which the tests' replicas train, see tests/python_device.py
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,
@@ -109,10 +112,10 @@ class AskedReplica(TextReplica):
 
 
 def small_replica(
-    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = ignored, device: str = "cpu"
+    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = ignored, device: str = DEVICE
 ) -> AskedReplica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
-    model = build_model(manifest.model, manifest.run.seed).to(device)
+    model = placed(build_model(manifest.model, manifest.run.seed), torch.device(device))
     replica = AskedReplica(manifest, TextProgram(manifest, model, small_corpus(manifest, peer), emit), int.from_bytes(peer, "little"))
     replica.payloads, replica.emit = PayloadFolder(folder), emit
     return replica

@@ -24,7 +24,7 @@ from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, replica_side
-from tests.peer.small import AskedReplica, ignored, small_manifest, small_replica
+from tests.peer.small import DEVICE, AskedReplica, ignored, small_manifest, small_replica
 
 NAME = "ab" * 16
 NO_MEETING = "no such meeting here: the trainer or the link was restarted"
@@ -49,7 +49,7 @@ class Gate(FragmentCodec):
 class Trainer:
     """A replica and its exchange, with a node at the other end."""
 
-    def __init__(self, runtime: Path, codec: str = "int8", device: str = "cpu") -> None:
+    def __init__(self, runtime: Path, codec: str = "int8", device: str = DEVICE) -> None:
         self.payloads = PayloadFolder(runtime / "payloads")
         self.replica = small_replica(runtime / "payloads", small_manifest(codec={"name": codec}), device=device)
         self.exchange = TrainerExchange(TrainerEnd(runtime), self.payloads, self.replica, ignored, random.Random(0))
