@@ -22,7 +22,7 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 if os.environ.get("GOSSAMER_TEST_DEVICE") == "pygpu":
-    from tests import python_device
+    from tests.device import python_device
 
     python_device.install()
 

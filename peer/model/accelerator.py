@@ -25,17 +25,17 @@ def has_own_memory(kind: str) -> bool:
 
 
 def choose_device(name: str) -> tuple[torch.device, str]:
-    """Turn the device setting into a device and the reason for it. Raises BadSettings if this machine lacks it."""
+    """Turn the device setting into a device, a GPU with its number, and the reason for it. Raises BadSettings if this machine lacks it."""
     found = torch.accelerator.current_accelerator(check_available=True)
-    if name == "auto":
-        return (torch.device("cpu"), "no GPU was found") if found is None else (found, f"a GPU was found: {found.type}")
-    if name == "gpu":
-        return _need_accelerator(name), "as asked"
+    if name == "cpu" or (name == "auto" and found is None):
+        return torch.device("cpu"), "as asked" if name == "cpu" else "no GPU was found"
+    if name in ("auto", "gpu"):
+        kind = _need_accelerator(name).type
+        return torch.device(kind, 0), "as asked" if name == "gpu" else f"a GPU was found: {kind}"
     device = torch.device(name)
-    is_there = device.type == "cpu" or (found is not None and device.type == found.type)
-    if not is_there or (device.index or 0) >= max(1, torch.accelerator.device_count()):
+    if found is None or device.type != found.type or (device.index or 0) >= torch.accelerator.device_count():
         raise BadSettings(f"this machine has no device {name}", hint=OTHERS)
-    return device, "as asked"
+    return torch.device(device.type, device.index or 0), "as asked"
 
 
 def choose_devices(names: str) -> tuple[tuple[torch.device, ...], str]:

@@ -27,7 +27,7 @@ from gossamer.peer.trainer.text_training import TextProgram, TextReplica
 from gossamer.protocol.run.manifest import Manifest
 
 T = TypeVar("T")
-DEVICE = os.environ.get("GOSSAMER_TEST_DEVICE", "cpu")  # on which the tests' replicas train, see tests/python_device.py
+DEVICE = os.environ.get("GOSSAMER_TEST_DEVICE", "cpu")  # on which the tests' replicas train, see tests/device
 
 LLAMA: dict[str, Any] = {
     "hidden_size": 64,

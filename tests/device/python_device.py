@@ -225,7 +225,7 @@ class _Kernels:
             for tensor in ours
         }
         args, kwargs = pytree.tree_unflatten([self._on_host(value, there) for value in flat], spec)
-        result = op(*args, **kwargs)
+        result = op(*map(self._as_declared, args, op._schema.arguments), **kwargs)
         if written:
             for tensor in written:
                 if (filled := there[id(tensor)]).shape != tensor.shape:  # torch gives some operations an empty output to resize
@@ -238,6 +238,12 @@ class _Kernels:
         if isinstance(value, torch.device):
             return torch.device("cpu")
         return there.get(id(value), value)
+
+    @staticmethod
+    def _as_declared(value: Any, argument: Any) -> Any:
+        """Return a number as the tensor that torch has made it from."""
+        is_number = isinstance(value, int | float) and isinstance(argument.type, torch.TensorType)
+        return torch.tensor(value) if is_number else value
 
     @staticmethod
     def _onto_device(tensor: Tensor) -> Tensor:

@@ -1,0 +1,32 @@
+"""Tests on an accelerator made in Python (python_device.py), in processes of their own, because torch cannot lose a device again.
+
+By hand: `GOSSAMER_TEST_DEVICE=pygpu python -m pytest tests/device/trainer_checks.py`, or any other test whose replicas are `small_replica`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+TRAINER = "tests/peer/trainer"
+RUNS = {
+    "the device": ("tests/device/device_checks.py",),
+    "the trainer": ("tests/device/trainer_checks.py",),
+    "the exchange": (f"{TRAINER}/test_exchange.py", f"{TRAINER}/test_exchange_order.py", f"{TRAINER}/test_exchange_thread.py"),
+    "weights": (f"{TRAINER}/test_saver.py", f"{TRAINER}/test_adoption.py", f"{TRAINER}/test_inner_loop.py", f"{TRAINER}/test_probe.py"),
+}
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("files", RUNS.values(), ids=RUNS)
+def test_on_a_device_made_in_python(files: tuple[str, ...]) -> None:
+    environment = os.environ | {"GOSSAMER_TEST_DEVICE": "pygpu", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-P", "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *files]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert " passed" in done.stdout

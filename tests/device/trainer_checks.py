@@ -1,0 +1,182 @@
+"""The trainer's path on the device made in Python: beside the tests of the trainer itself, what only a device can show.
+
+Run in a process of its own by test_on_python_device.py.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import gossamer
+from gossamer.peer.doctor.matmul import _check_devices
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import CheckpointSaved, ComputingSet, EvalDone
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.accelerator import choose_device, choose_devices
+from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.trainer import stopwatch
+from gossamer.peer.trainer.need import rooms, run_need
+from gossamer.peer.trainer.process import build
+from gossamer.peer.trainer.saver import Saver
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import SignedManifest
+from tests.device.python_device import FREE_BYTES, NAME, no_synchronization, synchronizations
+from tests.peer.exchange import Terms, meet, replica_side
+from tests.peer.small import AskedReplica, fingerprint, small_manifest, small_replica
+from tests.peer.trainer_thread import Supervision
+
+QUIET_S = 1e9
+
+
+def test_it_is_what_auto_and_gpu_mean() -> None:
+    device = torch.device(NAME, 0)
+    assert choose_device("auto") == (device, f"a GPU was found: {NAME}")
+    assert choose_device("gpu") == (device, "as asked")
+    assert choose_devices("all")[0] == choose_devices("0")[0] == (device,)
+    assert choose_device("cpu")[0] == torch.device("cpu")
+    assert "a device made in Python" in _check_devices("gpu")
+
+
+def test_its_memory_is_its_own(tmp_path: Path) -> None:
+    room = rooms([torch.device(NAME, 0)], Home(tmp_path), tmp_path, 0).device
+    assert room is not None and room.num_bytes == FREE_BYTES
+    assert run_need(small_manifest(), NAME).device == run_need(small_manifest(), "cuda").device
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_inner_step_waits_for_it_once_and_learns_as_on_the_cpu(tmp_path: Path, optimizer: str) -> None:
+    manifest = small_manifest(inner={"optimizer": optimizer})
+    here, there = (small_replica(tmp_path, manifest, device=device) for device in ("cpu", NAME))
+    for _ in range(8):
+        with synchronizations() as found:
+            step = there.inner_step()
+        assert step.loss == pytest.approx(here.inner_step().loss, abs=1e-4)
+    assert len(found) == 1 and "text_training.py" in found[0], "\n".join(found)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8", "modulo4"])
+def test_a_meeting_ends_as_on_the_cpu(tmp_path: Path, codec: str) -> None:
+    def met(device: str) -> AskedReplica:
+        pair = []
+        for peer in (b"me", b"you"):
+            folder = tmp_path / device / peer.decode()
+            replica = small_replica(folder, small_manifest(codec={"name": codec}), peer, device=device)
+            replica.inner_step()
+            pair.append((replica, replica_side(replica, folder)))
+        meet((pair[0][1], pair[1][1]), Terms())
+        return pair[0][0]
+
+    here, there = met("cpu"), met(NAME)
+    assert here.fragments[0].since.steps == there.fragments[0].since.steps == 0, "the meeting counted"
+    moved = torch.sub(here.fragments[0].slow, small_replica(tmp_path, here.manifest, device="cpu").fragments[0].slow)
+    assert (here.fragments[0].slow - there.fragments[0].slow).norm() < 0.05 * moved.norm()
+    assert there.fragments[0].slow.device.type == "cpu", "it rests on the host"
+
+
+def saved(tmp_path: Path, replica: AskedReplica) -> tuple[Saver, Home, list[object]]:
+    home, events = Home(tmp_path / "home"), list[object]()
+    home.create()
+    saver = Saver(home, PeerConfig(home=home.path), events.append, time.monotonic)
+    saver.begin(replica)  # the memory for the copies
+    saver.finish()
+    return saver, home, events
+
+
+def test_a_checkpoint_beside_the_steps_waits_for_its_copies_once(tmp_path: Path) -> None:
+    replica = small_replica(tmp_path, small_manifest())
+    replica.inner_step()
+    saver, home, events = saved(tmp_path, replica)
+    before = fingerprint(replica)
+    with synchronizations() as found:
+        saver.begin(replica)
+    assert len(found) == 1 and "saver.py" in found[0], "\n".join(found)
+    replica.inner_step()
+    saver.finish()
+    assert [type(event) for event in events] == [CheckpointSaved]
+    loaded = load_latest(home.checkpoints, replica.manifest.run_id)
+    assert loaded is not None
+    fresh = small_replica(tmp_path / "fresh", replica.manifest)
+    saver.restore(fresh, loaded)
+    assert fingerprint(fresh) == before
+    for device in ("cpu", NAME):  # it is the same checkpoint on another device
+        other = small_replica(tmp_path / device, replica.manifest, device=device)
+        saver.restore(other, loaded)
+        assert fingerprint(other) == before
+
+
+def test_losses_and_outputs_are_the_cpus(tmp_path: Path) -> None:
+    here, there = (small_replica(tmp_path, small_manifest(), device=device).program for device in ("cpu", NAME))
+    assert there.losses().mean == pytest.approx(here.losses().mean, abs=1e-5)
+    assert there.evaluation()[0] == pytest.approx(here.evaluation()[0], abs=1e-5)
+    torch.testing.assert_close(there.outputs().cpu(), here.outputs(), atol=1e-4, rtol=1e-4)
+    probes = [program.new_probe(random.Random(1)) for program in (here, there)]
+    fragment = small_replica(tmp_path, small_manifest(), device="cpu").fragments[0].codec.fragment
+    shift = torch.full((fragment.numel,), 0.01)
+    losses = [probe.losses(fragment, shift.to(device), probe.draw()[0]).cpu() for probe, device in zip(probes, ("cpu", NAME), strict=True)]
+    torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
+
+
+def test_the_trainer_process_trains_on_it(tmp_path: Path) -> None:
+    home, manifest = Home(tmp_path / "home"), small_manifest(run={"total_steps": 12})
+    home.create()
+    identity = Identity.load_or_create(home.identity)
+    home.manifest.write_bytes(SignedManifest.sign(manifest.with_host(identity.peer_id), identity).to_bytes())
+    config = PeerConfig(home=home.path, devices="gpu", alone=True)
+    child = Supervision(ChildSettings(config=config, peer_id=str(identity.peer_id), runtime=tmp_path, waits_for_start=False))
+    trainer = build(child)
+    trainer.run()
+    assert {parameter.device.type for parameter in trainer.boundary.replica.parameters.values()} == {NAME}
+    assert [event.devices for event in child.events if isinstance(event, ComputingSet)] == [1]
+    assert any(isinstance(event, EvalDone) for event in child.events)
+    assert trainer.boundary.replica.own_steps == 12
+
+
+class Regression:
+    """A program of the library's user, on the device."""
+
+    def __init__(self, home: Path, **settings: object) -> None:
+        torch.manual_seed(0)
+        self.model = nn.Sequential(nn.Linear(8, 32), nn.BatchNorm1d(32), nn.Tanh(), nn.Linear(32, 1)).to(NAME)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.held_out = torch.randn(64, 8).to(NAME)
+        run = gossamer.Run("regression", 1000, "rows", inner_steps=400)
+        settings = {"listen": "127.0.0.1", "checkpoint_interval_steps": 0, **settings}
+        self.swarm = gossamer.host(run, self.model, self.optimizer, evaluate=self.evaluate, home=home, settings=settings)
+
+    def loss_on(self, x: Tensor) -> Tensor:
+        return (self.model(x) - x.sum(1, keepdim=True)).square().flatten()
+
+    def evaluate(self) -> Tensor:
+        return self.loss_on(self.held_out)
+
+    def train(self) -> Tensor:
+        loss = self.loss_on(torch.randn(32, 8).to(NAME)).mean()
+        loss.backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return loss
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_step_with_nothing_due_waits_for_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: bool) -> None:
+    monkeypatch.setattr(stopwatch, "REPORT_S", QUIET_S)  # nothing is due
+    program = Regression(tmp_path / "home", alone=alone)
+    with program.swarm:
+        program.swarm.step(tokens=32, loss=program.train())
+        for _ in range(40):
+            loss = program.train()
+            with no_synchronization():
+                program.swarm.step(tokens=32, loss=loss)
+        assert program.swarm.clock.steps == 41
+        monkeypatch.setattr(stopwatch, "REPORT_S", 0.0)
+        loss = program.train()
+        with synchronizations() as found:
+            program.swarm.step(tokens=32, loss=loss)
+        assert len(found) == 1 and "stopwatch.py" in found[0], "a report reads all losses at once"
