@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,8 +12,6 @@ from gossamer.peer.model.computing import next_token_loss
 from gossamer.peer.model.model import (
     build_model,
     check_fit,
-    choose_device,
-    choose_devices,
     model_config,
     need_layout,
     num_parameters,
@@ -22,7 +19,7 @@ from gossamer.peer.model.model import (
     unset_model,
 )
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.sections import ModelSection
 from tests.peer.small import small_manifest
@@ -172,30 +169,6 @@ def test_the_loss_is_the_mean_surprise_in_nats() -> None:
     torch.testing.assert_close(loss, expected)
     assert abs(loss.item() - 5.545) < 0.1
     loss.backward()  # type: ignore[no-untyped-call]
-
-
-def test_a_device_comes_with_its_reason() -> None:
-    assert choose_device("cpu") == (torch.device("cpu"), "as asked")
-    device, reason = choose_device("auto")
-    assert device.type in reason.lower() or device.type == "cpu"
-    with pytest.raises(BadSettings, match="cuda:999"):
-        choose_device("cuda:999")
-
-
-def test_several_devices_come_by_number_or_as_so_many_processes() -> None:
-    assert choose_devices("cpu:1") == ((torch.device("cpu"),), "as asked")
-    assert choose_devices("cpu")[0] == (torch.device("cpu"),)
-    with pytest.raises(BadSettings, match="no device cuda:998"):
-        choose_devices("998,999")
-    with pytest.raises(BadSettings, match="too few for --devices cpu:99") as caught:
-        choose_devices("cpu:99")
-    assert caught.value.hint == f"use --devices cpu:{os.cpu_count()}"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA GPU here")
-def test_all_devices_of_a_machine_without_any() -> None:
-    with pytest.raises(BadSettings, match="no CUDA GPU for --devices all"):
-        choose_devices("all")
 
 
 def test_a_model_without_its_weights_is_laid_out_alike() -> None:

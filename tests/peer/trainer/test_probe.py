@@ -88,9 +88,13 @@ def probe_of(replica: TextReplica, pool: Tensor) -> TokenProbe:
     return TokenProbe(replica.program.model, torch.float32, pool, random.Random(1))
 
 
+def pool_of(replica: TextReplica) -> Tensor:
+    return probe_pool(replica.program.corpus).to(replica.program.device)
+
+
 def shift_of(replica: TextReplica, size: float) -> tuple[Fragment, Tensor]:
     state = replica.fragments[1]
-    return state.codec.fragment, size * torch.randn(state.slow.shape, generator=torch.Generator().manual_seed(3))
+    return state.codec.fragment, state.on_device(size * torch.randn(state.slow.shape, generator=torch.Generator().manual_seed(3)))
 
 
 def mean_loss(replica: TextReplica, sequences: Tensor) -> float:
@@ -99,7 +103,7 @@ def mean_loss(replica: TextReplica, sequences: Tensor) -> float:
 
 
 def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: TextReplica) -> None:
-    pool = probe_pool(replica.program.corpus)[: MORE_TOKENS // 64]
+    pool = pool_of(replica)[: MORE_TOKENS // 64]
     fragment, shift = shift_of(replica, 0.05)
     own, solo = 0.3 * shift.roll(7), 0.2 * shift.roll(70)
     gate = Watched(suspects=True)
@@ -116,7 +120,7 @@ def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: 
 
 
 def test_more_is_measured_only_where_the_first_gain_is_low(replica: TextReplica) -> None:
-    pool = probe_pool(replica.program.corpus)
+    pool = pool_of(replica)
     for suspects, num_tokens in ((False, FIRST_TOKENS), (True, FIRST_TOKENS + MORE_TOKENS)):
         gate = Watched(suspects=suspects)
         judge(probe_of(replica, pool), gate, replica, 0.01)
@@ -128,20 +132,20 @@ def test_more_is_measured_only_where_the_first_gain_is_low(replica: TextReplica)
 def test_the_smaller_of_two_parts_is_measured_only_where_the_larger_is_low(replica: TextReplica) -> None:
     for num_low, part in ((2, 0.5), (3, 0.25)):
         gate = Watched(suspects=True, num_low=num_low)  # the whole on little text, on more, and so on
-        judge(probe_of(replica, probe_pool(replica.program.corpus)), gate, replica, 0.01)
+        judge(probe_of(replica, pool_of(replica)), gate, replica, 0.01)
         ((_, closer),) = gate.seen
         assert closer is not None and closer.part == part
 
 
 def test_each_meeting_has_its_own_draw(replica: TextReplica) -> None:
-    probe, gate = probe_of(replica, probe_pool(replica.program.corpus)), Watched(suspects=False)
+    probe, gate = probe_of(replica, pool_of(replica)), Watched(suspects=False)
     for _ in range(5):
         judge(probe, gate, replica, 0.05)
     assert len({whole.value for whole, _ in gate.seen}) == 5
 
 
 def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed(replica: TextReplica) -> None:
-    pool = probe_pool(replica.program.corpus)
+    pool = pool_of(replica)
     probe, batch = probe_of(replica, pool), pool[:4]
     next_token_loss(replica.program.model, batch).backward()  # type: ignore[no-untyped-call]
     wanted = [parameter.grad for parameter in replica.program.model.parameters()]
@@ -156,7 +160,7 @@ def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed
 
 
 def test_a_shift_that_breaks_the_model_is_refused(replica: TextReplica) -> None:
-    judgement = judge(probe_of(replica, probe_pool(replica.program.corpus)), ProbeGate(), replica, 1e30)
+    judgement = judge(probe_of(replica, pool_of(replica)), ProbeGate(), replica, 1e30)
     assert "would not be finite" in judgement.reason and judgement.part == 0.0
 
 
