@@ -17,6 +17,7 @@ from torch import Tensor
 
 from gossamer.optim.codecs import CODECS, Codec, Packing, codec
 from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
+from gossamer.peer.model.accelerator import finish
 
 
 class PlainInt4(Packing):
@@ -48,17 +49,12 @@ def best_seconds(work: Callable[[], object], device: torch.device, repeats: int)
     """Return the shortest of several runs after a warm-up."""
     times = []
     for _ in range(repeats + 1):
-        _wait(device)
+        finish(device)
         start = time.perf_counter()
         work()
-        _wait(device)
+        finish(device)
         times.append(time.perf_counter() - start)
     return min(times[1:])
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def measure(coder: Codec, pair: tuple[Tensor, Tensor], repeats: int) -> dict[str, float]:

@@ -35,6 +35,7 @@ from benchmarks.quality import quality
 from benchmarks.step_rate import BenchedPeer, running
 from gossamer.optim.codecs import codec
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.peer.model.accelerator import finish
 from gossamer.peer.model.computing import Computing, compute_dtype, computing_in
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
@@ -89,12 +90,6 @@ SIZES: Final[Mapping[str, Size]] = {
     "350M": Size(1024, 26, 16, 1024),
     "1.2B": Size(2048, 23, 8, 1024),
 }
-
-
-def finish(device: torch.device) -> None:
-    """Wait until the device is idle."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
 
 
 def tokens_per_s(step: Callable[[], object], step_tokens: int, device: torch.device, seconds: float) -> float:

@@ -42,6 +42,7 @@ FIRST = (
     PEERS,
     DAEMONS,
     "swarm",
+    "device",
     "benchmarks",
     "peer/trainer",
     "peer/simulator",

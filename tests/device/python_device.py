@@ -28,6 +28,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+from torch.utils._device import _device_constructors
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME: Final = "pygpu"
@@ -403,4 +404,5 @@ def install() -> None:
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment,misc]
     torch.accelerator.current_stream, torch.accelerator.synchronize = current_stream, synchronize  # type: ignore[assignment]
     torch.accelerator.empty_cache = torch.accelerator.memory.empty_cache = lambda: None
+    _device_constructors()  # remembers torch's own `empty`, so that `with torch.device(...)` still places what ours makes
     torch.empty, Tensor.pin_memory, Tensor.__deepcopy__ = _empty, _pinned, _deep_copy  # type: ignore[assignment,method-assign]

@@ -19,6 +19,7 @@ RUNS = {
     "the trainer": ("tests/device/trainer_checks.py",),
     "the exchange": (f"{TRAINER}/test_exchange.py", f"{TRAINER}/test_exchange_order.py", f"{TRAINER}/test_exchange_thread.py"),
     "weights": (f"{TRAINER}/test_saver.py", f"{TRAINER}/test_adoption.py", f"{TRAINER}/test_inner_loop.py", f"{TRAINER}/test_probe.py"),
+    "the simulator": ("tests/peer/simulator/test_training.py::test_equal_seeds_give_equal_results",),
 }
 
 

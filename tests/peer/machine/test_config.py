@@ -50,7 +50,7 @@ def test_an_unknown_setting_without_a_near_name_hints_at_an_existing_page() -> N
     ("name", "value"),
     [
         ("devices", "coda"),
-            ("devices", "xpu:x"),
+        ("devices", "xpu:x"),
         ("devices", "cpu:0"),
         ("devices", "0,1,0"),
         ("port", 70000),

@@ -18,7 +18,7 @@ from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from tests.peer.simulator.results import result as made_up
 from tests.peer.simulator.swarms import small_population, small_scenario
-from tests.peer.small import small_manifest
+from tests.peer.small import DEVICE, small_manifest
 
 TEXT = "".join(f"line {n} of a text that repeats itself, more or less; " for n in range(3000))
 
@@ -30,7 +30,7 @@ Progress = tuple[int, int, float]
 def venue(tmp_path_factory: pytest.TempPathFactory) -> Venue:
     folder = tmp_path_factory.mktemp("venue")
     (folder / "text.txt").write_text(TEXT)
-    return Venue(folder / "cache", folder / "text.txt", "cpu", num_eval_batches=2, num_curve_batches=1)
+    return Venue(folder / "cache", folder / "text.txt", DEVICE, num_eval_batches=2, num_curve_batches=1)
 
 
 def run(venue: Venue, seen: list[Progress] | None = None, **choices: Any) -> Result:
@@ -135,7 +135,7 @@ def test_lone_peers_send_nothing(venue: Venue) -> None:
 def test_a_text_that_is_too_small_is_refused(venue: Venue, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("short")
     with pytest.raises(BadSettings, match="need 51"):
-        run(Venue(tmp_path / "cache", tmp_path / "short.txt", "cpu"))
+        run(Venue(tmp_path / "cache", tmp_path / "short.txt", DEVICE))
 
 
 # ---------------------------------------------------------------------- what is measured
