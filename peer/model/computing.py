@@ -27,6 +27,7 @@ MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
 TRIED_TOKENS: Final = 16  # by need_causal
 CAUSAL_ERROR: Final = 1e-4  # of the later logits' change; rounding moves a causal model's earlier ones by 2e-7, an encoder by 9e-4
 LANGUAGE_MODEL: Final = "take a causal language model of transformers, such as 'llama'"
+OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "MPS backend out of memory")
 _PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
 
 
@@ -219,5 +220,5 @@ def recompute_blocks(model: Any) -> bool:
 
 
 def is_out_of_memory(error: Exception) -> bool:
-    """Return whether an error means that memory ran out, on any device; for the CPU torch has no own type."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Return whether an error means that memory ran out, on any device; for the CPU and MPS torch has no own type."""
+    return isinstance(error, torch.OutOfMemoryError) or any(words in str(error) for words in OUT_OF_MEMORY)

@@ -9,7 +9,9 @@ torch sees a device `pygpu` with tensors of its own (torch.utils.backend_registr
   stream or the device. Inside `no_synchronization` it raises;
 - carries out a copy to pinned memory that does not block as late as it may: when an event behind it, its stream or the device is waited
   for. Until then the host reads NaN there;
-- refuses to use a tensor on one stream while another stream may still write to it, or read it while it is written to.
+- refuses to use a tensor on one stream while another stream may still write to it, and to write to it while another may still read it.
+
+It does not show what the allocator of a GPU does: memory that one stream frees may be written to while another reads it (`record_stream`).
 
 torch's own interface for Python has streams and events that do nothing, and neither pinned memory nor memory queries. `install` puts the
 classes below in place of these few names of torch. It changes the process for good: tests that need it run in a process of their own.
@@ -280,6 +282,7 @@ class _Kernels:
         with _LOCK:
             _merge(stream.known, _ON_HOST)
             stream.number += 1
+            read, written = ([one for one in tensors if one.numel()] for tensors in (read, written))  # others have no address
             for tensor in (*read, *written):
                 seen = _MEMORY.setdefault(_address(tensor), _Seen())
                 users = [seen.written, *(seen.read.items() if any(tensor is one for one in written) else ())]

@@ -5,6 +5,7 @@ Run in a process of its own by test_on_python_device.py.
 
 from __future__ import annotations
 
+import math
 import random
 import time
 from pathlib import Path
@@ -18,17 +19,20 @@ from gossamer.peer.doctor.matmul import _check_devices
 from gossamer.peer.link import messages
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import CheckpointSaved, ComputingSet, EvalDone
+from gossamer.peer.machine.events import CheckpointSaved
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device, choose_devices
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer import stopwatch
+from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.need import rooms, run_need
 from gossamer.peer.trainer.process import build
 from gossamer.peer.trainer.saver import Saver
+from gossamer.peer.trainer.text_training import TextTrainer
+from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.run.manifest import SignedManifest
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.device.python_device import FREE_BYTES, NAME, no_synchronization, synchronizations
 from tests.peer.exchange import Terms, meet, replica_side
 from tests.peer.small import AskedReplica, fingerprint, small_manifest, small_replica
@@ -141,19 +145,47 @@ def test_losses_and_outputs_are_the_cpus(tmp_path: Path) -> None:
     torch.testing.assert_close(losses[0], losses[1], atol=1e-4, rtol=1e-4)
 
 
-def test_the_trainer_process_trains_on_it(tmp_path: Path) -> None:
-    home, manifest = Home(tmp_path / "home"), small_manifest(run={"total_steps": 12})
+def built(tmp_path: Path, manifest: Manifest, **config: object) -> TextTrainer:
+    """A trainer as its process builds it from a home."""
+    home = Home(tmp_path / "home")
     home.create()
     identity = Identity.load_or_create(home.identity)
     home.manifest.write_bytes(SignedManifest.sign(manifest.with_host(identity.peer_id), identity).to_bytes())
-    config = PeerConfig(home=home.path, devices="gpu", alone=True)
-    child = Supervision(ChildSettings(config=config, peer_id=str(identity.peer_id), runtime=tmp_path, waits_for_start=False))
-    trainer = build(child)
+    settings = PeerConfig(home=home.path, devices="gpu", alone=True, **config)
+    return build(Supervision(ChildSettings(config=settings, peer_id=str(identity.peer_id), runtime=tmp_path, waits_for_start=False)))
+
+
+def test_the_trainer_process_trains_on_it(tmp_path: Path) -> None:
+    trainer = built(tmp_path, small_manifest(run={"total_steps": 12}))
     trainer.run()
-    assert {parameter.device.type for parameter in trainer.boundary.replica.parameters.values()} == {NAME}
-    assert [event.devices for event in child.events if isinstance(event, ComputingSet)] == [1]
-    assert any(isinstance(event, EvalDone) for event in child.events)
-    assert trainer.boundary.replica.own_steps == 12
+    replica = trainer.boundary.replica
+    assert {parameter.device.type for parameter in replica.parameters.values()} == {NAME}
+    assert replica.own_steps == 12
+    assert load_latest(tmp_path / "home" / "checkpoints", replica.manifest.run_id).contents.step == 12
+
+
+def test_the_boundary_of_the_text_trainer_waits_for_nothing_unless_something_is_due(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stopwatch, "REPORT_S", QUIET_S)
+    trainer = built(tmp_path, small_manifest(outer={"inner_steps": 400}), checkpoint_interval_s=86_400.0)
+    boundary, replica = trainer.boundary, trainer.boundary.replica
+    boundary.start()
+    try:
+        for _ in range(5):
+            step = replica.inner_step(boundary.reading())
+            with no_synchronization():
+                boundary.after_step(step)
+                boundary.answer()
+    finally:
+        boundary.close()
+
+
+def test_a_limit_that_torch_cannot_hold_there_is_refused() -> None:
+    device = choose_device("gpu")[0]
+    keep_within(device, math.inf)
+    with pytest.raises(BadSettings, match=f"cannot limit its memory on {NAME}:0"):
+        keep_within(device, 1e9)
 
 
 class Regression:
