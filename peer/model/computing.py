@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 from weakref import WeakKeyDictionary
@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from gossamer.optim.fragments import BLOCK_NAME
+from gossamer.peer.text.labels import BEGINS, IGNORED, ids_of, positions_of, targets_of
 from gossamer.protocol.errors import BadManifest
 
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
@@ -59,11 +60,11 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 def next_token_loss(
     model: nn.Module,
-    tokens: Tensor,  # int64[B, L+1]
+    tokens: Tensor,  # int64[B, L+1], marked (text/labels.py)
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:  # f32[], nats per token
-    """Return the mean cross entropy of each token given its predecessors, with its graph."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+    """Return the mean cross entropy of each token that trains, given its predecessors, with its graph."""
+    inputs, targets = tokens[:, :-1], targets_of(tokens).flatten()
     with computing_in(dtype, tokens.device):
         config = getattr(model, "config", None)
         num_logits = targets.numel() * config.get_text_config().vocab_size if config is not None else 0
@@ -74,18 +75,22 @@ def next_token_loss(
 
 
 def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the cross entropy of each token of int64[B, L+1] given its predecessors, f32[B * L]. Holds all logits at once."""
+    """Return the cross entropy of each token of int64[B, L+1] that trains, given its predecessors: f32[targets], at most B * L.
+
+    Holds all logits at once.
+    """
+    targets = targets_of(tokens).flatten()
     with computing_in(dtype, tokens.device):
         logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none")[targets != IGNORED]
 
 
 def predictions(model: nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a model's log-probabilities of the next token, f32[B * L, vocabulary], for int64[B, L+1]."""
-    inputs = batch[:, :-1].to(next(model.parameters()).device)
-    with evaluating(model), computing_in(dtype, inputs.device):
-        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
-        return logits.flatten(0, 1).float().log_softmax(-1)
+    """Return a model's log-probabilities of each token of int64[B, L+1] that trains: f32[targets, vocabulary]."""
+    tokens = batch.to(next(model.parameters()).device)
+    with evaluating(model), computing_in(dtype, tokens.device):
+        logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
+        return logits.flatten(0, 1)[targets_of(tokens).flatten() != IGNORED].float().log_softmax(-1)
 
 
 def output_distance(outputs: Sequence[Tensor]) -> float:
@@ -104,7 +109,7 @@ def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -
         return functional.cross_entropy(head(hidden).float(), targets, reduction="sum")
 
     losses = [checkpoint(part, *both, use_reentrant=False) for both in zip(hidden.chunk(num_parts), targets.chunk(num_parts), strict=True)]
-    return torch.stack(losses).sum() / targets.numel()
+    return torch.stack(losses).sum() / (targets != IGNORED).sum()
 
 
 def has_plain_head(model: nn.Module) -> bool:
@@ -183,14 +188,34 @@ def mask_documents(model: Any, document_end: int) -> None:
 
     transformers derives the mask from the restarting positions. Raises BadManifest for a model that ignores them.
     """
-
-    def positions(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        tokens = given["input_ids"] if "input_ids" in given else args[0]
-        return args, {**given, "position_ids": document_positions(tokens, document_end)}
-
-    model.base_model.register_forward_pre_hook(positions, with_kwargs=True)
+    _read_inputs(model, lambda tokens: {"input_ids": tokens, "position_ids": document_positions(tokens, document_end)})
     one, other = [token for token in range(3) if token != document_end][:2]
-    tokens = torch.tensor([[one, document_end, one, one], [other, document_end, one, one]], device=next(model.parameters()).device)
+    _need_masked(model, [[one, document_end, one, one], [other, document_end, one, one]])
+
+
+def read_marks(model: Any, *, shares: bool) -> None:
+    """Let a model read marked tokens (text/labels.py); with `shares`, mask documents that share a sequence from each other.
+
+    Raises BadManifest for a model that cannot.
+    """
+    _read_inputs(model, lambda tokens: {"input_ids": ids_of(tokens)} | ({"position_ids": positions_of(tokens)} if shares else {}))
+    if shares:
+        _need_masked(model, [[0, BEGINS, 0, 0], [1, BEGINS, 0, 0]])
+
+
+def _read_inputs(model: Any, read: Callable[[Tensor], dict[str, Tensor]]) -> None:
+    """Have a model read its tokens in this way."""
+
+    def before(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        tokens = given["input_ids"] if "input_ids" in given else args[0]
+        return args[1:] if args else (), {**given, **read(tokens)}
+
+    model.base_model.register_forward_pre_hook(before, with_kwargs=True)
+
+
+def _need_masked(model: Any, sequences: list[list[int]]) -> None:
+    """Raise BadManifest if the first token of two sequences, which is another document, moves what follows the second."""
+    tokens = torch.tensor(sequences, device=next(model.parameters()).device)
     with evaluating(model):
         after_one, after_other = model(input_ids=tokens, use_cache=False).logits[:, 1:]
     if not torch.allclose(after_one, after_other, rtol=1e-3, atol=1e-4):

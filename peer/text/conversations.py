@@ -73,8 +73,9 @@ class ConversationTokenizer:
     """Turns conversations into marked tokens (labels.py): only what the assistant writes trains. Safe to share between threads.
 
     Pairs: prompt and completion are tokenized apart and joined, and the token that ends a document ends the completion. Chat: the
-    tokenizer's template writes the whole conversation. What the assistant writes is what the template marks with `generation`. Without such
-    marks it is what each assistant message adds after the template's generation prompt; a template that rewrites earlier messages is refused.
+    tokenizer's template writes the whole conversation. What the assistant writes is what the template marks with `generation`. Without
+    such marks it is what each assistant message adds after the template's generation prompt; a template that rewrites earlier messages is
+    refused.
     """
 
     dtype: Final = np.dtype(np.int32)

@@ -5,6 +5,7 @@ So the step number is the only state, except for a streamed data set (peer/text/
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from gossamer.peer.text.tokenizer import Tokenizer
     from gossamer.protocol.run.sections import DataSection, DataSource
 
+NUM_TRIED: Final = 256  # conversations, before a run is hosted
 BLOCK: Final = 1024  # windows of a mixture that are distributed together
 
 
@@ -252,6 +254,22 @@ def _load_conversations(
     blocks, columns = read_conversations(files, data), " ".join(columns_of(data))
     tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns)
     return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
+
+
+def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path | None) -> None:
+    """Try the first conversations of an operator's files. Raises BadSettings or BadManifest, as training would, if nothing trains in them."""
+    from gossamer.peer.text.conversations import ConversationTokenizer
+
+    if path is None:
+        raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
+    documents = [block.text for block in itertools.islice(read_conversations(text_files(path), data), NUM_TRIED)]
+    marks = ConversationTokenizer(tokenizer, data).encode_all(documents)
+    packed = Packing(np.concatenate([np.empty(0, np.int32), *marks]), sequence_length + 1, tokenizer.document_end, shares=False)
+    if not packed.num_targets:
+        raise BadSettings(
+            f"in the first {len(documents)} conversations of {path}, no token of an answer is among the first {sequence_length + 1}",
+            hint="give --data conversations in which the assistant answers, or raise sequence_length in [inner]",
+        )
 
 
 def packed_corpus(tokens: Tokens, document_end: int, draw: Draw, name: str, *, shares: bool) -> PackedCorpus:

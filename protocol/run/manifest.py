@@ -2,8 +2,8 @@
 
 A text run trains a language model of transformers on text. A fine-tuning run trains an adapter of one, or on answers alone. A program run
 trains the tensors of a program that each member starts. The canonical bytes are JSON with sorted keys and every default, so a default that
-changes later does not change an existing run. A received manifest is stored byte for byte; unknown keys are ignored, missing keys take their
-default. A change of meaning raises `run.protocol`.
+changes later does not change an existing run. A received manifest is stored byte for byte; unknown keys are ignored, missing keys take
+their default. A change of meaning raises `run.protocol`.
 """
 
 from __future__ import annotations
