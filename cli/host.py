@@ -61,7 +61,7 @@ def host(
     identity = Identity.load_or_create(folder.identity)
     base = read_manifest(manifest, own_text="data" in given)
     wanted = changed(base, changes).with_host(identity.peer_id)
-    signed = run_to_host(folder, identity, wanted, config, must_match=manifest is not None or bool(changes))
+    signed = run_to_host(folder, identity, wanted, config.model, config.data, must_match=manifest is not None or bool(changes))
     need_extra("text")
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
@@ -70,13 +70,15 @@ def host(
     hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
 
 
-def run_to_host(folder: Home, identity: Identity, wanted: Manifest, config: PeerConfig, *, must_match: bool) -> SignedManifest:
+def run_to_host(
+    folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, data: Path | None = None, *, must_match: bool
+) -> SignedManifest:
     """Return the run that the home holds, else `wanted`, pinned and signed. Raises BadSettings if this peer cannot host the run it holds.
 
     `must_match`: the operator named `wanted` on the command line, so a home that holds another run is refused.
     """
     if not folder.manifest.exists():
-        return SignedManifest.sign(pinned(wanted, config.model, config.data), identity)
+        return SignedManifest.sign(pinned(wanted, model, data), identity)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes())
     if held.host != identity.peer_id:
         raise BadSettings(

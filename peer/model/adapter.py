@@ -99,7 +99,7 @@ def write_adapter(model: Any, folder: Path) -> None:
     named = {f"{PREFIX}{name.replace(f'.{NAME}.', '.')}": factor.detach().contiguous() for name, factor in (factors(model) or {}).items()}
     save_file(named, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     config = copy.copy(model.peft_config[NAME])
-    config.inference_mode = True
+    config.inference_mode, config.target_modules = True, sorted(config.target_modules)  # a set: its order differs from start to start
     config.save_pretrained(folder)
 
 

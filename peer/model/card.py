@@ -19,8 +19,8 @@ PEFT: Final = """library_name: peft
 pipeline_tag: text-generation
 """
 LOAD_ADAPTER: Final = (
-    "It is a LoRA adapter. Load it with `peft.PeftModel.from_pretrained(base, FOLDER)`, where `base` is the model that it was trained on, from "
-    "`AutoModelForCausalLM.from_pretrained`."
+    "It is a LoRA adapter. Load it with `peft.PeftModel.from_pretrained(base, FOLDER)`; `base` is the model that it was trained on, as "
+    "`AutoModelForCausalLM.from_pretrained` loads it."
 )
 LOAD_TEXT: Final = "Load it with `AutoModelForCausalLM.from_pretrained`."
 LOAD_PROGRAM: Final = (
@@ -67,7 +67,8 @@ def is_adapter(manifest: AnyManifest) -> bool:
 def model_card(trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss, *, merges: bool = False) -> str:
     """Write the card of a checkpoint; its contributors, and a program's loss, come from the peer's event log.
 
-    `merges`: the weights are those of the model into which the run's adapter is merged. That of a text run has a Hugging Face header. Names from other people are plain text in it.
+    `merges`: the weights are those of the model into which the run's adapter is merged. The card of a text run has a Hugging Face header.
+    Names from other people are plain text in it.
     """
     manifest, state = trained.manifest, trained.checkpoint.state
     partners = contributors(events)

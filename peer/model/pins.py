@@ -13,7 +13,7 @@ from pathlib import Path
 
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, parameter_shapes
-from gossamer.peer.model.start import initial_model
+from gossamer.peer.model.start import initial_model, need_base
 from gossamer.peer.text.conversations import chat_template, template_digest
 from gossamer.peer.text.corpus import need_answers
 from gossamer.peer.text.tokenizer import Tokenizer, load_tokenizer
@@ -24,6 +24,7 @@ from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
 
 def pins(manifest: Manifest, folder: Path | None, data: Path | None) -> dict[str, str]:
     """Return the digests of a run, empty where there is none, by the names that `with_pins` gives them. Raises OperatorError."""
+    need_base(manifest.model, folder)
     tokenizer = load_tokenizer(manifest.tokenizer, folder)
     found = {"layout": layout_digest(parameter_shapes(manifest.model)), "tokenizer": tokenizer.digest, "template": ""}
     if isinstance(manifest, FineTuningManifest):

@@ -41,13 +41,10 @@ if TYPE_CHECKING:
 NOT_OF_THE_MODEL: Final = {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
 PARAMETERS_PER_BYTE: Final = 8  # more than any number format; missing parameters would take memory without a file
 MAX_CONFIG_CHARS: Final = 1 << 20  # of config.json; longer ones do not parse
-RESEQUENCE_LENGTH: Final = 512  # of a fine-tuning run: most conversations fit
-ADAPTER_RATE: Final = 2e-4  # with adamw; usual for adapters of models of a billion parameters and more
-COLUMNS: Final = {"chat": "messages", "pairs": "completion"}  # usual names
-WARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained weights, too little to undo them (arXiv 2308.04014)
 SEQUENCE_LENGTH: Final = 512  # of a fine-tuning run: most conversations fit
 ADAPTER_RATE: Final = 2e-4  # with adamw; usual for adapters of models of a billion parameters and more
 COLUMNS: Final = {"chat": "messages", "pairs": "completion"}  # usual names
+REWARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained weights, too little to undo them (arXiv 2308.04014)
 WARM_SHARE: Final = 100  # of the steps are warm-up
 
 
@@ -57,12 +54,17 @@ def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
     Raises BadManifest as `load_start`, and BadSettings without a folder for a run with an adapter.
     """
     section, seed = manifest.model, manifest.run.seed
+    need_base(section, folder)
+    return build_model(section, seed) if folder is None or not _given_digest(section) else load_start(section, folder, seed)
+
+
+def need_base(section: ModelSection, folder: Path | None) -> None:
+    """Raise BadSettings where a run has frozen weights, and no folder may hold them."""
     if isinstance(section, FineTuningModelSection) and section.base is not None and folder is None:
         raise BadSettings(
             f"this run fine-tunes a model that each peer has in a folder, and none was given; the digest of its weights is {section.base}",
-            hint="--model FOLDER, with the weights of the run's host as transformers saves them, in any number format",
+            hint="pass --model FOLDER with the weights of the run's host as transformers saves them, in any number format",
         )
-    return build_model(section, seed) if folder is None or not _given_digest(section) else load_start(section, folder, seed)
 
 
 def base_folder(home: Home, given: Path | None = None) -> Path | None:
@@ -168,12 +170,13 @@ def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, da
 
     Raises BadManifest for a rank above a layer's width, and for `chat` with a tokenizer that has no chat template.
     """
-    model, inner, data = dict(tables["model"]), dict(tables["inner"]), {"source": "text", "format": data_format}
+    model, inner = dict(tables["model"]), dict(tables["inner"])
+    data: dict[str, Any] = {"source": "text", "format": data_format}
     longest = model["config"].get("max_position_embeddings", SEQUENCE_LENGTH)
     inner |= {"optimizer": "adamw", "sequence_length": min(SEQUENCE_LENGTH, longest)}
     if rank:
         del model["layout"]
-        model |= {"base": model.pop("weights"), "lora_rank": rank, "lora_alpha": 2.0 * rank}
+        model |= {"base": model.pop("weights"), "lora_rank": rank, "lora_alpha": 2 * rank}
         model["layout"] = layout_digest(parameter_shapes(FineTuningModelSection.model_validate(model)))
         inner |= {"learning_rate": ADAPTER_RATE, "weight_decay": 0.0}
     else:

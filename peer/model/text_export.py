@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.card import MeasuredLoss
 from gossamer.peer.model.adapter import factors, merge_adapter, write_adapter
+from gossamer.peer.model.card import MeasuredLoss
 from gossamer.peer.model.evaluation import measured_loss, num_measured, open_corpus, reported_batches
 from gossamer.peer.model.model import quiet_transformers
 from gossamer.peer.model.start import base_folder, initial_model

@@ -50,7 +50,7 @@ def conversation(data: FineTuningDataSection, row: Mapping[str, Any]) -> str:
     if any(part in (None, "", []) for part in parts):
         return ""
     if data.format == "chat":
-        (messages,) = parts
+        messages: Any = parts[0]
         if not _are_messages(messages):
             raise ValueError(f"a conversation is a list of messages, each with a role of {', '.join(ROLES)} and a content of text")
         parts = [{"role": message["role"], "content": message["content"]} for message in messages]

@@ -21,7 +21,7 @@ from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
 from gossamer.peer.text.documents import GIVE_TEXT, read_conversations, read_texts, standard_library, text_files
-from gossamer.peer.text.packing import Packing
+from gossamer.peer.text.packing import PackedSequences
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.fine_tuning import FineTuningDataSection
@@ -85,7 +85,7 @@ class PackedCorpus(Corpus):
     A pass visits each sequence once, in an order that depends on the run's seed, the peer and the pass.
     """
 
-    def __init__(self, train: Packing, held_out: Packing, bytes_per_token: float, draw: Draw) -> None:
+    def __init__(self, train: PackedSequences, held_out: PackedSequences, bytes_per_token: float, draw: Draw) -> None:
         self.bytes_per_token = bytes_per_token
         self._train = train
         self._held_out = held_out
@@ -257,14 +257,14 @@ def _load_conversations(
 
 
 def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path | None) -> None:
-    """Try the first conversations of an operator's files. Raises BadSettings or BadManifest, as training would, if nothing trains in them."""
+    """Raise BadSettings or BadManifest, as training would, if nothing trains in the first conversations of an operator's files."""
     from gossamer.peer.text.conversations import ConversationTokenizer
 
     if path is None:
         raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
     documents = [block.text for block in itertools.islice(read_conversations(text_files(path), data), NUM_TRIED)]
     marks = ConversationTokenizer(tokenizer, data).encode_all(documents)
-    packed = Packing(np.concatenate([np.empty(0, np.int32), *marks]), sequence_length + 1, tokenizer.document_end, shares=False)
+    packed = PackedSequences(np.concatenate([np.empty(0, np.int32), *marks]), sequence_length + 1, tokenizer.document_end, shares=False)
     if not packed.num_targets:
         raise BadSettings(
             f"in the first {len(documents)} conversations of {path}, no token of an answer is among the first {sequence_length + 1}",
@@ -275,10 +275,10 @@ def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_len
 def packed_corpus(tokens: Tokens, document_end: int, draw: Draw, name: str, *, shares: bool) -> PackedCorpus:
     """Pack the marked tokens of conversations; hold out the end of few conversations. Raises BadSettings for less than two sequences."""
     both = tokens.train, tokens.held_out
-    train, held_out = (Packing(side, draw.num_window_tokens, document_end, shares=shares) for side in both)
+    train, held_out = (PackedSequences(side, draw.num_window_tokens, document_end, shares=shares) for side in both)
     num_targets = train.num_targets + held_out.num_targets
     if not len(train) or not len(held_out):
-        whole = Packing(np.concatenate(both), draw.num_window_tokens, document_end, shares=shares)
+        whole = PackedSequences(np.concatenate(both), draw.num_window_tokens, document_end, shares=shares)
         if len(whole) < 2:
             raise BadSettings(
                 f"{name} gives {len(whole)} sequences of {draw.num_window_tokens} tokens of which some train; at least 2 are needed, "

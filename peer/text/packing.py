@@ -11,7 +11,7 @@ from gossamer.peer.text.batches import IndexArray
 from gossamer.peer.text.labels import Marks, beginnings
 
 
-class Packing:
+class PackedSequences:
     """The sequences of some documents, in their order. A document longer than a sequence loses its end.
 
     A document of which then nothing trains is left out, so that each sequence has a target.

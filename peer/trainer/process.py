@@ -21,7 +21,7 @@ from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, choose_devices, frozen_shapes
 from gossamer.peer.model.plan import need_abilities
-from gossamer.peer.model.start import base_folder, initial_model, keep_base
+from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
+    need_base(manifest.model, folder := base_folder(home, child.settings.config.model))
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
     devices, _ = choose_devices(settings.config.devices)
@@ -51,11 +52,11 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     computing = computing_that_fits(manifest, device.type, there, wanted)
     processes = _start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
-    tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
+    tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer, folder)
     if settings.config.model is not None and tokenizer.name != BYTES:
         home.tokenizer.mkdir(mode=0o700, exist_ok=True)
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
-    model = initial_model(manifest, folder := base_folder(home, settings.config.model))
+    model = initial_model(manifest, folder)
     if has_adapter(manifest.model) and folder is not None:
         keep_base(home, folder)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)

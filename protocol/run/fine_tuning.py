@@ -30,7 +30,7 @@ class FineTuningModelSection(ModelSection):
 
     base: Digest | None = Field(default=None, description="SHA-256 of the frozen weights; a peer needs a folder with them (--model)")
     lora_rank: int = Field(default=0, ge=0, le=MAX_RANK, description="rank of the adapter's factors; 0: no adapter, all weights train")
-    lora_alpha: float = Field(default=16.0, gt=0, le=1e6, description="the adapter's output is scaled by lora_alpha / lora_rank")
+    lora_alpha: int = Field(default=16, ge=1, le=1 << 20, description="the adapter's output is scaled by lora_alpha / lora_rank")
     lora_targets: Annotated[tuple[Label, ...], Field(strict=False)] = Field(
         default=(ALL_LINEAR,),
         min_length=1,

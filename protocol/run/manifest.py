@@ -343,10 +343,18 @@ def _unknown_key(loc: tuple[int | str, ...], section: type[Section]) -> str:
             inner = _section_of(section.model_fields[part].annotation)
             assert inner is not None
             section = inner
+    if _is_of_fine_tuning(loc):
+        return f"{'.'.join(map(str, loc))} is a key of a fine-tuning run: set [run] protocol = {limits.FINE_TUNING_PROTOCOL}"
     path, key, known = ".".join(str(part) for part in loc), str(loc[-1]), list(section.model_fields)
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     legal = f"did you mean {'.'.join([*map(str, loc[:-1]), nearest[0]])}?" if nearest else f"the legal keys are {', '.join(known)}"
     return f"{path} is not a key of a manifest; {legal}"
+
+
+def _is_of_fine_tuning(loc: tuple[int | str, ...]) -> bool:
+    section = FineTuningManifest.model_fields.get(str(loc[0]))
+    kind = section.annotation if section is not None else None
+    return len(loc) == 2 and isinstance(kind, type) and issubclass(kind, Section) and loc[1] in kind.model_fields
 
 
 def _abbreviate(value: Any) -> str:
