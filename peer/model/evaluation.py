@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss, read_marks
+from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, mask_marked_documents, next_token_loss
 from gossamer.peer.model.model import choose_device
 from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
@@ -103,13 +103,13 @@ def reported_batches(manifest: Manifest) -> int:
 
 
 def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | None = None) -> None:
-    """Have a model read the run's tokens: conversations with their marks, and documents masked from each other if the manifest says so.
+    """Mask documents from each other if the manifest says so.
 
     `tokenizer`: a folder that may hold the run's. Raises BadManifest.
     """
     data = manifest.data
-    if isinstance(data, FineTuningDataSection) and data.has_prompts:
-        read_marks(model, shares=data.mask_documents)
+    if data.mask_documents and isinstance(data, FineTuningDataSection) and data.has_prompts:
+        mask_marked_documents(model)
     elif data.mask_documents:
         mask_documents(model, load_tokenizer(manifest.tokenizer, tokenizer).document_end)
 
