@@ -26,7 +26,6 @@ from tests.peer.fine_tuned import base_model, conversations, tuned_manifest
 from tests.peer.small import fingerprint, ignored
 from tests.peer.trainer.test_ranks import two_processes
 
-
 ONE_DEVICE = Computing()
 
 
