@@ -17,7 +17,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gossamer.peer.machine.events import EvalDone, MeetingDone, read_events
 from gossamer.peer.machine.home import Home
-from gossamer.protocol.errors import ExitCode
+from gossamer.peer.model.pins import pins
+from gossamer.protocol.errors import ExitCode, OperatorError
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, SignedManifest
 from tests.cli.shell import Shell
 from tests.peer.fine_tuned import END, base_model, conversations, pairs, tuned_manifest
@@ -25,6 +26,7 @@ from tests.peer.fine_tuned import END, base_model, conversations, pairs, tuned_m
 ROOT = Path(__file__).parents[2]
 RUN_S = 150.0  # of two peers, on a busy machine
 LOCAL = ("--listen", "127.0.0.1", "--devices", "cpu", "--threads", "1")
+Row = tuple[str, dict[str, dict[str, object]], tuple[str, ...], str, str]
 Start = Callable[..., subprocess.Popen[str]]
 
 
@@ -88,7 +90,7 @@ def test_init_refuses_before_it_writes(arguments: tuple[str, ...], error: str, h
     assert error in result.complaint[0] and hint in result.complaint[1], result.err
 
 
-HOST: list[tuple[str, dict[str, dict[str, object]], tuple[str, ...], str, str]] = [
+HOST: list[Row] = [
     ("no base", {}, ("--data", "1.jsonl"), "fine-tunes a model that each peer has", "--model FOLDER"),
     ("another base", {}, ("--model", "other", "--data", "1.jsonl"), "their digest is", "the run's host"),
     ("no data", {}, ("--model", "base"), "its own conversations", "--data"),
@@ -102,12 +104,21 @@ HOST: list[tuple[str, dict[str, dict[str, object]], tuple[str, ...], str, str]] 
 ]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("keys", "arguments", "error", "hint"), [row[1:] for row in HOST], ids=[row[0] for row in HOST])
-def test_host_refuses_before_it_signs_or_invites(
-    keys: dict[str, dict[str, object]], arguments: tuple[str, ...], error: str, hint: str, shell: Shell, made: Path, tmp_path: Path
+def test_a_run_that_cannot_train_here_is_refused_before_it_is_hosted(
+    keys: dict[str, dict[str, object]], arguments: tuple[str, ...], error: str, hint: str, made: Path
 ) -> None:
-    file = written(tmp_path / "run.toml", tuned_manifest(made / "base", run={"access": "invite"}, **keys))
+    given = dict(zip(arguments[::2], arguments[1::2], strict=True))
+    folder, data = (made / given[option] if option in given else None for option in ("--model", "--data"))
+    with pytest.raises(OperatorError, match=re.escape(error)) as caught:
+        pins(tuned_manifest(made / "base", **keys), folder, data)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize("row", [HOST[0], HOST[1], HOST[4]], ids=lambda row: row[0])
+def test_host_refuses_before_it_signs_or_invites(row: Row, shell: Shell, made: Path, tmp_path: Path) -> None:
+    _, _, arguments, error, hint = row
+    file = written(tmp_path / "run.toml", tuned_manifest(made / "base", run={"access": "invite"}))
     result = shell("host", file, *LOCAL, *(made / word if (made / word).exists() else word for word in arguments))
     assert (result.code, result.out) == (ExitCode.BAD_INPUT, "") and not Home(shell.home).manifest.exists()
     assert error in result.complaint[0] and hint in result.complaint[1], result.err
