@@ -1,6 +1,6 @@
 """What fine-tuning together costs and brings: an adapter on conversations, with one peer and with two, from the command line alone.
 
-    python -m benchmarks.fine_tuning [--steps 400] [--rank 16] [--conversations 400] [--seeds 0,1,2]
+    python -m benchmarks.fine_tuning [--steps 200] [--rank 32] [--conversations 200] [--seeds 0,1,2]
 
 First it trains a small base to repeat what it is asked. Then peers fine-tune that to sort it, each on its own conversations, as real
 processes on this machine. Prints what the peers exchange beside what they would exchange for all weights, and the loss on answers that
@@ -40,15 +40,15 @@ TEMPLATE: Final = (
 )
 LLAMA: Final[dict[str, Any]] = {
     "vocab_size": 260,
-    "hidden_size": 256,
-    "intermediate_size": 512,
-    "num_hidden_layers": 4,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 3,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
 }
-INNER: Final = {"batch_size": 16, "sequence_length": 63, "learning_rate": 3e-3}
+INNER: Final = {"batch_size": 8, "sequence_length": 63, "learning_rate": 3e-3}
 BASE_STEPS: Final = 500
 LOCAL: Final = ("--listen", "127.0.0.1", "--devices", "cpu", "--threads", "1")
 
@@ -58,7 +58,7 @@ def conversations(path: Path, number: int, seed: int, *, sorts: bool = True) -> 
     rng = random.Random(seed)
     with path.open("w") as file:
         for _ in range(number):
-            letters = "".join(rng.choices("abcdefghij", k=rng.randrange(4, 9)))
+            letters = "".join(rng.choices("abcdefghijklmnop", k=rng.randrange(6, 13)))
             answer = "".join(sorted(letters)) if sorts else letters
             chat = [{"role": "user", "content": letters}, {"role": "assistant", "content": answer}]
             file.write(json.dumps({"messages": chat}) + "\n")
@@ -109,7 +109,7 @@ def done(process: subprocess.Popen[str]) -> str:
     """Wait for a peer; return what it printed."""
     out, _ = process.communicate()
     if process.returncode:
-        raise SystemExit(f"{process.args}: exit code {process.returncode}")
+        raise SystemExit(f"{process.args!r}: exit code {process.returncode}")
     return out
 
 
@@ -149,7 +149,7 @@ def loss_before(base: Path, manifest: Manifest, folder: Path) -> float:
 def main() -> None:
     """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    for option, default in (("--steps", 400), ("--rank", 16), ("--conversations", 400)):
+    for option, default in (("--steps", 200), ("--rank", 32), ("--conversations", 200)):
         parser.add_argument(option, type=int, default=default)
     parser.add_argument("--seeds", default="0,1,2")
     given = parser.parse_args()

@@ -11,6 +11,7 @@ import typer
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.manifests import RunOptions, changed
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
@@ -75,9 +76,11 @@ def init(
 
 
 def continue_from_folder(start: Path, steps: int | None, rank: int = 0, data_format: str = "text") -> Manifest:
-    """Return the manifest of a run that starts from the model in a folder, with an adapter of this rank, 0 for none. Raises BadManifest."""
+    """Return the manifest of a run that starts from the model in a folder, with an adapter of this rank, 0 for none. Raises OperatorError."""
     from gossamer.peer.model.start import fine_tuned, started_from  # transformers: slow to import
 
+    if rank:
+        need_extra("lora")
     plain = Manifest()
     tables = started_from(start, steps or plain.run.total_steps, plain.inner.learning_rate)
     if not rank and data_format == "text":

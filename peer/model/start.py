@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.adapter import add_adapter, has_adapter, set_initial_factors
 from gossamer.peer.model.computing import need_causal
@@ -59,8 +60,11 @@ def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
 
 
 def need_base(section: ModelSection, folder: Path | None) -> None:
-    """Raise BadSettings where a run has frozen weights, and no folder may hold them."""
-    if isinstance(section, FineTuningModelSection) and section.base is not None and folder is None:
+    """Raise OperatorError where a run has an adapter, and its package or a folder that may hold the frozen weights is missing."""
+    if not isinstance(section, FineTuningModelSection) or section.base is None:
+        return
+    need_extra("lora")
+    if folder is None:
         raise BadSettings(
             f"this run fine-tunes a model that each peer has in a folder, and none was given; the digest of its weights is {section.base}",
             hint="pass --model FOLDER with the weights of the run's host as transformers saves them, in any number format",

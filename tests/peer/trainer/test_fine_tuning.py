@@ -101,6 +101,14 @@ def test_the_loss_is_the_mean_of_all_targets_however_a_batch_is_cut(folder: Path
     assert in_parts == pytest.approx(at_once, rel=1e-5)
 
 
+def test_recomputed_activations_give_the_same_factors(folder: Path) -> None:
+    manifest = tuned_manifest(folder / "base")
+    kept, recomputed = replica(folder, manifest), replica(folder, manifest, Computing(recompute=True))
+    assert recomputed.inner_step().loss == pytest.approx(kept.inner_step().loss, rel=1e-5)
+    for name, tensor in kept.parameters.items():
+        torch.testing.assert_close(recomputed.parameters[name], tensor, rtol=1e-3, atol=1e-5)
+
+
 @pytest.mark.timeout(120)
 def test_two_ranks_train_the_same_adapter_without_a_folder_at_the_second(folder: Path, tmp_path: Path) -> None:
     manifest = tuned_manifest(folder / "base")
