@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import random
 import statistics
@@ -23,15 +24,20 @@ from typing import Any, Final
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from gossamer.optim.inner import num_state_values
 from gossamer.peer.machine.events import MeetingDone, read_events
 from gossamer.peer.machine.home import Home
+from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import next_token_loss
 from gossamer.peer.model.evaluation import held_out_loss, mask_as_run, reported_batches
+from gossamer.peer.model.model import parameter_shapes
+from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.peer.model.start import fine_tuned, initial_model, started_from
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
-from gossamer.peer.trainer.need import run_need
+from gossamer.peer.trainer.need import VALUE_BYTES
+from gossamer.protocol import limits
 from gossamer.protocol.run.manifest import Manifest
 
 TEMPLATE: Final = (
@@ -47,6 +53,17 @@ LLAMA: Final[dict[str, Any]] = {
     "num_key_value_heads": 4,
     "max_position_embeddings": 128,
     "tie_word_embeddings": False,
+}
+BILLION: Final[dict[str, Any]] = {
+    "vocab_size": 128_256,
+    "hidden_size": 2048,
+    "intermediate_size": 8192,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "max_position_embeddings": 8192,
+    "tie_word_embeddings": True,
 }
 INNER: Final = {"batch_size": 8, "sequence_length": 63, "learning_rate": 3e-3}
 BASE_STEPS: Final = 500
@@ -136,6 +153,22 @@ def row(num_peers: int, seed: int, folder: Path, base: Path, manifest: Manifest,
     return f"| {num_peers} | {seed} | {losses} | {len(met) // num_peers} | {sent} | {100 * blocked:.1f} % |"
 
 
+def counted(rank: int) -> Manifest:
+    """Return the manifest of a run with a Llama of 1.2 billion parameters, from which sizes follow without its weights."""
+    model = {"config": BILLION} | ({"base": "0" * 64, "lora_rank": rank} if rank else {"weights": "0" * 64})
+    return Manifest.checked({"run": {"protocol": limits.FINE_TUNING_PROTOCOL}, "model": model, "inner": {"optimizer": "adamw"}})
+
+
+def exchange_row(name: str, manifest: Manifest) -> str:
+    """Return what peers of a run exchange and keep."""
+    shapes = parameter_shapes(manifest.model)
+    plan = model_plan(fragment_codecs(manifest, shapes), manifest.outer.alpha)
+    num_values = sum(map(math.prod, shapes.values()))
+    trains = "all weights" if not has_adapter(manifest.model) else "adapter"
+    checkpoint = VALUE_BYTES * (2 * num_values + num_state_values(manifest.inner.optimizer, shapes))
+    return f"| {name} | {trains} | {num_values:,} | {plan.round_bytes:,} | {checkpoint:,} |"
+
+
 def loss_before(base: Path, manifest: Manifest, folder: Path) -> float:
     """Return the loss of the base on the answers that nobody trains on."""
     model = initial_model(manifest, base)
@@ -157,10 +190,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         base = make_base(folder)
-        adapted, whole = (run_need(manifest_of(base, rank, given.steps), "cpu") for rank in (given.rank, 0))
-        print("| what trains | values | bytes each way to exchange all of it | checkpoint, bytes |\n|---|---|---|---|")
-        for name, need in ((f"adapter of rank {given.rank}", adapted), ("all weights", whole)):
-            print(f"| {name} | {need.num_params:,} | {need.plan.round_bytes:,} | {need.disk['for checkpoints'] // 3:,} |")
+        print("| model | what trains | values | bytes each way to exchange all of it | checkpoint, bytes |\n|---|---|---|---|---|")
+        for rank in (given.rank, 0):
+            print(exchange_row("this one", manifest_of(base, rank, given.steps)))
+        for rank in (16, 0):
+            print(exchange_row("1.2 billion parameters, counted", counted(rank)))
         print(f"\nbefore: loss {loss_before(base, manifest_of(base, given.rank, given.steps), folder):.3f} on unseen answers\n")
         print("| peers | seed | loss on unseen answers, each peer | meetings of a peer | bytes sent in a meeting | blocked |")
         print("|---|---|---|---|---|---|")

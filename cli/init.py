@@ -76,7 +76,7 @@ def init(
 
 
 def continue_from_folder(start: Path, steps: int | None, rank: int = 0, data_format: str = "text") -> Manifest:
-    """Return the manifest of a run that starts from the model in a folder, with an adapter of this rank, 0 for none. Raises OperatorError."""
+    """Return the manifest of a run that starts from a folder's model, with an adapter of this rank; 0: without. Raises OperatorError."""
     from gossamer.peer.model.start import fine_tuned, started_from  # transformers: slow to import
 
     if rank:
