@@ -55,7 +55,7 @@ def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: 
     Raises OSError when the disk refuses.
     """
     tokenizer = load_tokenizer(manifest.tokenizer, home.tokenizer)
-    model.eval().cpu()
+    model.eval()
     if merges:
         merge_adapter(model)
     if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
@@ -64,7 +64,10 @@ def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: 
             config.eos_token_id = config.pad_token_id = tokenizer.document_end
     with quiet_transformers():
         try:
-            (write_adapter if factors(model) is not None else type(model).save_pretrained)(model, folder)
+            if factors(model) is not None:
+                write_adapter(model, folder)
+            else:
+                model.save_pretrained(folder)
             tokenizer.save(folder)
         except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
             raise OSError(str(error)) from error

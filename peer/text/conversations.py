@@ -74,8 +74,8 @@ class ConversationTokenizer:
 
     Pairs: prompt and completion are tokenized apart and joined, and the token that ends a document ends the completion. Chat: the
     tokenizer's template writes the whole conversation. What the assistant writes is what the template marks with `generation`. Without
-    such marks it is what each assistant message adds after the template's generation prompt; a template that rewrites earlier messages is
-    refused.
+    such marks it is what each assistant message but the first of all adds after the template's generation prompt; a template that rewrites
+    earlier messages is refused.
     """
 
     dtype: Final = np.dtype(np.int32)
@@ -133,7 +133,7 @@ class ConversationTokenizer:
         starts = np.asarray([start for start, _ in encoded["offset_mapping"]], np.int64)
         is_trained = np.zeros(len(starts), np.bool_)
         for number, message in enumerate(messages):
-            if message["role"] == ASSISTANT:
+            if number and message["role"] == ASSISTANT:  # before the first message there is no prompt, so where it begins is not known
                 prompt, answered = self._write(messages[:number], asks=True), self._write(messages[: number + 1])
                 if not (text.startswith(answered) and answered.startswith(prompt)):
                     raise BadManifest(
@@ -145,8 +145,6 @@ class ConversationTokenizer:
         return np.asarray(encoded["input_ids"], np.int64), is_trained
 
     def _write(self, messages: list[dict[str, str]], *, asks: bool = False) -> str:
-        if not messages:  # an assistant who begins: templates refuse to write nothing
-            return ""
         written: str = self._tokenizer.pretrained.apply_chat_template(messages, tokenize=False, add_generation_prompt=asks)
         return written
 
