@@ -11,9 +11,11 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import size_of
 from gossamer.peer.model.adapter import add_adapter, factors, merge_adapter, trained_parameters, write_adapter
-from gossamer.peer.model.model import activation_bytes, frozen_shapes, parameter_shapes, state_tensors, unset_model
+from gossamer.peer.model.model import activation_bytes, frozen_shapes, model_config, parameter_shapes, state_tensors, unset_model
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, load_start, started_from
+from gossamer.peer.model.throughput import flops_per_token
 from gossamer.peer.model.weights import set_weights
 from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.layout import layout_digest
@@ -106,6 +108,7 @@ def test_the_home_remembers_the_base(folder: Path, tmp_path: Path) -> None:
     keep_base(home, tmp_path)
     keep_base(home, folder)
     assert base_folder(home) == folder.resolve() and base_folder(home, tmp_path) == tmp_path
+    assert size_of(home.path) < 1000, "what the link leads to is not the home's"
     keep_base(home, tmp_path / "gone")
     assert base_folder(home) is None
 
@@ -138,6 +141,16 @@ def test_what_a_batch_leaves_in_the_model_is_counted_without_it(folder: Path) ->
     counts = [activation_bytes(manifest.model, 2, 16) for manifest in (adapted, whole)]
     assert 0 < counts[0] < 2 * counts[1]
     assert activation_bytes(adapted.model, 4, 16) > 1.9 * counts[0]
+
+
+def test_a_frozen_weight_costs_two_thirds_of_one_that_trains(folder: Path) -> None:
+    adapted, whole = tuned_manifest(folder, rank=4).model, tuned_manifest(folder, rank=0).model
+    config = model_config(adapted)
+    under = flops_per_token(config, {}, 16, frozen_shapes(adapted))
+    trained, factors_alone = (flops_per_token(config, parameter_shapes(section), 16) for section in (whole, adapted))
+    attention = flops_per_token(config, {}, 16) + 6 * config.vocab_size * config.hidden_size
+    assert under - attention == pytest.approx((trained - attention) * 2 / 3)
+    assert flops_per_token(config, parameter_shapes(adapted), 16, frozen_shapes(adapted)) < trained + factors_alone
 
 
 def test_layers_of_another_kind_are_adapted_in_silence(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
