@@ -29,8 +29,7 @@ from gossamer.peer.model.plan import ClockBudget, fragment_codecs
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import Batches, Texts
 from gossamer.peer.text.tokenizer import Tokenizer
-from gossamer.protocol.errors import BadManifest, BadSettings, OperatorError
-from gossamer.protocol.run.manifest import FineTuningManifest
+from gossamer.protocol.errors import BadSettings, OperatorError
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
@@ -178,8 +177,6 @@ class Population:
 def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
     """Build one replica per entry of `schedules`, its rate of the learning rate schedule. Raises BadManifest for an impossible model."""
     manifest = scenario.manifest
-    if isinstance(manifest, FineTuningManifest):
-        raise BadManifest("`peer simulate` trains no fine-tuning run", hint="`peer host` and `peer join` do; --network estimates one")
     model = build_model(manifest.model, scenario.seed)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
     mask_as_run(model, manifest)

@@ -124,6 +124,13 @@ def test_host_refuses_before_it_signs_or_invites(row: Row, shell: Shell, made: P
     assert error in result.complaint[0] and hint in result.complaint[1], result.err
 
 
+def test_a_fine_tuning_run_is_not_simulated_but_estimated(shell: Shell, made: Path, tmp_path: Path) -> None:
+    file = written(tmp_path / "run.toml", tuned_manifest(made / "base"))
+    result = shell("simulate", file, "--data", made / "1.jsonl", "--peers", "2", "--steps", "2")
+    assert result.code == ExitCode.BAD_INPUT and "trains no fine-tuning run" in result.complaint[0]
+    assert shell("simulate", "--network", file, "--step-seconds", "1").code == 0
+
+
 def test_merge_is_for_adapters(shell: Shell, host: object, tmp_path: Path) -> None:
     result = shell("export", tmp_path / "out", "--merge")
     assert result.code == ExitCode.BAD_INPUT and result.complaint[1]
