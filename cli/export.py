@@ -32,21 +32,27 @@ EvalBatches = Annotated[
         help="Number of held-out batches for the loss on the model card; 0 omits it. Default: 131,072 tokens.",
     ),
 ]
+Merge = Annotated[bool, typer.Option("--merge", help="Of a run with an adapter: write the model into which it is merged.")]
 
 
 def export(
-    folder: Folder, home: HomeFolder = DEFAULT_HOME, slow: Slow = False, data: Text = None, eval_batches: EvalBatches = None
+    folder: Folder,
+    home: HomeFolder = DEFAULT_HOME,
+    slow: Slow = False,
+    data: Text = None,
+    eval_batches: EvalBatches = None,
+    merge: Merge = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder.
 
-    The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss. Of a
-    program run, it holds the trained tensors by name.
+    The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss. Of a run
+    with an adapter, it holds the adapter in a form that peft loads; of a program run, the trained tensors by name.
     """
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
-        held_out = export_model(Home(home), folder, slow, data, eval_batches, show)
+        held_out = export_model(Home(home), folder, slow, data, eval_batches, show, merge)
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)
 
 

@@ -12,7 +12,7 @@ import typer
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.invite import issued_to_anybody
-from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pinned, read_manifest, with_pins
+from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pinned, pins_of, read_manifest, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings
 from gossamer.peer.machine.config import PeerConfig
@@ -61,7 +61,7 @@ def host(
     identity = Identity.load_or_create(folder.identity)
     base = read_manifest(manifest, own_text="data" in given)
     wanted = changed(base, changes).with_host(identity.peer_id)
-    signed = run_to_host(folder, identity, wanted, config.model, must_match=manifest is not None or bool(changes))
+    signed = run_to_host(folder, identity, wanted, config.model, config.data, must_match=manifest is not None or bool(changes))
     need_extra("text")
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
@@ -70,13 +70,15 @@ def host(
     hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
 
 
-def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, *, must_match: bool) -> SignedManifest:
+def run_to_host(
+    folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, data: Path | None = None, *, must_match: bool
+) -> SignedManifest:
     """Return the run that the home holds, else `wanted`, pinned and signed. Raises BadSettings if this peer cannot host the run it holds.
 
     `must_match`: the operator named `wanted` on the command line, so a home that holds another run is refused.
     """
     if not folder.manifest.exists():
-        return SignedManifest.sign(pinned(wanted, model), identity)
+        return SignedManifest.sign(pinned(wanted, model, data), identity)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes())
     if held.host != identity.peer_id:
         raise BadSettings(
@@ -84,7 +86,7 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, model: Path 
             hint="continue with `peer join`, or start a run in another folder with --home DIR",
         )
     manifest = need_text(held.manifest(), START_AGAIN)
-    if must_match and with_pins(wanted, manifest.model.layout, manifest.tokenizer.digest).run_id != held.run_id:
+    if must_match and with_pins(wanted, pins_of(manifest)).run_id != held.run_id:
         raise BadSettings(
             f"{folder.path} already holds another run, {held.run_id.hex()[:12]}",
             hint="`peer host` without a manifest or changes continues it; --home DIR gives a new run its own folder",

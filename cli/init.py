@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.manifests import RunOptions, changed
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
@@ -23,22 +24,44 @@ From = Annotated[
         "--from", metavar="FOLDER", exists=True, file_okay=False, help="Start from the model in this folder, as transformers saves it."
     ),
 ]
+Lora = Annotated[
+    int | None,
+    typer.Option("--lora", metavar="RANK", min=1, help="With --from: train a LoRA adapter of this rank, the model stays as it is."),
+]
+DataFormat = Annotated[
+    Literal["text", "chat", "pairs"] | None,
+    typer.Option(
+        "--format",
+        help="With --from: what each peer's --data holds. chat: lists of messages; pairs: prompts with completions. Default: text.",
+    ),
+]
 DEFAULT_FILE = Path("gossamer.toml")
 
 
 @takes("changes", RunOptions)
-def init(file: ManifestFile = DEFAULT_FILE, home: HomeFolder = DEFAULT_HOME, *, changes: Given, start: From = None) -> None:
+def init(
+    file: ManifestFile = DEFAULT_FILE,
+    home: HomeFolder = DEFAULT_HOME,
+    *,
+    changes: Given,
+    start: From = None,
+    lora: Lora = None,
+    data_format: DataFormat = None,
+) -> None:
     """Write a manifest for a new run.
 
     The file explains every key. This peer becomes the one that can invite others.
-    With --from, training continues from an existing model: digests pin its weights, tokenizer and layout.
+    With --from, training continues from an existing model: digests pin its weights, tokenizer and layout. With --lora or --format, the run
+    fine-tunes it: an adapter in place of all weights, answers in place of all tokens.
     """
+    if start is None and (lora or data_format):
+        raise BadSettings("--lora and --format fine-tune a model that exists", hint="name its folder with --from FOLDER")
     from gossamer.peer.model.plan import need_abilities  # torch: slow to import, and needed only now
 
     folder = Home(home)
     folder.create()
     peer_id = Identity.load_or_create(folder.identity).peer_id
-    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"))
+    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"), lora or 0, data_format or "text")
     manifest = changed(base, changes).with_host(peer_id)
     need_abilities(manifest)
     try:
@@ -48,12 +71,18 @@ def init(file: ManifestFile = DEFAULT_FILE, home: HomeFolder = DEFAULT_HOME, *, 
         raise BadSettings(f"{file} is already there", hint="give another file name; a manifest is never overwritten") from error
     except OSError as error:
         raise BadSettings(f"cannot write {file}: {error.strerror}", hint="give another file name") from error
-    print(f"wrote {file}; edit it, then `peer host {file}{f' --model {start}' if start else ''}`", file=sys.stderr)
+    options = "".join([f" --model {start}" if start else "", " --data FILES" if lora or data_format else ""])
+    print(f"wrote {file}; edit it, then `peer host {file}{options}`", file=sys.stderr)
 
 
-def continue_from_folder(start: Path, steps: int | None) -> Manifest:
-    """Return the manifest of a run that starts from the model in a folder. Raises BadManifest."""
-    from gossamer.peer.model.start import started_from  # transformers: slow to import
+def continue_from_folder(start: Path, steps: int | None, rank: int = 0, data_format: str = "text") -> Manifest:
+    """Return the manifest of a run that starts from a folder's model, with an adapter of this rank; 0: without. Raises OperatorError."""
+    from gossamer.peer.model.start import fine_tuned, started_from  # transformers: slow to import
 
+    if rank:
+        need_extra("lora")
     plain = Manifest()
-    return Manifest.checked(started_from(start, steps or plain.run.total_steps, plain.inner.learning_rate))
+    tables = started_from(start, steps or plain.run.total_steps, plain.inner.learning_rate)
+    if not rank and data_format == "text":
+        return Manifest.checked(tables)
+    return fine_tuned(tables, start, rank, data_format)

@@ -14,7 +14,7 @@ from pydantic import Field
 from gossamer.peer.machine.config import Setting, WithOptions
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.limits import MANIFEST_BYTES
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
 
 
 def _inner_steps(text: str) -> int | str:
@@ -46,6 +46,9 @@ KEYS = {
 }  # fmt: skip
 
 
+PINS = {"layout": ("model", "layout"), "tokenizer": ("tokenizer", "digest"), "template": ("data", "template")}  # section and key
+
+
 def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
     """Return the manifest in a TOML file, else the small run of the demo: on each peer's own text, or on Python's standard library.
 
@@ -70,24 +73,33 @@ def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:
     return Manifest.checked(values)
 
 
-def with_pins(manifest: Manifest, layout: str | None, tokenizer: str | None) -> Manifest:
-    """Return the manifest with these digests where it has none of its own."""
+def with_pins(manifest: Manifest, pins: Mapping[str, str | None]) -> Manifest:
+    """Return the manifest with these digests, by name in PINS, where it has none of its own."""
     values = manifest.model_dump()
-    values["model"]["layout"] = manifest.model.layout or layout
-    values["tokenizer"]["digest"] = manifest.tokenizer.digest or tokenizer
+    for name, (section, key) in PINS.items():
+        if key in values[section]:
+            values[section][key] = values[section][key] or pins[name] or None
     return Manifest.checked(values)
 
 
-def pinned(manifest: Manifest, folder: Path | None) -> Manifest:
+def pins_of(manifest: Manifest) -> dict[str, str | None]:
+    """Return the digests that a manifest pins, by name in PINS."""
+    values = manifest.model_dump()
+    return {name: values[section].get(key) for name, (section, key) in PINS.items()}
+
+
+def pinned(manifest: Manifest, folder: Path | None, data: Path | None = None) -> Manifest:
     """Return the manifest with the digests of its model's layout and of its tokenizer, where that is not just bytes.
 
-    `folder` may hold the tokenizer. Found in a process of its own: torch and transformers take much memory. Raises BadManifest.
+    `folder` may hold the tokenizer, and must hold the weights under an adapter; `data` are the host's own conversations: both are tried
+    here. Found in a process of its own: torch and transformers take much memory. Raises BadManifest.
     """
-    if manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest):
+    is_pinned = manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest)
+    if is_pinned and not isinstance(manifest, FineTuningManifest):
         return manifest
-    program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *([str(folder)] if folder else [])]
+    program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *(str(path or "") for path in (folder, data))]
     output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
     found = json.loads(output)
     if "error" in found:
         raise BadManifest(found["error"], hint=found["hint"])
-    return with_pins(manifest, found["layout"], found["tokenizer"])
+    return with_pins(manifest, found)

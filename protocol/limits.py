@@ -9,7 +9,8 @@ from gossamer.protocol.errors import BadMessage
 
 TEXT_PROTOCOL: Final = 1  # of new text runs; every change that an older peer cannot read takes the next free number
 PROGRAM_PROTOCOL: Final = 2  # of new program runs
-SPOKEN: Final = (TEXT_PROTOCOL, PROGRAM_PROTOCOL)  # the likeliest first; an existing run survives one upgrade
+FINE_TUNING_PROTOCOL: Final = 3  # of new fine-tuning runs
+SPOKEN: Final = (TEXT_PROTOCOL, PROGRAM_PROTOCOL, FINE_TUNING_PROTOCOL)  # the likeliest first; an existing run survives one upgrade
 
 KIB: Final = 1024
 

@@ -44,6 +44,7 @@ class Home:
         self.downloads: Final = self.path / "downloads"  # incomplete downloads from other peers
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
         self.tokenizer: Final = self.path / "tokenizer"  # of the run, if it was given with --model
+        self.base: Final = self.path / "base"  # link to the folder with the frozen weights of a fine-tuning run
         self.traffic: Final = self.path / "traffic.json"  # bytes of this month
         self.events: Final = self.path / "events.jsonl"
         self.log: Final = self.path / "peer.log"

@@ -9,12 +9,19 @@ from typing import Final
 from gossamer.peer.machine.events import EvalDone, Event, MeetingDone, StateTransferred
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.model.weights import Trained
-from gossamer.protocol.run.manifest import Manifest, ProgramManifest
+from gossamer.protocol.run.manifest import AnyManifest, FineTuningManifest, Manifest, ProgramManifest
 
 MAX_NAMED: Final = 64  # contributors
 HUGGING_FACE: Final = """library_name: transformers
 pipeline_tag: text-generation
 """
+PEFT: Final = """library_name: peft
+pipeline_tag: text-generation
+"""
+LOAD_ADAPTER: Final = (
+    "It is a LoRA adapter. Load it with `peft.PeftModel.from_pretrained(base, FOLDER)`; `base` is the model that it was trained on, as "
+    "`AutoModelForCausalLM.from_pretrained` loads it."
+)
 LOAD_TEXT: Final = "Load it with `AutoModelForCausalLM.from_pretrained`."
 LOAD_PROGRAM: Final = (
     "`model.safetensors` holds the trained tensors by name: `model.load_state_dict(safetensors.torch.load_file(FILE), strict=False)`."
@@ -52,14 +59,22 @@ class MeasuredLoss:
         return "not measured" if self.loss is None else f"{self.loss:.4f} nats per token, over {self.num_tokens} tokens"
 
 
-def model_card(trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss) -> str:
+def is_adapter(manifest: AnyManifest) -> bool:
+    """Return whether what a run trains is an adapter."""
+    return isinstance(manifest, FineTuningManifest) and manifest.model.lora_rank > 0
+
+
+def model_card(trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss, *, merges: bool = False) -> str:
     """Write the card of a checkpoint; its contributors, and a program's loss, come from the peer's event log.
 
-    That of a text run has a Hugging Face header. Names from other people are plain text in it.
+    `merges`: the weights are those of the model into which the run's adapter is merged. The card of a text run has a Hugging Face header.
+    Names from other people are plain text in it.
     """
     manifest, state = trained.manifest, trained.checkpoint.state
     partners = contributors(events)
-    is_text = isinstance(manifest, Manifest)
+    header, load = (HUGGING_FACE, LOAD_TEXT) if isinstance(manifest, Manifest) else ("", LOAD_PROGRAM)
+    if is_adapter(manifest) and not merges:
+        header, load = PEFT, LOAD_ADAPTER
     rows = {
         "run": f"{_plain(manifest.run.name)} `{manifest.run_id.hex()}` (the SHA-256 of its manifest)",
         **(_text_rows(manifest, measured) if isinstance(manifest, Manifest) else _program_rows(manifest, events)),
@@ -74,9 +89,9 @@ def model_card(trained: Trained, events: Sequence[Event], weights: str, measured
     named = "".join(f"- `{partner}`\n" for partner in partners[:MAX_NAMED])
     more = f"- and {len(partners) - MAX_NAMED} more\n" if len(partners) > MAX_NAMED else ""
     return CARD.format(
-        header=HUGGING_FACE if is_text else "",
+        header=header,
         title=_plain(manifest.run.name),
-        load=LOAD_TEXT if is_text else LOAD_PROGRAM,
+        load=load,
         table=table,
         contributors=named + more or "None in this peer's log.\n",
     )
@@ -85,6 +100,11 @@ def model_card(trained: Trained, events: Sequence[Event], weights: str, measured
 def _text_rows(manifest: Manifest, measured: MeasuredLoss) -> dict[str, str]:
     return {
         "model": _plain(manifest.model.hub or manifest.model.architecture),
+        **(
+            {"frozen weights": f"SHA-256 `{manifest.model.base}`"}
+            if isinstance(manifest, FineTuningManifest) and manifest.model.base
+            else {}
+        ),
         "tokenizer": _plain(manifest.tokenizer.name),
         "data": _plain(manifest.data.name or manifest.data.source),
         "held-out loss": str(measured),

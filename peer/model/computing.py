@@ -21,8 +21,10 @@ from torch.utils.checkpoint import checkpoint
 
 from gossamer.optim.fragments import BLOCK_NAME
 from gossamer.optim.inner import BF16_KINDS
+from gossamer.peer.text.labels import BEGINS, IGNORED, ids_of, positions_of, targets_of
 from gossamer.protocol.errors import BadManifest
 
+SHARES: Final = "shares_sequences"  # attribute of a model that masks documents in one sequence from each other, by their marks
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
 TRIED_TOKENS: Final = 16  # by need_causal
 CAUSAL_ERROR: Final = 1e-4  # of the later logits' change; rounding moves a causal model's earlier ones by 2e-7, an encoder by 9e-4
@@ -61,33 +63,42 @@ def computing_in(dtype: torch.dtype, device: torch.device) -> Iterator[None]:
 
 def next_token_loss(
     model: nn.Module,
-    tokens: Tensor,  # int64[B, L+1]
+    tokens: Tensor,  # int64[B, L+1], marked (text/labels.py)
     dtype: torch.dtype = torch.float32,
 ) -> Tensor:  # f32[], nats per token
-    """Return the mean cross entropy of each token given its predecessors, with its graph."""
-    inputs, targets = tokens[:, :-1], tokens[:, 1:].flatten()
+    """Return the mean cross entropy of each token that trains, given its predecessors, with its graph."""
     with computing_in(dtype, tokens.device):
         config = getattr(model, "config", None)
-        num_logits = targets.numel() * config.get_text_config().vocab_size if config is not None else 0
+        num_logits = tokens[:, 1:].numel() * config.get_text_config().vocab_size if config is not None else 0
         if num_logits <= MAX_LOGITS or not has_plain_head(model):
-            logits: Tensor = model(input_ids=inputs, use_cache=False).logits
-            return functional.cross_entropy(logits.flatten(0, 1).float(), targets)
-        return loss_in_parts(model, inputs, targets, math.ceil(num_logits / MAX_LOGITS))
+            logits: Tensor = model(**inputs_of(model, tokens), use_cache=False).logits
+            return functional.cross_entropy(logits.flatten(0, 1).float(), targets_of(tokens).flatten())
+        return loss_in_parts(model, tokens, math.ceil(num_logits / MAX_LOGITS))
+
+
+def inputs_of(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
+    """Return what a model reads of int64[B, L+1], marked: all but the last token, and their positions if documents share a sequence."""
+    inputs = tokens[:, :-1]
+    return {"input_ids": ids_of(inputs)} | ({"position_ids": positions_of(inputs)} if getattr(model, SHARES, False) else {})
 
 
 def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return the cross entropy of each token of int64[B, L+1] given its predecessors, f32[B * L]. Holds all logits at once."""
+    """Return the cross entropy of each token of int64[B, L+1] that trains, given its predecessors: f32[targets], at most B * L.
+
+    Holds all logits at once.
+    """
+    targets = targets_of(tokens).flatten()
     with computing_in(dtype, tokens.device):
-        logits: Tensor = model(input_ids=tokens[:, :-1], use_cache=False).logits
-        return functional.cross_entropy(logits.flatten(0, 1).float(), tokens[:, 1:].flatten(), reduction="none")
+        logits: Tensor = model(**inputs_of(model, tokens), use_cache=False).logits
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets, reduction="none")[targets != IGNORED]
 
 
 def predictions(model: nn.Module, batch: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a model's log-probabilities of the next token, f32[B * L, vocabulary], for int64[B, L+1]."""
-    inputs = batch[:, :-1].to(next(model.parameters()).device)
-    with evaluating(model), computing_in(dtype, inputs.device):
-        logits: Tensor = model(input_ids=inputs, use_cache=False).logits
-        return logits.flatten(0, 1).float().log_softmax(-1)
+    """Return a model's log-probabilities of each token of int64[B, L+1] that trains: f32[targets, vocabulary]."""
+    tokens = batch.to(next(model.parameters()).device)
+    with evaluating(model), computing_in(dtype, tokens.device):
+        logits: Tensor = model(**inputs_of(model, tokens), use_cache=False).logits
+        return logits.flatten(0, 1)[targets_of(tokens).flatten() != IGNORED].float().log_softmax(-1)
 
 
 def output_distance(outputs: Sequence[Tensor]) -> float:
@@ -97,16 +108,17 @@ def output_distance(outputs: Sequence[Tensor]) -> float:
     return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
 
 
-def loss_in_parts(model: Any, inputs: Tensor, targets: Tensor, num_parts: int) -> Tensor:
-    """Return the loss of a model with a plain head without holding all logits at once."""
-    hidden: Tensor = model.base_model(input_ids=inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+def loss_in_parts(model: Any, tokens: Tensor, num_parts: int) -> Tensor:
+    """Return the loss of a model with a plain head on int64[B, L+1] without holding all logits at once."""
+    targets = targets_of(tokens).flatten()
+    hidden: Tensor = model.base_model(**inputs_of(model, tokens), use_cache=False).last_hidden_state.flatten(0, 1)
     head = model.get_output_embeddings()
 
     def part(hidden: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(head(hidden).float(), targets, reduction="sum")
 
     losses = [checkpoint(part, *both, use_reentrant=False) for both in zip(hidden.chunk(num_parts), targets.chunk(num_parts), strict=True)]
-    return torch.stack(losses).sum() / targets.numel()
+    return torch.stack(losses).sum() / (targets != IGNORED).sum()
 
 
 def has_plain_head(model: nn.Module) -> bool:
@@ -192,9 +204,20 @@ def mask_documents(model: Any, document_end: int) -> None:
 
     model.base_model.register_forward_pre_hook(positions, with_kwargs=True)
     one, other = [token for token in range(3) if token != document_end][:2]
-    tokens = torch.tensor([[one, document_end, one, one], [other, document_end, one, one]], device=next(model.parameters()).device)
+    _need_masked(model, [[one, document_end, one, one, one], [other, document_end, one, one, one]])
+
+
+def mask_marked_documents(model: Any) -> None:
+    """As `mask_documents`, for marked tokens (text/labels.py), which say where documents begin."""
+    setattr(model, SHARES, True)
+    _need_masked(model, [[0, BEGINS, 0, 0, 0], [1, BEGINS, 0, 0, 0]])
+
+
+def _need_masked(model: Any, sequences: list[list[int]]) -> None:
+    """Raise BadManifest if the first token of two sequences, which is another document, moves what follows the second."""
+    tokens = torch.tensor(sequences, device=next(model.parameters()).device)
     with evaluating(model):
-        after_one, after_other = model(input_ids=tokens, use_cache=False).logits[:, 1:]
+        after_one, after_other = model(**inputs_of(model, tokens), use_cache=False).logits[:, 1:]
     if not torch.allclose(after_one, after_other, rtol=1e-3, atol=1e-4):
         raise BadManifest("this architecture does not mask documents from each other", hint="set [data] mask_documents = false")
 

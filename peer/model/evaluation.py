@@ -20,12 +20,15 @@ from torch import Tensor
 
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device
-from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, next_token_loss
-from gossamer.peer.model.model import build_model, placed
+from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, mask_marked_documents, next_token_loss
+from gossamer.peer.model.model import placed
+from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
+from gossamer.peer.text.labels import num_targets
 from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import Manifest, need_text
 
 if TYPE_CHECKING:
@@ -69,21 +72,27 @@ def held_out_loss(
     computing: Computing = Computing(),  # noqa: B008 - frozen
     most_tokens: int | None = None,  # of all batches together: of large batches only the first sequences, at least one of each
 ) -> float:
-    """Return the mean loss over held-out batches, in nats per token. Keeps the model's mode and draws no random numbers."""
-    device, losses = next(model.parameters()).device, list[float]()
+    """Return the mean loss over held-out batches, in nats per token that trains. Keeps the model's mode and draws no random numbers."""
+    device, losses, weights = next(model.parameters()).device, list[float](), list[int]()
     with evaluating(model):
-        for whole in corpus.held_out_batches(num_batches):
+        for number, whole in enumerate(corpus.held_out_batches(num_batches), 1):
             batch = whole if most_tokens is None else whole[: max(1, most_tokens // (num_batches * (whole.shape[1] - 1)))]
-            parts = torch.split(batch.to(device), computing.micro_batch or len(batch))
-            losses.append(math.fsum(float(next_token_loss(model, part, computing.dtype)) * len(part) for part in parts) / len(batch))
-            follow(len(losses), num_batches, math.fsum(losses) / len(losses))
-    return math.fsum(losses) / len(losses)
+            for part in torch.split(batch, computing.micro_batch or len(batch)):
+                weights.append(int(num_targets(part)))
+                losses.append(float(next_token_loss(model, part.to(device), computing.dtype)) * weights[-1])
+            follow(number, num_batches, math.fsum(losses) / sum(weights))
+    return math.fsum(losses) / sum(weights)
 
 
-def measured_loss(model: PreTrainedModel, manifest: Manifest, corpus: Corpus, num_batches: int, show: Show) -> float:
+def num_measured(corpus: Corpus, num_batches: int) -> int:
+    """Return the number of held-out tokens of which `held_out_loss` is the mean."""
+    return sum(int(num_targets(batch)) for batch in corpus.held_out_batches(num_batches))
+
+
+def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, num_batches: int, show: Show) -> float:
     """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
     device, _ = choose_device("auto")
-    mask_as_run(model, manifest)
+    mask_as_run(model, manifest, home.tokenizer)
     part = max(1, PART_TOKENS // manifest.inner.sequence_length)
     computing = Computing(compute_dtype(manifest.inner.precision, device), part)
     return held_out_loss(placed(model, device), corpus, num_batches, partial(show, "measuring the model"), computing)
@@ -94,10 +103,16 @@ def reported_batches(manifest: Manifest) -> int:
     return min(NUM_BATCHES, math.ceil(NUM_TOKENS / (manifest.inner.batch_size * manifest.inner.sequence_length)))
 
 
-def mask_as_run(model: PreTrainedModel, manifest: Manifest) -> None:
-    """Mask documents from each other if the manifest says so."""
-    if manifest.data.mask_documents:
-        mask_documents(model, load_tokenizer(manifest.tokenizer).document_end)
+def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | None = None) -> None:
+    """Mask documents from each other if the manifest says so.
+
+    `tokenizer`: a folder that may hold the run's. Raises BadManifest.
+    """
+    data = manifest.data
+    if data.mask_documents and isinstance(data, FineTuningDataSection) and data.has_prompts:
+        mask_marked_documents(model)
+    elif data.mask_documents:
+        mask_documents(model, load_tokenizer(manifest.tokenizer, tokenizer).document_end)
 
 
 def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None = None, show: Show = show_nothing) -> Evaluation:
@@ -107,12 +122,12 @@ def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None 
     """
     manifest = need_text(held_manifest(home), MEASURED_BY_PROGRAM)
     trained = load_trained(home, show)
-    model = build_model(manifest.model, manifest.run.seed)
+    model = initial_model(manifest, base_folder(home))
     with closing(open_corpus(manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
         num_batches = num_batches or reported_batches(manifest)
-        loss = measured_loss(model, manifest, corpus, num_batches, show)
-    num_tokens = num_batches * manifest.inner.batch_size * manifest.inner.sequence_length
+        loss = measured_loss(model, manifest, home, corpus, num_batches, show)
+        num_tokens = num_measured(corpus, num_batches)
     return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
 
 
@@ -130,8 +145,9 @@ def compare_homes(
     """
     manifest = need_text(held_manifest(Home(homes[0])), MEASURED_BY_PROGRAM)
     swarm = [load_trained(Home(home)) for home in homes]
-    model, batch_tokens = build_model(manifest.model, manifest.run.seed), manifest.inner.batch_size * manifest.inner.sequence_length
-    mask_as_run(model, manifest)
+    model = initial_model(manifest, base_folder(Home(homes[0])))
+    batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length
+    mask_as_run(model, manifest, Home(homes[0]).tokenizer)
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.optim.fragments import STATISTICS
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.card import MeasuredLoss, model_card
+from gossamer.peer.model.card import MeasuredLoss, is_adapter, model_card
 from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, show_nothing, slow_weights
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
@@ -36,25 +36,29 @@ def export_model(
     data: Path | None = None,
     num_batches: int | None = None,
     show: Show = show_nothing,
+    merges: bool = False,
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
+    Of a run with an adapter that is the adapter, in peft's format; with `merges` the model into which it is merged.
     The loss is that of the exported weights. `data` is the operator's text, if the run needs one. With 0 batches nothing is measured.
     Raises BadSettings or BadManifest; when the disk refuses, an earlier export is unchanged.
     """
     _refuse_foreign(folder)
     trained = load_trained(home, show)
+    if merges and not is_adapter(trained.manifest):
+        raise BadSettings("--merge has no effect: this run trains the model itself, no adapter", hint="leave it out")
     weights = slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint)
     if isinstance(manifest := trained.manifest, Manifest):
         from gossamer.peer.model.text_export import measure, text_model, write_model  # transformers: for text runs only
 
-        model = text_model(manifest, weights)
+        model = text_model(manifest, home, weights)
         measured = measure(model, manifest, home, data, num_batches, show)
-        write = partial(write_model, model, manifest)
+        write = partial(write_model, model, manifest, home, merges)
     else:
         measured = _measured_by_program(data, num_batches)
         write = partial(_write_tensors, weights)
-    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured)
+    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured, merges=merges)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".writing-{os.getpid()}"

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.model.adapter import add_adapter, factors, has_adapter
 from gossamer.peer.model.computing import LANGUAGE_MODEL, MAX_LOGITS, blocks, need_causal, next_token_loss, recompute_blocks
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.errors import BadManifest, OperatorError
 from gossamer.protocol.run.layout import Shapes, layout_digest
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 def build_model(section: ModelSection, seed: int) -> PreTrainedModel:
     """Build the model in float32 on the CPU, in training mode.
 
-    Its weights are random from `seed`, or those of the hub's revision. Random weights do not depend on the number of threads or on earlier
-    draws, and torch's generator is restored. Raises BadManifest for an impossible model, and for one that sees later tokens.
+    Its weights are random from `seed`, or those of the hub's revision; those under an adapter start.py loads. Random weights do not depend
+    on the number of threads or on earlier draws, and torch's generator is restored. Raises BadManifest for an impossible model, and for one
+    that sees later tokens.
     """
     with auto_classes(_name(section)) as (_, auto_model), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # the CPU's only
@@ -58,9 +60,10 @@ def placed(model: PreTrainedModel, device: torch.device) -> PreTrainedModel:
 
 
 def _from_config(section: ModelSection) -> PreTrainedModel:
-    """Build the model in float32 on torch's default device, in training mode. Raises BadManifest."""
+    """Build the model, with its adapter, in float32 on torch's default device, in training mode. Raises BadManifest."""
     with auto_classes(_name(section)) as (_, auto_model):
         model: PreTrainedModel = auto_model.from_config(model_config(section), attn_implementation="sdpa", dtype=torch.float32)
+        add_adapter(model, section)
     return model.train()
 
 
@@ -93,13 +96,23 @@ def need_language_model(config: PreTrainedConfig, name: str) -> None:
 
 
 def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
-    """Return the parameters' names and shapes in the model's order, tied ones once, without allocating them.
+    """Return the names and shapes of what trains, in the model's order, tied parameters once, without allocating them.
 
     Raises BadManifest, as soon as it is sure, also for a model that is too large for any run.
     """
+    return {name: tuple(tensor.shape) for name, tensor in state_tensors(_shapes_only(section)).items()}
+
+
+def frozen_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
+    """Return the names and shapes of the weights under an adapter; none without one. Raises BadManifest, as `parameter_shapes`."""
+    if not has_adapter(section):
+        return {}
+    return {name: tuple(tensor.shape) for name, tensor in _shapes_only(section).named_parameters() if not tensor.requires_grad}
+
+
+def _shapes_only(section: ModelSection) -> PreTrainedModel:
     with torch.device("meta"), bounded_size():
-        model = _from_config(section)
-    return {name: tuple(tensor.shape) for name, tensor in state_tensors(model).items()}
+        return _from_config(section)
 
 
 @contextlib.contextmanager
@@ -133,8 +146,11 @@ def num_parameters(section: ModelSection) -> int:
 def state_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
     """Return a model's trained state by name, tied tensors once: its parameters, and its persistent buffers of floats.
 
-    Peers average all of them. Tensors that follow from the config alone, like rotary frequencies, are not part of the state.
+    Peers average all of them. Tensors that follow from the config alone, like rotary frequencies, are not part of the state. Of a model
+    with an adapter, the factors are all.
     """
+    if (adapted := factors(model)) is not None:
+        return dict(adapted)
     kept = set(model.state_dict(keep_vars=True))
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in kept and buffer.is_floating_point()}
     return {**dict(model.named_parameters()), **buffers}
@@ -160,8 +176,9 @@ def activation_bytes(
     """
     from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
 
+    shapes = _shapes_only(section) if has_adapter(section) else None
     with auto_classes(_name(section)), torch.random.fork_rng(devices=[]), FakeTensorMode():
-        model = _from_config(section)
+        model = _from_config(section) if shapes is None else _on_cpu(shapes)  # peft cannot add an adapter here
         config: PreTrainedConfig = model.config
         tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
         try:
@@ -173,6 +190,19 @@ def activation_bytes(
             return 0
     num_logits: int = tokens[:, 1:].numel() * config.get_text_config().vocab_size
     return kept + (_hidden_bytes(config, tokens) if num_logits > MAX_LOGITS else 0) + 3 * LOGIT_BYTES * min(num_logits, MAX_LOGITS)
+
+
+def _on_cpu(model: PreTrainedModel) -> PreTrainedModel:
+    """Give a model on the meta device tensors on the CPU, tied ones once; returns the model."""
+    made: dict[Tensor, Tensor] = {}
+    for module in model.modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            if parameter not in made:
+                made[parameter] = torch.nn.Parameter(torch.empty(parameter.shape), parameter.requires_grad)
+            setattr(module, name, made[parameter])
+        for name, buffer in module.named_buffers(recurse=False):
+            setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
+    return model
 
 
 def _kept_bytes(model: torch.nn.Module, tokens: Tensor, dtype: torch.dtype) -> int:
@@ -234,7 +264,7 @@ def auto_classes(name: str) -> Iterator[tuple[Any, Any]]:
     with quiet_transformers():
         try:
             yield AutoConfig, AutoModelForCausalLM
-        except BadManifest:
+        except OperatorError:
             raise
         except Exception as error:
             reason = " ".join(str(error).split())

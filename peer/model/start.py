@@ -6,18 +6,35 @@ The manifest names them by digest. A peer without a copy of the folder receives 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
+from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.adapter import add_adapter, has_adapter, set_initial_factors
 from gossamer.peer.model.computing import need_causal
-from gossamer.peer.model.model import auto_classes, bounded_size, model_config, need_language_model, pretrained, state_tensors
+from gossamer.peer.model.model import (
+    auto_classes,
+    bounded_size,
+    build_model,
+    model_config,
+    need_language_model,
+    parameter_shapes,
+    pretrained,
+    state_tensors,
+)
 from gossamer.peer.model.trainable import weights_digest
-from gossamer.peer.text.tokenizer import name_of
-from gossamer.protocol.errors import BadManifest
+from gossamer.peer.text.conversations import chat_template, template_digest
+from gossamer.peer.text.tokenizer import load_tokenizer, name_of
+from gossamer.protocol import limits
+from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.fine_tuning import FineTuningModelSection
 from gossamer.protocol.run.layout import layout_digest
-from gossamer.protocol.run.sections import DEMO_LLAMA, ModelSection, need_config_integer
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import ADAMW_RATE, DEMO_LLAMA, ModelSection, TokenizerSection, need_config_integer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -25,12 +42,56 @@ if TYPE_CHECKING:
 NOT_OF_THE_MODEL: Final = {"architectures", "model_type", "transformers_version", "dtype", "torch_dtype", "_name_or_path", "use_cache"}
 PARAMETERS_PER_BYTE: Final = 8  # more than any number format; missing parameters would take memory without a file
 MAX_CONFIG_CHARS: Final = 1 << 20  # of config.json; longer ones do not parse
+SEQUENCE_LENGTH: Final = 512  # of a fine-tuning run: most conversations fit
+ADAPTER_RATE: Final = 2e-4  # with adamw; usual for adapters of models of a billion parameters and more
+COLUMNS: Final = {"chat": "messages", "pairs": "completion"}  # usual names
 REWARM_SHARE: Final = 3  # of the peak rate of a new run: enough to move trained weights, too little to undo them (arXiv 2308.04014)
 WARM_SHARE: Final = 100  # of the steps are warm-up
 
 
-def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
-    """Build a run's model with the weights in a folder, in float32 on the CPU, in training mode.
+def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
+    """Build a run's model as a peer begins; `folder` may hold its weights, which an adapter needs. Without a folder, others' replace them.
+
+    Raises BadManifest as `load_start`, and BadSettings without a folder for a run with an adapter.
+    """
+    section, seed = manifest.model, manifest.run.seed
+    need_base(section, folder)
+    return build_model(section, seed) if folder is None or not _given_digest(section) else load_start(section, folder, seed)
+
+
+def need_base(section: ModelSection, folder: Path | None) -> None:
+    """Raise OperatorError where a run has an adapter, and its package or a folder that may hold the frozen weights is missing."""
+    if not isinstance(section, FineTuningModelSection) or section.base is None:
+        return
+    need_extra("lora")
+    if folder is None:
+        raise BadSettings(
+            f"this run fine-tunes a model that each peer has in a folder, and none was given; the digest of its weights is {section.base}",
+            hint="pass --model FOLDER with the weights of the run's host as transformers saves them, in any number format",
+        )
+
+
+def base_folder(home: Home, given: Path | None = None) -> Path | None:
+    """Return the folder with a run's frozen weights: the one that was given, else that of an earlier start, if it is still there."""
+    return given or (home.base.resolve() if home.base.exists() else None)
+
+
+def keep_base(home: Home, folder: Path) -> None:
+    """Remember the folder with a run's frozen weights for later starts, `peer eval` and `peer export`. Raises BadSettings."""
+    try:
+        home.base.unlink(missing_ok=True)
+        home.base.symlink_to(folder.absolute())
+    except OSError as error:
+        raise BadSettings(f"{home.base} cannot be written: {error.strerror}", hint="free some space, or choose another --home") from error
+
+
+def _given_digest(section: ModelSection) -> str | None:
+    """Return the digest of the weights that a run begins with; None for random ones."""
+    return (section.base if isinstance(section, FineTuningModelSection) else None) or section.weights
+
+
+def load_start(section: ModelSection, folder: Path, seed: int) -> PreTrainedModel:
+    """Build a run's model with the weights in a folder, in float32 on the CPU, in training mode; with its adapter, from the run's seed.
 
     Raises BadManifest for a folder without weights, for a model that sees later tokens, and, with both digests, for weights that differ
     from the manifest's.
@@ -39,12 +100,16 @@ def load_start(section: ModelSection, folder: Path) -> PreTrainedModel:
         model = pretrained(auto_model, str(folder), config=model_config(section))
         need_causal(model, str(folder))
     digest = weights_digest(state_tensors(model))
-    if digest != section.weights:
-        raise BadManifest(
-            f"the weights in {folder} differ from the initial weights of the run: their digest is {digest}, the manifest's "
-            f"{section.weights}",
-            hint="give --model the folder of the run's host, or leave it out to receive the weights from other peers",
+    if digest != (wanted := _given_digest(section)):
+        otherwise = (
+            "; without them no peer can take part" if has_adapter(section) else ", or leave it out to receive the weights from others"
         )
+        raise BadManifest(
+            f"the weights in {folder} differ from the initial weights of the run: their digest is {digest}, the manifest's {wanted}",
+            hint=f"give --model the folder of the run's host{otherwise}",
+        )
+    add_adapter(model, section)
+    set_initial_factors(model, seed)
     model.train()
     return model
 
@@ -100,5 +165,29 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
         "tokenizer": {"name": name, **({"digest": digest} if digest else {})},
         "inner": {"learning_rate": learning_rate / REWARM_SHARE, "warmup_steps": max(1, total_steps // WARM_SHARE)},
     }
-    load_start(ModelSection.model_validate(tables["model"]), folder)  # another config could read other weights from the same files
+    load_start(ModelSection.model_validate(tables["model"]), folder, 0)  # another config could read other weights from the same files
     return tables
+
+
+def fine_tuned(tables: Mapping[str, dict[str, Any]], folder: Path, rank: int, data_format: str) -> Manifest:
+    """Return the manifest of a run that fine-tunes a model, from the tables of `started_from`: an adapter of this rank, 0 for all weights.
+
+    Raises BadManifest for a rank above a layer's width, and for `chat` with a tokenizer that has no chat template.
+    """
+    model, inner = dict(tables["model"]), dict(tables["inner"])
+    data: dict[str, Any] = {"source": "text", "format": data_format}
+    longest = model["config"].get("max_position_embeddings", SEQUENCE_LENGTH)
+    inner |= {"optimizer": "adamw", "sequence_length": min(SEQUENCE_LENGTH, longest)}
+    if rank:
+        del model["layout"]
+        model |= {"base": model.pop("weights"), "lora_rank": rank, "lora_alpha": 2 * rank}
+        model["layout"] = layout_digest(parameter_shapes(FineTuningModelSection.model_validate(model)))
+        inner |= {"learning_rate": ADAPTER_RATE, "weight_decay": 0.0}
+    else:
+        inner["learning_rate"] = ADAMW_RATE / REWARM_SHARE
+    if data_format != "text":
+        data |= {"column": COLUMNS[data_format], "mask_documents": True}
+    if data_format == "chat":
+        data["template"] = template_digest(chat_template(load_tokenizer(TokenizerSection.model_validate(tables["tokenizer"]), folder)))
+    run = {"protocol": limits.FINE_TUNING_PROTOCOL}
+    return Manifest.checked({"run": run, "model": model, "tokenizer": tables["tokenizer"], "data": data, "inner": inner})

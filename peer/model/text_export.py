@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.model.adapter import factors, merge_adapter, write_adapter
 from gossamer.peer.model.card import MeasuredLoss
-from gossamer.peer.model.evaluation import measured_loss, open_corpus, reported_batches
-from gossamer.peer.model.model import build_model, quiet_transformers
+from gossamer.peer.model.evaluation import measured_loss, num_measured, open_corpus, reported_batches
+from gossamer.peer.model.model import quiet_transformers
+from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, set_weights
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.protocol.errors import BadSettings
@@ -22,9 +24,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-def text_model(manifest: Manifest, weights: Mapping[str, Tensor]) -> PreTrainedModel:
-    """Build a run's model with these weights. Raises BadManifest."""
-    model = build_model(manifest.model, manifest.run.seed)
+def text_model(manifest: Manifest, home: Home, weights: Mapping[str, Tensor]) -> PreTrainedModel:
+    """Build a run's model with these weights. Raises BadManifest, and BadSettings where the weights under an adapter are not here."""
+    model = initial_model(manifest, base_folder(home))
     set_weights(model, weights)
     return model
 
@@ -39,25 +41,33 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
     num_batches = num_batches or reported_batches(manifest)
     try:
         with closing(open_corpus(manifest, home, data)) as corpus:
-            loss = measured_loss(model, manifest, corpus, num_batches, show)
+            loss, num_tokens = measured_loss(model, manifest, home, corpus, num_batches, show), num_measured(corpus, num_batches)
     except BadSettings as error:
         if data is not None:
             raise
         return MeasuredLoss(None, reason=str(error))
-    return MeasuredLoss(loss, num_batches * manifest.inner.batch_size * manifest.inner.sequence_length)
+    return MeasuredLoss(loss, num_tokens)
 
 
-def write_model(model: PreTrainedModel, manifest: Manifest, folder: Path) -> None:
-    """Write the files of AutoModelForCausalLM and AutoTokenizer. Raises OSError when the disk refuses."""
-    tokenizer = load_tokenizer(manifest.tokenizer)
+def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: bool, folder: Path) -> None:
+    """Write the files of AutoModelForCausalLM and AutoTokenizer; of an adapter those of peft, unless it `merges` into its base.
+
+    Raises OSError when the disk refuses.
+    """
+    tokenizer = load_tokenizer(manifest.tokenizer, home.tokenizer)
     model.eval()
+    if merges:
+        merge_adapter(model)
     if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
         for config in (model.config, model.generation_config):
             config.bos_token_id = None
             config.eos_token_id = config.pad_token_id = tokenizer.document_end
     with quiet_transformers():
         try:
-            model.save_pretrained(folder)
+            if factors(model) is not None:
+                write_adapter(model, folder)
+            else:
+                model.save_pretrained(folder)
             tokenizer.save(folder)
         except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
             raise OSError(str(error)) from error

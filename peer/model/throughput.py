@@ -32,16 +32,25 @@ PEAK_BF16_FLOPS: Final[Mapping[str, float]] = {
 }
 
 
-def flops_per_token(config: PreTrainedConfig, shapes: Mapping[str, tuple[int, ...]], sequence_length: int) -> float:
+def flops_per_token(
+    config: PreTrainedConfig,
+    shapes: Mapping[str, tuple[int, ...]],
+    sequence_length: int,
+    frozen: Mapping[str, tuple[int, ...]] | None = None,
+) -> float:
     """Return the floating point operations of an inner step per token, forward and backward, without recomputation.
 
     Six for each parameter of a matrix (an embedding without a tied head is only looked up), plus twelve for each layer, hidden unit and
-    position of attention, counted without the causal mask: the usual count (PaLM, arXiv 2204.02311, appendix B).
+    position of attention, counted without the causal mask: the usual count (PaLM, arXiv 2204.02311, appendix B). Four for a parameter of
+    the matrices that are `frozen`, which have no gradient of their own.
     """
     text = config.get_text_config()
     matrices = [math.prod(shape) for shape in shapes.values() if len(shape) >= 2]
+    under = [math.prod(shape) for shape in (frozen or {}).values() if len(shape) >= 2]
     looked_up = 0 if getattr(text, "tie_word_embeddings", False) else text.vocab_size * text.hidden_size
     attention = 12 * int(getattr(text, "num_hidden_layers", 0)) * text.hidden_size * sequence_length
+    if under:
+        return float(6 * sum(matrices) + 4 * (sum(under) - looked_up) + attention)
     return float(6 * (sum(matrices) - looked_up) + attention)
 
 

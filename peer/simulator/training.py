@@ -25,6 +25,8 @@ from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import load_texts
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.run.manifest import FineTuningManifest
 
 NUM_POINTS: Final = 24  # of a curve
 PROBE_BATCHES: Final = 8  # on which the replicas' outputs are compared
@@ -69,6 +71,8 @@ def simulate(scenario: Scenario, venue: Venue, watch: Watch) -> Result:
     chosen = method(scenario.manifest.outer.method)
     device, _ = choose_device(venue.device)
     need_memory(scenario, device, chosen.size(scenario))
+    if isinstance(scenario.manifest, FineTuningManifest):
+        raise BadManifest("`peer simulate` trains no fine-tuning run", hint="`peer host` and `peer join` do; --network estimates one")
     tokenizer = load_tokenizer(scenario.manifest.tokenizer)
     texts = load_texts(scenario, tokenizer, venue.data, venue.cache)
     try:

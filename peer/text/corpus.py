@@ -5,6 +5,7 @@ So the step number is the only state, except for a streamed data set (peer/text/
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -19,14 +20,17 @@ from torch import Tensor
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
-from gossamer.peer.text.documents import GIVE_TEXT, read_texts, standard_library, text_files
+from gossamer.peer.text.documents import GIVE_TEXT, read_conversations, read_texts, standard_library, text_files
+from gossamer.peer.text.packing import PackedSequences
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
 from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 
 if TYPE_CHECKING:
     from gossamer.peer.text.tokenizer import Tokenizer
     from gossamer.protocol.run.sections import DataSection, DataSource
 
+NUM_TRIED: Final = 256  # conversations, before a run is hosted
 BLOCK: Final = 1024  # windows of a mixture that are distributed together
 
 
@@ -73,6 +77,32 @@ class ResidentCorpus(Corpus):
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
         """Return held-out batches, spread evenly over the held-out text; see Corpus."""
         return held_out_batches(self.tokens.held_out, self._draw, num_batches)
+
+
+class PackedCorpus(Corpus):
+    """Conversations packed into sequences, of whose tokens only some train; its batches depend on the step number alone.
+
+    A pass visits each sequence once, in an order that depends on the run's seed, the peer and the pass.
+    """
+
+    def __init__(self, train: PackedSequences, held_out: PackedSequences, bytes_per_token: float, draw: Draw) -> None:
+        self.bytes_per_token = bytes_per_token
+        self._train = train
+        self._held_out = held_out
+        self._draw = draw
+        self._order = lru_cache(maxsize=2)(lambda number: permutation(random_stream(draw, b"sequences", number), len(train)))
+
+    def batch(self, step: int) -> Tensor:
+        """Return the batch of an inner step, marked (labels.py); see Corpus."""
+        first = step * self._draw.batch_size
+        places = (divmod(position, len(self._train)) for position in range(first, first + self._draw.batch_size))
+        return torch.from_numpy(self._train.sequences(np.asarray([self._order(number)[place] for number, place in places])))
+
+    def held_out_batches(self, num_batches: int) -> list[Tensor]:
+        """Return held-out batches, spread evenly over the held-out conversations; see Corpus."""
+        num_sequences = num_batches * self._draw.batch_size
+        chosen = np.arange(num_sequences) * len(self._held_out) // num_sequences
+        return list(torch.split(torch.from_numpy(self._held_out.sequences(chosen)), self._draw.batch_size))
 
 
 class MixedCorpus(Corpus):
@@ -204,11 +234,61 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | Non
             with_held_out_part(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw
         )
     assert path is not None
+    if isinstance(source, FineTuningDataSection) and source.has_prompts:
+        return _load_conversations(source, tokenizer, draw, path, cache, show)
     files = text_files(path)
     num_bytes = sum(file.stat().st_size for file in files)
     blocks = read_texts(files, source.column)
     tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column)
     return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
+
+
+def _load_conversations(
+    data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, path: Path, cache: Path, show: ShowProgress
+) -> PackedCorpus:
+    from gossamer.peer.text.conversations import ConversationTokenizer, columns_of
+
+    files = text_files(path)
+    num_bytes = sum(file.stat().st_size for file in files)
+    encoder = ConversationTokenizer(tokenizer, data)
+    blocks, columns = read_conversations(files, data), " ".join(columns_of(data))
+    tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns)
+    return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
+
+
+def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path | None) -> None:
+    """Raise BadSettings or BadManifest, as training would, if nothing trains in the first conversations of an operator's files."""
+    from gossamer.peer.text.conversations import ConversationTokenizer
+
+    if path is None:
+        raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
+    documents = [block.text for block in itertools.islice(read_conversations(text_files(path), data), NUM_TRIED)]
+    marks = ConversationTokenizer(tokenizer, data).encode_all(documents)
+    packed = PackedSequences(np.concatenate([np.empty(0, np.int32), *marks]), sequence_length + 1, tokenizer.document_end, shares=False)
+    if not packed.num_targets:
+        raise BadSettings(
+            f"in the first {len(documents)} conversations of {path}, no token of an answer is among the first {sequence_length + 1}",
+            hint="give --data conversations in which the assistant answers, or raise sequence_length in [inner]",
+        )
+
+
+def packed_corpus(tokens: Tokens, document_end: int, draw: Draw, name: str, *, shares: bool) -> PackedCorpus:
+    """Pack the marked tokens of conversations; hold out the end of few conversations. Raises BadSettings for less than two sequences."""
+    both = tokens.train, tokens.held_out
+    train, held_out = (PackedSequences(side, draw.num_window_tokens, document_end, shares=shares) for side in both)
+    num_targets = train.num_targets + held_out.num_targets
+    if not len(train) or not len(held_out):
+        whole = PackedSequences(np.concatenate(both), draw.num_window_tokens, document_end, shares=shares)
+        if len(whole) < 2:
+            raise BadSettings(
+                f"{name} gives {len(whole)} sequences of {draw.num_window_tokens} tokens of which some train; at least 2 are needed, "
+                "one of them to hold out",
+                hint="give --data more conversations with the assistant's answers, or raise sequence_length in [inner]",
+            )
+        num_train = len(whole) - max(1, int(len(whole) * HELD_OUT_SHARE))
+        train, held_out = whole.part(0, num_train), whole.part(num_train, len(whole))
+    num_text_bytes = tokens.bytes_per_token * sum(map(len, both))
+    return PackedCorpus(train, held_out, num_text_bytes / max(1, num_targets), draw)
 
 
 def with_held_out_part(tokens: Tokens, draw: Draw, name: str) -> Tokens:

@@ -11,11 +11,14 @@ import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.document import Document, is_held_out
 from gossamer.protocol.errors import BadSettings
+
+if TYPE_CHECKING:
+    from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
@@ -81,12 +84,39 @@ def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
     """
     for file in files:
         try:
-            kind = next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
+            kind = _table_kind(file)
             yield from _rows(file, kind, column) if kind else _blocks(file)
         except UnicodeDecodeError as error:
             raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
         except OSError as error:
             raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
+
+
+def read_conversations(files: list[Path], data: FineTuningDataSection) -> Iterator[Block]:
+    """Yield the conversations of table files, JSON each (conversations.py).
+
+    Raises BadSettings for a file that is no table, cannot be read, or holds something else; BadManifest for one without the columns.
+    """
+    for file in files:
+        if (kind := _table_kind(file)) is None:
+            raise BadSettings(f"{file} holds no conversations: it is neither parquet nor jsonl", hint="take this file out of --data")
+        need_extra("text")
+        from gossamer.peer.text.conversations import conversation, need_columns
+        from gossamer.peer.text.tables import table_rows  # pyarrow takes long to import
+
+        for number, row in enumerate(table_rows(file, kind)):
+            if not number:
+                need_columns(str(file), data, row)
+            try:
+                text = conversation(data, row)
+            except ValueError as error:
+                raise BadSettings(f"{file}, row {number}: {error}", hint="correct this row, or take it out") from error
+            if text:
+                yield Block(text, is_held_out(text), ends_document=True)
+
+
+def _table_kind(file: Path) -> str | None:
+    return next((kind for ending, kind in TABLES.items() if file.name.lower().endswith(ending)), None)
 
 
 def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:

@@ -34,11 +34,31 @@ def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
     except GossamerError:
         raise
     except Exception as error:  # of many types
-        raise BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it") from error
+        raise _unreadable(file, error) from error
+
+
+def table_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
+    """Yield the rows of a local file by column. Raises BadSettings for a file that is not such a table."""
+    try:
+        yield from _parquet_rows(file) if kind == "parquet" else _json_rows(file)
+    except GossamerError:
+        raise
+    except Exception as error:  # of many types
+        raise _unreadable(file, error) from error
+
+
+def _unreadable(file: Path, error: Exception) -> BadSettings:
+    return BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it")
 
 
 def _json(file: Path, column: str) -> Iterator[Document]:
-    is_checked = False
+    for number, row in enumerate(_json_rows(file)):
+        if not number:
+            need_column(str(file), column, row)
+        yield _from_json(row.get(column))
+
+
+def _json_rows(file: Path) -> Iterator[dict[str, Any]]:
     with pyarrow.input_stream(str(file), compression="detect") as raw, io.BufferedReader(raw) as lines:
         while line := lines.readline(MAX_LINE_BYTES + 1):
             if len(line) > MAX_LINE_BYTES:
@@ -48,10 +68,7 @@ def _json(file: Path, column: str) -> Iterator[Document]:
             row = json.loads(line)
             if not isinstance(row, dict):
                 raise ValueError("a line is not an object")
-            if not is_checked:
-                need_column(str(file), column, row)
-                is_checked = True
-            yield _from_json(row.get(column))
+            yield row
 
 
 def _from_json(value: object) -> Document:
@@ -71,13 +88,25 @@ def _parquet(file: Path, column: str) -> Iterator[Document]:
     need_column(str(file), column, fields)
     once = [column] if fields[column] == "" else []  # a text that is repeated stays in memory once
     with pyarrow.parquet.ParquetFile(file, read_dictionary=once) as table:
-        groups = [table.metadata.row_group(number) for number in range(table.metadata.num_row_groups)]
-        for chunk in (group.column(place) for group in groups for place in range(group.num_columns)):
-            is_large = chunk.num_values > MAX_GROUP_VALUES or chunk.total_uncompressed_size > MAX_GROUP_BYTES
-            if is_large and chunk.path_in_schema.split(".")[0] == column:
-                raise ValueError("a row group is too large; write the file with smaller ones")
+        _need_small_groups(table.metadata, column)
         for batch in table.iter_batches(batch_size=ROWS, columns=[column]):
             yield from map(from_arrow, batch.column(0))
+
+
+def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
+    with pyarrow.parquet.ParquetFile(file) as table:
+        _need_small_groups(table.metadata)
+        for batch in table.iter_batches(batch_size=ROWS):
+            yield from batch.to_pylist()
+
+
+def _need_small_groups(metadata: Any, column: str | None = None) -> None:
+    """Raise ValueError for a row group that would take too much memory in this column; None: in any."""
+    groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
+    for chunk in (group.column(place) for group in groups for place in range(group.num_columns)):
+        is_large = chunk.num_values > MAX_GROUP_VALUES or chunk.total_uncompressed_size > MAX_GROUP_BYTES
+        if is_large and column in (None, chunk.path_in_schema.split(".")[0]):
+            raise ValueError("a row group is too large; write the file with smaller ones")
 
 
 def _is_text(kind: Any) -> bool:

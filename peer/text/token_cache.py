@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.peer.text.documents import Block
-from gossamer.peer.text.tokenizer import Tokenizer
+from gossamer.peer.text.tokenizer import Encoder
 from gossamer.protocol.errors import BadSettings
 
 PREFIX = "tokens-"
@@ -36,7 +36,7 @@ class Tokens:
 ShowBytes = Callable[[int], None]  # called with the bytes tokenized so far
 
 
-def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
+def in_memory(blocks: Iterable[Block], tokenizer: Encoder) -> Tokens:
     """Tokenize a text that fits in memory."""
     sinks = io.BytesIO(), io.BytesIO()
     num_bytes = _tokenize(blocks, tokenizer, sinks, lambda num_bytes: None)
@@ -47,7 +47,7 @@ def in_memory(blocks: Iterable[Block], tokenizer: Tokenizer) -> Tokens:
 def on_disk(
     files: list[Path],
     blocks: Iterable[Block],
-    tokenizer: Tokenizer,
+    tokenizer: Encoder,
     cache: Path,
     show: ShowBytes = lambda num_bytes: None,
     column: str = "text",
@@ -65,7 +65,7 @@ def on_disk(
     return Tokens(train, held_out, int((folder / "num_bytes").read_text()) / max(1, len(train) + len(held_out)))
 
 
-def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, show: ShowBytes) -> None:
+def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Encoder, show: ShowBytes) -> None:
     for earlier in folder.parent.glob(f"{PREFIX}*"):  # an earlier text, or an interrupted one
         shutil.rmtree(earlier, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
@@ -80,23 +80,19 @@ def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Tokenizer, show: Sho
         shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _tokenize(blocks: Iterable[Block], tokenizer: Tokenizer, sinks: tuple[IO[bytes], IO[bytes]], show: ShowBytes) -> int:
+def _tokenize(blocks: Iterable[Block], tokenizer: Encoder, sinks: tuple[IO[bytes], IO[bytes]], show: ShowBytes) -> int:
     """Write each block's tokens to its side, and return the size of the text in bytes."""
-    end = np.asarray([tokenizer.document_end], dtype=tokenizer.dtype).tobytes()
     num_bytes, reading = 0, iter(blocks)
     while some := list(itertools.islice(reading, BLOCKS)):
         for block, tokens in zip(some, tokenizer.encode_all([block.text for block in some]), strict=True):
-            sink = sinks[block.is_held_out]
-            sink.write(tokens.tobytes())
-            num_bytes += tokenizer.num_text_bytes(block.text)
-            if block.ends_document and tokens[-1:].tobytes() != end:
-                sink.write(end)
-                num_bytes += 1
+            whole = tokenizer.with_document_end(tokens) if block.ends_document else tokens
+            sinks[block.is_held_out].write(whole.tobytes())
+            num_bytes += tokenizer.num_text_bytes(block.text) + len(whole) - len(tokens)
         show(num_bytes)
     return num_bytes
 
 
-def _fingerprint(files: list[Path], tokenizer: Tokenizer, column: str) -> str:
+def _fingerprint(files: list[Path], tokenizer: Encoder, column: str) -> str:
     digest = hashlib.sha256(f"{tokenizer.name}\0{tokenizer.digest}\0{column}".encode())
     for file in files:
         stat = file.stat()

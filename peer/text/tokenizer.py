@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +32,31 @@ FILE: Final = "tokenizer.json"  # in the folder of a model
 MAX_GROWTH: Final = 1000  # characters made of one before the vocabulary; Unicode's own rules make 18
 
 
+class Encoder(Protocol):
+    """What turns documents into tokens on disk: a Tokenizer, or the ConversationTokenizer of conversations.py."""
+
+    @property
+    def name(self) -> str:
+        """The tokenizer's name in the manifest."""
+
+    @property
+    def digest(self) -> str:
+        """What else the tokens depend on."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the tokens."""
+
+    def encode_all(self, documents: Sequence[Document]) -> Sequence[npt.NDArray[Any]]:
+        """Tokenize several documents, or parts of documents, into new arrays. Raises BadSettings or BadManifest."""
+
+    def with_document_end(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the tokens of a whole document with the token that ends it, if they lack it."""
+
+    def num_text_bytes(self, document: Document) -> int:
+        """Return the number of UTF-8 bytes of a document's text, as far as it trains."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tokenizer:
     """A tokenizer for training. Safe to share between threads."""
@@ -40,7 +65,7 @@ class Tokenizer:
     vocab_size: int
     document_end: int  # the token after each document
     digest: str  # SHA-256 of its vocabulary and rules; empty for bytes
-    _pretrained: Any  # PreTrainedTokenizerBase; None for bytes
+    pretrained: Any  # PreTrainedTokenizerBase; None for bytes
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -54,26 +79,27 @@ class Tokenizer:
         """
         texts = [document for document in documents if isinstance(document, str)]
         encoded = iter(self._encode_texts(texts))
-        return [next(encoded) if isinstance(document, str) else self._checked(document) for document in documents]
+        return [next(encoded) if isinstance(document, str) else self.checked(document) for document in documents]
 
     def encode_documents(self, documents: Sequence[Document]) -> list[npt.NDArray[Any]]:
         """Tokenize whole documents as `encode_all` does, each with the token that ends it."""
-        return [self._with_document_end(tokens) for tokens in self.encode_all(documents)]
+        return [self.with_document_end(tokens) for tokens in self.encode_all(documents)]
 
     def num_text_bytes(self, document: Document) -> int:
         """Return the number of UTF-8 bytes of a document."""
         if isinstance(document, str):
             return len(document.encode())
-        return len(document) if self._pretrained is None else len(self._pretrained.decode(document.tolist()).encode())
+        return len(document) if self.pretrained is None else len(self.pretrained.decode(document.tolist()).encode())
 
     def _encode_texts(self, texts: list[str]) -> list[npt.NDArray[Any]]:
-        if self._pretrained is None or not texts:
+        if self.pretrained is None or not texts:
             return [np.frombuffer(text.encode(), dtype=np.uint8) for text in texts]
-        with _refusing(f"the tokenizer {self.name!r} cannot tokenize this text"):
-            found = self._pretrained(texts, add_special_tokens=False, verbose=False)["input_ids"]
-        return [self._checked(np.asarray(tokens, dtype=np.int64)) for tokens in found]
+        with refusing(f"the tokenizer {self.name!r} cannot tokenize this text"):
+            found = self.pretrained(texts, add_special_tokens=False, verbose=False)["input_ids"]
+        return [self.checked(np.asarray(tokens, dtype=np.int64)) for tokens in found]
 
-    def _checked(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+    def checked(self, tokens: npt.NDArray[np.int64]) -> npt.NDArray[Any]:
+        """Return tokens as `dtype`. Raises BadSettings for tokens outside the vocabulary."""
         if len(tokens) and not 0 <= tokens.min() <= tokens.max() < self.vocab_size:
             raise BadSettings(
                 f"these tokens are of another tokenizer: one is {tokens.max()}, and {self.name!r} has {self.vocab_size}",
@@ -81,13 +107,14 @@ class Tokenizer:
             )
         return tokens.astype(self.dtype)
 
-    def _with_document_end(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    def with_document_end(self, tokens: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """Return the tokens of a whole document with the token that ends it, if they lack it."""
         is_ended = len(tokens) > 0 and tokens[-1] == self.document_end
         return tokens if is_ended else np.append(tokens, self.dtype.type(self.document_end))
 
     def save(self, folder: Path) -> None:
         """Write the files that AutoTokenizer.from_pretrained reads."""
-        pretrained = byte_tokenizer() if self._pretrained is None else self._pretrained
+        pretrained = byte_tokenizer() if self.pretrained is None else self.pretrained
         pretrained.save_pretrained(folder)
 
 
@@ -101,7 +128,7 @@ def load_tokenizer(section: TokenizerSection, *folders: Path | None) -> Tokenize
         return Tokenizer(BYTES, NUM_BYTES, 0, "", None)
     found = next((folder for folder in folders if folder is not None and (folder / FILE).is_file()), None)
     pretrained = _load_pretrained(name, section.revision) if found is None else _load_pretrained(str(found), None)
-    with _refusing(f"the tokenizer {name!r} cannot be used"):
+    with refusing(f"the tokenizer {name!r} cannot be used"):
         return _checked_tokenizer(section, pretrained)
 
 
@@ -140,7 +167,7 @@ def name_of(folder: Path) -> tuple[str, str]:
     if not (folder / FILE).is_file():
         raise BadManifest(f"{folder} holds no tokenizer", hint=f"put its {FILE} beside the model")
     pretrained = _load_pretrained(str(folder), None)
-    with _refusing(f"the tokenizer in {folder} cannot be used"):
+    with refusing(f"the tokenizer in {folder} cannot be used"):
         digest = tokenizer_digest(pretrained)
     return (BYTES, "") if digest == tokenizer_digest(byte_tokenizer()) else (folder.resolve().name, digest)
 
@@ -159,7 +186,7 @@ def _rules(pretrained: PreTrainedTokenizerBase) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _refusing(message: str) -> Iterator[None]:
+def refusing(message: str) -> Iterator[None]:
     """Turn the errors of a tokenizer, of many types, into BadManifest. Its Rust code may panic, which is no Exception."""
     try:
         yield
@@ -201,5 +228,5 @@ def _load_pretrained(name: str, revision: str | None) -> Any:
     need_extra("text")
     from transformers import AutoTokenizer
 
-    with _refusing(f"the tokenizer {name!r} cannot be loaded"):
+    with refusing(f"the tokenizer {name!r} cannot be loaded"):
         return AutoTokenizer.from_pretrained(name, revision=revision, trust_remote_code=False)

@@ -11,8 +11,10 @@ from transformers import PreTrainedModel
 
 from gossamer.optim.inner import build_optimizer, set_learning_rate
 from gossamer.peer.model.accelerator import has_own_memory, limit_memory
+from gossamer.peer.model.adapter import trained_parameters
 from gossamer.peer.model.computing import Computing, compile_blocks, is_out_of_memory, next_token_loss, recompute_blocks
 from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.text.labels import num_targets
 from gossamer.protocol.run.manifest import Manifest
 
 
@@ -21,7 +23,7 @@ class OneDevice:
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
         self.model = model
-        self.parameters: dict[str, Tensor] = dict(model.named_parameters())
+        self.parameters: Mapping[str, Tensor] = trained_parameters(model)
         self.moved: Mapping[str, Tensor] = {name: self.parameters[name] for name in (self.parameters if moved is None else moved)}
         self.device = next(iter(self.parameters.values())).device
         self.gradients: tuple[Tensor, ...] = ()  # flat tensors, into which the parameters' gradients are views, if a rank lays them out so
@@ -32,15 +34,15 @@ class OneDevice:
         """Begin to copy a batch, int64[B, L+1], to the device, which may still be computing."""
         return batch.pin_memory().to(self.device, non_blocking=True) if has_own_memory(self.device.type) else batch.to(self.device)
 
-    def backward(self, rows: Tensor, seed: int, computing: Computing, num_rows: int | None = None) -> Tensor | None:
-        """Compute the part of some rows in the gradient and the mean loss, nats per token, of a batch of `num_rows`; None: these are all.
+    def backward(self, rows: Tensor, seed: int, computing: Computing, batch: Tensor | None = None) -> Tensor | None:
+        """Compute the part of some rows in the gradient and the mean loss, nats per token, of a batch; None: these are all of its rows.
 
         Return their part of the loss; None, with no gradient left, where memory runs out. Seeds torch's generators, for dropout.
         """
         self._compute_as(computing)
         self._clear()
         try:
-            return self._accumulated(rows, len(rows) if num_rows is None else num_rows, seed, computing)
+            return self._accumulated(rows, rows if batch is None else batch, seed, computing)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
@@ -85,11 +87,12 @@ class OneDevice:
     def close(self) -> None:
         """Free the device: there is nothing to free."""
 
-    def _accumulated(self, rows: Tensor, num_rows: int, seed: int, computing: Computing) -> Tensor:
+    def _accumulated(self, rows: Tensor, batch: Tensor, seed: int, computing: Computing) -> Tensor:
         _seed_generators(self.device, seed)
         losses = [torch.zeros((), device=self.device)]  # a rank may have no rows
-        for part in torch.split(rows, computing.micro_batch or num_rows) if len(rows) else ():
-            loss = next_token_loss(self.model, part, computing.dtype) * (len(part) / num_rows)
+        num_all = num_targets(batch).to(self.device)
+        for part in torch.split(rows, computing.micro_batch or len(batch)) if len(rows) else ():
+            loss = next_token_loss(self.model, part, computing.dtype) * (num_targets(part) / num_all)
             loss.backward()  # type: ignore[no-untyped-call]
             losses.append(loss.detach())
         return torch.stack(losses).sum()

@@ -18,6 +18,7 @@ from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.computing import Computing, can_recompute
 from gossamer.peer.model.model import state_tensors
 from gossamer.peer.text.corpus import Corpus
+from gossamer.peer.text.labels import num_targets
 from gossamer.peer.trainer.device import OneDevice
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
@@ -57,13 +58,16 @@ class InnerLoop:
         self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
-        """Compute a batch's clipped gradient; return mean loss (nats per token), length before clipping, tokens. Raises OperatorError."""
+        """Compute a batch's clipped gradient; return mean loss (nats per token), length before clipping, tokens that train.
+
+        Raises OperatorError.
+        """
         batch = self._batch(step)
         while (loss := self.devices.backward(batch, seed, self.computing)) is None:
             self._use_less()
         norm = self.devices.clip(self._clip_norm)
         self._ahead = step + 1, self.devices.send(self._corpus.batch(step + 1))
-        return loss, norm, batch.shape[0] * (batch.shape[1] - 1)
+        return loss, norm, int(num_targets(batch))
 
     def forget_batch(self) -> None:
         """Forget the batch that was fetched ahead: the text continues at another place."""

@@ -6,6 +6,7 @@ the constants are measured (docs/log.md, "What a run needs").
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, contai
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import has_own_memory, memory_bytes
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.model.model import activation_bytes, need_layout, parameter_shapes
+from gossamer.peer.model.model import activation_bytes, frozen_shapes, need_layout, parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan
@@ -33,6 +34,7 @@ MEETINGS: Final = 4  # at once: two begun here, two elsewhere (peer/node/meeting
 MEETING_VALUES: Final = 5  # snapshot, message, gap; slow weights and shift of the outer step (peer/trainer/meeting.py); momentum likewise
 CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/model/checkpoint.py)
 PROGRAMS: Final = "for the programs"
+FROZEN: Final = "for the frozen weights under the adapter"
 TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
 SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
@@ -71,15 +73,18 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     shares = [{name: shapes[name] for name in names} for names in divide_parameters(manifest.inner.optimizer, shapes, count)]
     share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
+    frozen = VALUE_BYTES * sum(map(math.prod, frozen_shapes(manifest.model).values()))
+    under = {FROZEN: frozen * (1 if is_apart else count)} if frozen else {}
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
     tensors = {
+        **under,
         "for weights and their gradients": 2 * weights * (1 if is_apart else count),
         "for the optimizer": share if is_apart else optimizer,
         **({} if is_apart else {**slow, COPY: weights + optimizer}),
         **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), is_apart),
     }
     payloads = _payloads(plan)
-    copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights}
+    copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights + frozen}
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
     return Need(

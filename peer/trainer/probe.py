@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from gossamer.optim.fragments import Fragment, add
 from gossamer.peer.model.computing import evaluating, token_losses
+from gossamer.peer.text.labels import num_targets
 
 FIRST_TOKENS: Final = 128  # to measure on, rounded to whole sequences, at least one
 MORE_TOKENS: Final = 512  # beside these, where the first gain is low
@@ -55,7 +56,7 @@ class Gain:
         """Return the gain from the loss of each token, f32[tokens], without and with the merge."""
         gains, num_tokens = before - after, before.numel()
         noise = CORRELATED * float(gains.std()) / math.sqrt(num_tokens) if num_tokens > 1 else math.inf
-        return cls(float(gains.mean()), noise, float(before.std()), num_tokens)
+        return cls(float(gains.mean()), noise, float(before.std() if num_tokens > 1 else before.abs()), num_tokens)
 
 
 class Probe(ABC):
@@ -98,9 +99,9 @@ class Probe(ABC):
 
 
 class TokenProbe(Probe):
-    """Measures a language model on sequences of its own: the loss of each token.
+    """Measures a language model on sequences of its own: the loss of each token that trains.
 
-    `pool`, int64[N, L+1], lies on the model's device. No partner may foretell `rng`.
+    `pool`, int64[N, L+1], marked, lies on the model's device. No partner may foretell `rng`.
     """
 
     runs_beside = True
@@ -108,6 +109,7 @@ class TokenProbe(Probe):
     def __init__(self, model: nn.Module, dtype: torch.dtype, pool: Tensor, rng: random.Random) -> None:
         self._dtype = dtype
         self._pool = pool
+        self._num_targets = max(1, int(num_targets(pool)) // len(pool))  # of a sequence, on average
         self._rng = rng
         # `data`, not `detach()`: a gradient that is being computed is not to see that a twin was written to
         twins = {id(p): nn.Parameter(p.data, requires_grad=False) for p in model.parameters()}
@@ -116,7 +118,7 @@ class TokenProbe(Probe):
 
     def draw(self) -> Sequence[Tensor]:
         """Draw sequences, int64[n, L+1]: FIRST_TOKENS, and MORE_TOKENS beside these."""
-        first, more = (max(1, num_tokens // (self._pool.shape[1] - 1)) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
+        first, more = (max(1, num_tokens // self._num_targets) for num_tokens in (FIRST_TOKENS, MORE_TOKENS))
         drawn = self._pool[self._rng.sample(range(len(self._pool)), min(len(self._pool), first + more))]
         return drawn[:first], drawn
 

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._triton import has_triton
-from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.peer.machine.child import Child
@@ -19,10 +17,12 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import choose_devices
+from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
-from gossamer.peer.model.model import build_model, check_fit, placed
+from gossamer.peer.model.model import check_fit, frozen_shapes, placed
 from gossamer.peer.model.plan import need_abilities
+from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import load_corpus
@@ -33,6 +33,7 @@ from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ if TYPE_CHECKING:
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
+    need_base(manifest.model, folder := base_folder(home, child.settings.config.model))
     settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
     peer_id = PeerId.from_text(settings.peer_id)
     devices, _ = choose_devices(settings.config.devices)
@@ -51,27 +53,20 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     computing = computing_that_fits(manifest, device.type, there, wanted)
     processes = _start_ranks(child, home, devices) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
-    tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer)
+    tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer, folder)
     if settings.config.model is not None and tokenizer.name != BYTES:
         home.tokenizer.mkdir(mode=0o700, exist_ok=True)
         tokenizer.save(home.tokenizer)  # for `peer eval` and `peer export`, and the next start
-    model = _initial_model(manifest, settings.config.model)
+    model = initial_model(manifest, folder)
+    if has_adapter(manifest.model) and folder is not None:
+        keep_base(home, folder)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
-    mask_as_run(model, manifest)
+    mask_as_run(model, manifest, home.tokenizer)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
     corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
     model = placed(model, device)
     ranks = processes.joined(manifest, model) if processes is not None else None
     return TextReplica(manifest, TextProgram(manifest, model, corpus, child.emit, computing, ranks), peer_seed(run_seed, peer_id))
-
-
-def _initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
-    """Build the model, with the run's starting weights if this peer has them; else it fetches a state later. Raises BadManifest."""
-    if manifest.model.weights is None or folder is None:
-        return build_model(manifest.model, manifest.run.seed)
-    from gossamer.peer.model.start import load_start
-
-    return load_start(manifest.model, folder)
 
 
 def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
@@ -110,9 +105,10 @@ def build(child: Child) -> TextTrainer:
     program = replica.program
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
-    flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length)
+    flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length, frozen_shapes(manifest.model))
     computing = program.inner.computing
-    peak = peak_flops(program.device, computing.dtype) * computing.num_devices
+    counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
+    peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))

@@ -24,7 +24,9 @@ from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.inner import divide_parameters, gradient_of
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.adapter import trained_parameters
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import unset_model
@@ -59,7 +61,7 @@ class Rank:
     """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
-        shapes = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+        shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(model).items()}
         self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number])
         self._number = number
@@ -84,7 +86,7 @@ class Rank:
         _wait([dist.broadcast(tensor, FIRST, async_op=True) for tensor in (batch, *(self._tensors[number] for number in changed))])
         self._versions = [tensor._version for tensor in self._tensors]
         rows = torch.tensor_split(batch, len(self._shares))[self._number]
-        loss = self.own.backward(self.own.send(rows), seed + self._number, computing, len(batch))
+        loss = self.own.backward(self.own.send(rows), seed + self._number, computing, batch)
         news = torch.tensor([loss is None, 0.0 if loss is None else float(loss)])
         dist.all_reduce(news)
         if float(news[0]):
@@ -140,7 +142,7 @@ def follow(next_line: Callable[[], bytes]) -> NoReturn:
         torch.set_num_threads(settings.threads)
     keep_within(device, size_bytes(settings.gpu_memory))
     model = unset_model(manifest.model, device)  # with any weights
-    mask_as_run(model, manifest)
+    mask_as_run(model, manifest, Home(Path(settings.manifest).parent).tokenizer)
     join(Path(settings.store), settings.number, settings.num_ranks, device.type)
     rank, dtype = Rank(manifest, model, settings.number, settings.num_ranks), compute_dtype(manifest.inner.precision, device)
 

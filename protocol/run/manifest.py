@@ -1,8 +1,9 @@
 """The manifest: the configuration that all peers of a run share, as TOML; the hash of its canonical bytes is the run id.
 
-A text run trains a language model of transformers on text. A program run trains the tensors of a program that each member starts. The
-canonical bytes are JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received
-manifest is stored byte for byte; unknown keys are ignored, missing keys take their default. A change of meaning raises `run.protocol`.
+A text run trains a language model of transformers on text. A fine-tuning run trains an adapter of one, or on answers alone. A program run
+trains the tensors of a program that each member starts. The canonical bytes are JSON with sorted keys and every default, so a default that
+changes later does not change an existing run. A received manifest is stored byte for byte; unknown keys are ignored, missing keys take
+their default. A change of meaning raises `run.protocol`.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import hashlib
 import json
 import tomllib
 from dataclasses import dataclass
-from typing import Any, ClassVar, Final, Self, get_args
+from typing import Any, ClassVar, Final, Self, cast, get_args
 
 from google.protobuf.message import DecodeError
 from pydantic import PrivateAttr, ValidationError
@@ -21,7 +22,7 @@ from pydantic_core import ErrorDetails
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved, WrongVersion
 from gossamer.protocol.identity import Identity, PeerId, signable
-from gossamer.protocol.run import sections
+from gossamer.protocol.run import fine_tuning, sections
 from gossamer.protocol.run.sections import Section
 from gossamer.protocol.run.toml import write_toml
 from gossamer.protocol.wire import peer_pb2
@@ -117,9 +118,12 @@ class Manifest(RunManifest):
 
     @classmethod
     def checked(cls, given: object) -> Self:
-        """Validate as every manifest. Raises BadManifest also for the manifest of a program run."""
-        if _version(given) == limits.PROGRAM_PROTOCOL:
+        """Validate as every manifest; tables of a fine-tuning run become its manifest. Raises BadManifest also for a program run."""
+        version = _version(given)
+        if version == limits.PROGRAM_PROTOCOL:
             raise BadManifest("this is the manifest of a program run, and a text run is wanted", hint=_OWN_PROGRAM)
+        if version == limits.FINE_TUNING_PROTOCOL and cls is Manifest:
+            return cast(Self, FineTuningManifest.checked(given))
         return super().checked(given)
 
     @property
@@ -135,6 +139,14 @@ class Manifest(RunManifest):
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights without a copy: then they follow from the run's seed."""
         return self.model.weights is None
+
+
+class FineTuningManifest(Manifest):
+    """The validated manifest of a fine-tuning run: a text run whose model may have an adapter, and whose text may be conversations."""
+
+    run: fine_tuning.FineTuningRunSection = fine_tuning.FineTuningRunSection()
+    model: fine_tuning.FineTuningModelSection = fine_tuning.FineTuningModelSection()
+    data: fine_tuning.FineTuningDataSection = fine_tuning.FineTuningDataSection()
 
 
 class ProgramManifest(RunManifest):
@@ -166,6 +178,10 @@ class ProgramManifest(RunManifest):
 
 
 AnyManifest = Manifest | ProgramManifest
+_KINDS: Final[tuple[tuple[int, type[Manifest] | type[ProgramManifest]], ...]] = (  # by protocol version; others are text runs
+    (limits.PROGRAM_PROTOCOL, ProgramManifest),
+    (limits.FINE_TUNING_PROTOCOL, FineTuningManifest),
+)
 
 
 def need_text(manifest: AnyManifest, hint: str = "start that program with this invite") -> Manifest:
@@ -204,7 +220,7 @@ class SignedManifest:
     def manifest(self) -> AnyManifest:
         """Parse and validate the manifest. Raises BadManifest or WrongVersion."""
         tables = _tables(self.canonical)
-        kind = ProgramManifest if _version(tables) == limits.PROGRAM_PROTOCOL else Manifest
+        kind = next((kind for version, kind in _KINDS if version == _version(tables)), Manifest)
         return kind._of_tables(tables, self.canonical)
 
     def to_bytes(self) -> bytes:
@@ -300,7 +316,7 @@ def _need_version(given: object) -> None:
     version = _version(given)
     if isinstance(version, int) and version not in limits.SPOKEN:
         raise WrongVersion(
-            f"the run uses protocol version {version}, this build uses {' and '.join(map(str, limits.SPOKEN))}",
+            f"the run uses protocol version {version}, this build uses {', '.join(map(str, limits.SPOKEN))}",
             hint="install the release of Gossamer that the run's host uses",
         )
 
@@ -327,10 +343,18 @@ def _unknown_key(loc: tuple[int | str, ...], section: type[Section]) -> str:
             inner = _section_of(section.model_fields[part].annotation)
             assert inner is not None
             section = inner
+    if _is_of_fine_tuning(loc):
+        return f"{'.'.join(map(str, loc))} is a key of a fine-tuning run: set [run] protocol = {limits.FINE_TUNING_PROTOCOL}"
     path, key, known = ".".join(str(part) for part in loc), str(loc[-1]), list(section.model_fields)
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     legal = f"did you mean {'.'.join([*map(str, loc[:-1]), nearest[0]])}?" if nearest else f"the legal keys are {', '.join(known)}"
     return f"{path} is not a key of a manifest; {legal}"
+
+
+def _is_of_fine_tuning(loc: tuple[int | str, ...]) -> bool:
+    section = FineTuningManifest.model_fields.get(str(loc[0]))
+    kind = section.annotation if section is not None else None
+    return len(loc) == 2 and isinstance(kind, type) and issubclass(kind, Section) and loc[1] in kind.model_fields
 
 
 def _abbreviate(value: Any) -> str:

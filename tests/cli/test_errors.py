@@ -67,7 +67,10 @@ def test_every_protocol_error_has_a_docstring() -> None:
 
 COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: arguments, words of the error, words of the hint
     "demo": [(("--peers", "1"), "--peers", "--help"), (("--codec", "modul4"), "modul4", "modulo4")],
-    "init": [(("FILE", "--codec", "modul4"), "modul4", "modulo4")],
+    "init": [
+        (("FILE", "--codec", "modul4"), "modul4", "modulo4"),
+        (("FILE", "--lora", "8"), "a model that exists", "--from FOLDER"),
+    ],
     "host": [
         (("--port", "70000"), "--port", "--help"),
         (("absent.toml",), "absent.toml", "peer init"),

@@ -19,6 +19,7 @@ from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest
 from tests.cli.test_compare import ran
+from tests.peer.fine_tuned import base_model
 from tests.peer.trained_homes import tiny_manifest, trained_home
 from tests.peer.waiting import wait_until
 
@@ -77,7 +78,7 @@ def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
 LOCAL = ("--listen", "127.0.0.1", "--devices", "cpu")
 NEEDS: dict[str, list[tuple[tuple[str, ...], str]]] = {  # by verb: arguments, and the extra that is missing
     "demo": [((), "text"), (("--plot", "x.png"), "plot")],
-    "init": [(("new.toml", "--from", "."), "text")],
+    "init": [(("new.toml", "--from", "."), "text"), (("new.toml", "--from", "BASE", "--lora", "4"), "lora")],
     "host": [(LOCAL, "text"), ((*LOCAL, "--metrics", "9464"), "metrics")],
     "join": [(LOCAL, "text"), ((*LOCAL, "--metrics", "9464"), "metrics")],
     "bootstrap": [(("--metrics", "9464"), "metrics")],
@@ -109,6 +110,8 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     if verb == "compare":
         trained_home(home.path.parent / "alone", tiny_manifest(), 2)
     folder = ("--home", str(home.path.parent if verb == "compare" else home.path)) if verb != "demo" else ()
+    if "BASE" in arguments:
+        arguments = tuple(str(base_model(home.path / "base")) if word == "BASE" else word for word in arguments)
     code, out, err = ended(start(verb, *arguments, *folder, extras=(extra,)))
     error, hint = err.splitlines()[-2:]
     packages = ", ".join(name.replace("_", "-") for name in EXTRAS[extra][1])

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.manifests import changed, pinned, read_manifest, with_pins
+from gossamer.cli.manifests import changed, pinned, pins_of, read_manifest, with_pins
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
@@ -54,4 +54,4 @@ def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: P
     found = pinned(wanted, None)
     assert found.tokenizer.digest == load_tokenizer(found.tokenizer).digest
     assert found.model.layout == layout_digest(parameter_shapes(found.model))
-    assert with_pins(wanted, found.model.layout, found.tokenizer.digest) == found == pinned(found, None)
+    assert with_pins(wanted, pins_of(found)) == found == pinned(found, None)

@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_manifest_pins_model_tokenizer_and_weights(folder: Path) -> None:
     manifest = Manifest.from_toml(Manifest.checked(started_from(folder, 2000, 3e-3)).to_toml())
     assert (manifest.inner.learning_rate, manifest.inner.warmup_steps) == (1e-3, 20)
-    model = load_start(manifest.model, folder)
+    model = load_start(manifest.model, folder, 0)
     expected = build_model(ModelSection(config=LLAMA), 5)
     assert all(torch.equal(one, other) for one, other in zip(model.parameters(), expected.parameters(), strict=True))
     tokenizer = load_tokenizer(manifest.tokenizer, None, folder)
@@ -56,7 +56,7 @@ def test_other_weights_and_another_tokenizer_are_refused_with_both_digests(folde
     manifest = Manifest.checked(started_from(folder, 2000, 3e-3))
     build_model(ModelSection(config=LLAMA), 6).save_pretrained(tmp_path)
     with pytest.raises(BadManifest, match=rf"differ from .* [0-9a-f]{{64}}, the manifest's {manifest.model.weights}"):
-        load_start(manifest.model, tmp_path)
+        load_start(manifest.model, tmp_path, 0)
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(BadManifest, match=rf"its digest is [0-9a-f]{{64}}, not {manifest.tokenizer.digest}"):
         load_tokenizer(manifest.tokenizer, tmp_path)
@@ -146,7 +146,7 @@ def test_an_encoder_is_refused_in_a_folder_and_by_architecture(tmp_path: Path) -
     with pytest.raises(BadManifest, match="the predictions of bert see"):
         build_model(ModelSection(architecture="bert", config=BERT), 0)
     decoder = Manifest.checked(started_from(saved_bert(tmp_path / "decoder", is_decoder=True), 100, 1e-3))
-    load_start(decoder.model, tmp_path / "decoder")
+    load_start(decoder.model, tmp_path / "decoder", 0)
 
 
 @pytest.mark.parametrize("max_positions", [2, 3, 32, 4096])

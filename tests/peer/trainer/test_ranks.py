@@ -40,12 +40,16 @@ def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = N
     return TextReplica(job, TextProgram(job, model, small_corpus(job), ignored, computing, devices), 1)
 
 
-@contextmanager
-def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[TextReplica, RankProcesses]]:
+def two_processes(folder: Path, job: Manifest) -> RankProcesses:
     folder.mkdir()
     signed = folder / "manifest"
     signed.write_bytes(SignedManifest.sign(job, Identity(b"1" * 32)).to_bytes())
-    processes = RankProcesses(signed, TWO, folder / "store", never, LocalSettings())
+    return RankProcesses(signed, TWO, folder / "store", never, LocalSettings())
+
+
+@contextmanager
+def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[TextReplica, RankProcesses]]:
+    processes = two_processes(folder, job)
     one = replica(job, Computing(num_devices=2), processes)
     try:
         yield one, processes
