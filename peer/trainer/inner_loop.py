@@ -50,7 +50,7 @@ class InnerLoop:
         self._corpus = corpus
         self._emit = emit
         self._clip_norm = manifest.inner.clip_norm
-        self._ahead: tuple[int, Tensor] | None = None  # the batch of a step to come, on its way to the device
+        self._ahead: tuple[int, tuple[Tensor, int]] | None = None  # the batch of a step to come, on its way to the device
 
     def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
@@ -62,12 +62,12 @@ class InnerLoop:
 
         Raises OperatorError.
         """
-        batch = self._batch(step)
+        batch, num_trained = self._batch(step)
         while (loss := self.devices.backward(batch, seed, self.computing)) is None:
             self._use_less()
         norm = self.devices.clip(self._clip_norm)
-        self._ahead = step + 1, self.devices.send(self._corpus.batch(step + 1))
-        return loss, norm, int(num_targets(batch))
+        self._ahead = step + 1, self._sent(step + 1)
+        return loss, norm, num_trained
 
     def forget_batch(self) -> None:
         """Forget the batch that was fetched ahead: the text continues at another place."""
@@ -85,6 +85,11 @@ class InnerLoop:
             )
         self.emit_computing(OUT_OF_MEMORY)
 
-    def _batch(self, step: int) -> Tensor:
+    def _batch(self, step: int) -> tuple[Tensor, int]:
         ahead, self._ahead = self._ahead, None
-        return ahead[1] if ahead is not None and ahead[0] == step else self.devices.send(self._corpus.batch(step))
+        return ahead[1] if ahead is not None and ahead[0] == step else self._sent(step)
+
+    def _sent(self, step: int) -> tuple[Tensor, int]:
+        """Begin to copy a batch to the device; return it, and how many of its tokens train, counted on the host."""
+        batch = self._corpus.batch(step)
+        return self.devices.send(batch), int(num_targets(batch))
