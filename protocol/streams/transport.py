@@ -12,6 +12,7 @@ from typing import Literal, Protocol
 from gossamer.protocol.addresses import Route
 from gossamer.protocol.errors import PeerGone
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.frames import from_frame, to_frame
 from gossamer.protocol.messages.messages import Message
 from gossamer.protocol.messages.records import MemberRecord
@@ -101,6 +102,7 @@ class Stream:
     _write: Callable[[bytes], Awaitable[None]]  # sends one frame, or raises PeerGone
     _on_close: Callable[[Stream], None] | None  # called once
     observed: str = ""  # the remote multiaddr; empty if the transport does not know it
+    most_chunk_bytes: int = field(default=CHUNK_BYTES, init=False)  # in one chunk on this stream, either way
     bytes_sent: int = field(default=0, init=False)  # encoded bytes handed to the transport so far
     bytes_received: int = field(default=0, init=False)  # encoded bytes taken from the transport so far
     _gates: tuple[Gate, Gate] = field(default=(_open_gate, _open_gate), init=False)
