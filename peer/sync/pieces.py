@@ -84,7 +84,7 @@ class Pieces:
         """Yield the pieces that are not there yet, in order."""
         return (piece for piece in range(self.num_pieces) if piece not in self.global_steps)
 
-    def put(self, run: range, data: bytes, global_step: int) -> None:
+    def put(self, run: range, data: bytes | memoryview, global_step: int) -> None:
         """Store neighbouring pieces, whole and verified. Raises OSError."""
         os.pwrite(self._data, data, self.offset(run[0]))
         os.write(self._log, b"".join(_ENTRY.pack(piece, global_step) for piece in run))
@@ -184,7 +184,7 @@ class RunResult:
         if header.name != self.name:
             raise Refused(RefusalCode.NOT_FOUND, "it has another result by now")
 
-    def verify(self, source: PeerId, run: range, data: bytes) -> None:
+    def verify(self, source: PeerId, run: range, data: bytes | memoryview) -> None:
         """Raise unless these bytes are these neighbouring pieces of this result."""
         if _hashes(memoryview(data)) != self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]:
             raise BadContents(f"{source.short()} gives a piece that is not in the result it names")

@@ -28,6 +28,7 @@ PIECE_S = 20.0  # for a source to deliver the next piece; a slower one is worth 
 UNDER_WAY_S = 1.0  # of what a source delivers
 UNDER_WAY_PIECES = (2, 512)  # at least and at most
 RUNS_UNDER_WAY = 8
+BULK_WORTH_BYTES = 1 << 20  # for less, opening a bulk stream costs more than it saves
 MEASURED_S = 0.5  # for a rate, unless twice the pieces under way have come before
 RETRY_S = 0.5  # before a source that broke off is asked for the rest
 NEWS_S = 1.0  # before a source that has not all is asked again what has come to it
@@ -82,7 +83,9 @@ class Transfer:
     order: Iterable[int]  # of the missing pieces
     check: Callable[[PeerId, Contents], None]  # raises for a header whose bytes are not wanted
     num_by: Counter[PeerId]  # pieces of each source, over all transfers that share it
-    verify: Callable[[PeerId, range, bytes], None] = lambda source, run, data: None  # raises where bytes of a run are not as they should be
+    verify: Callable[[PeerId, range, bytes | memoryview], None] = lambda source, run, data: (
+        None
+    )  # raises where bytes of a run are not as they should be
     on_pieces: Callable[[], None] = lambda: None
     _free: dict[int, None] = field(init=False)  # what nobody is asked for; pieces that fewest sources have come first
     _changes: Changes = field(default_factory=Changes)
@@ -121,6 +124,8 @@ class Transfer:
 
     async def _use(self, peer: PeerId, source: Source) -> None:
         """Ask and take at the same time, until the content is whole. Raises what ends it: GossamerError, OSError."""
+        if self.pieces.num_bytes - self.pieces.done_bytes > BULK_WORTH_BYTES:
+            await source.stream.open_bulk()
         asked, flow, holding = deque[range](), Flow(loop_s()), Holding(self.kind is not ContentsKind.RESULT, news_s=loop_s())
         asking = asyncio.create_task(self._ask(source, asked, flow, holding))
         try:
@@ -171,7 +176,7 @@ class Transfer:
         return range(first, end)
 
     async def _take(self, peer: PeerId, source: Source, asked: deque[range], flow: Flow) -> None:
-        header, data = await source.take(lambda header: self.check(peer, header), PIECE_S)
+        header, data = await source.take_run(lambda header: self.check(peer, header), PIECE_S)
         self.verify(peer, asked[0], data)
         run = asked.popleft()
         self.pieces.put(run, data, header.global_step)
@@ -204,4 +209,4 @@ class Transfer:
 
 
 def _most_pieces(source: Source) -> int:
-    return source.stream.most_chunk_bytes // files.PIECE_BYTES
+    return source.stream.answer_bytes // files.PIECE_BYTES
