@@ -19,9 +19,9 @@ def run_in_way(child: Child) -> None:
     """Run the node in the way that its home folder names."""
     way = (child.settings.config.home / WAY).read_text()
     if way != BULK:
-        transfer.BULK_WORTH_BYTES = math.inf  # type: ignore[misc,assignment]
+        transfer.BULK_WORTH_BYTES = math.inf  # type: ignore[assignment]
     if way == PIECES:
-        transfer.RUNS_UNDER_WAY = 1 << 30  # type: ignore[misc]
+        transfer.RUNS_UNDER_WAY = 1 << 30
     run(child)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -71,10 +70,7 @@ Serve = Callable[[Purpose, Context], Awaitable[None]]
 
 
 class GrpcStream(Stream):
-    """A stream over one RPC, on either side. `on_close` ends the RPC; the stream's creator runs `pump` in a task.
-
-    `dial` opens its bulk stream, on the side that opened the RPC. It raises Unreachable.
-    """
+    """A stream over one RPC, on either side. `on_close` ends the RPC, `dial` opens a bulk stream; the creator runs `pump` in a task."""
 
     def __init__(
         self,
@@ -94,21 +90,7 @@ class GrpcStream(Stream):
                 self.end("a send was cancelled")
                 raise
 
-        super().__init__(partner, route(observed), Inbox(FRAMES_AHEAD), send, on_close, observed)
-        self._dial = dial
-
-    async def open_bulk(self) -> None:
-        """Open the bulk stream. A partner that has none, such as an older release, gets requests for chunks."""
-        if self._dial is not None and self._bulk is None:
-            with suppress(Unreachable):
-                self.attach(await self._dial())
-
-    def attach(self, bulk: Bulk) -> None:
-        """Use a bulk stream from now on; it ends with this stream."""
-        if self._inbox.ended is None:
-            self._bulk = bulk
-        else:
-            bulk.close()
+        super().__init__(partner, route(observed), Inbox(FRAMES_AHEAD), send, on_close, observed, dial)
 
     def end(self, why: str) -> None:
         """Mark the stream as ended by the partner or the connection. Nothing is written afterwards."""

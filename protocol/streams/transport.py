@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
 from gossamer.protocol.addresses import Route
-from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
 from gossamer.protocol.messages.frames import from_frame, to_frame
@@ -115,6 +116,7 @@ class Stream:
     _write: Callable[[bytes], Awaitable[None]]  # sends one frame, or raises PeerGone
     _on_close: Callable[[Stream], None] | None  # called once
     observed: str = ""  # the remote multiaddr; empty if the transport does not know it
+    _dial: Callable[[], Awaitable[Bulk]] | None = None  # opens a bulk stream, or raises Unreachable; on the side that opened this one
     bytes_sent: int = field(default=0, init=False)  # encoded bytes handed to the transport so far
     bytes_received: int = field(default=0, init=False)  # encoded bytes taken from the transport so far
     _gates: tuple[Gate, Gate] = field(default=(_open_gate, _open_gate), init=False)
@@ -126,7 +128,17 @@ class Stream:
         return CHUNK_BYTES if self._bulk is None else ANSWER_BYTES
 
     async def open_bulk(self) -> None:
-        """Open a bulk stream beside this one, where the transport and the partner have such. For the side that opened this stream."""
+        """Open a bulk stream, on the side that opened this one. A partner that has none, such as an older release, is asked for chunks."""
+        if self._dial is not None and self._bulk is None:
+            with suppress(Unreachable):
+                self.attach(await self._dial())
+
+    def attach(self, bulk: Bulk) -> None:
+        """Use a bulk stream from now on; it ends with this stream."""
+        if self._inbox.ended is None:
+            self._bulk = bulk
+        else:
+            bulk.close()
 
     def set_gates(self, up: Gate, down: Gate) -> None:
         """Make each frame wait for a gate from now on: outbound frames for `up`, inbound frames for `down`."""

@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.sync import client, transfer
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.transfer import UNDER_WAY_PIECES, Flow
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Message
+from gossamer.protocol.streams import transport
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -145,3 +147,27 @@ def test_requests_on_a_fast_line_are_for_runs_of_pieces(
     (transferred,) = joiner.transfers
     assert sum(asked.sizes) == transferred.num_bytes
     assert max(asked.sizes) == 200 * most_pieces
+
+
+def in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale pieces, chunks and answers down to a state of forty kilobytes."""
+    monkeypatch.setattr(files, "PIECE_BYTES", 200)
+    monkeypatch.setattr(transfer, "BULK_WORTH_BYTES", 0)
+    for module in (client, transport):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 800)
+
+
+def test_a_state_comes_over_a_bulk_stream_and_equals_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bulk(monkeypatch)
+    asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=1e6), [])
+    (transferred,) = joiner.transfers
+    assert sum(asked.sizes) == transferred.num_bytes and max(asked.sizes) > 800
+
+
+@pytest.mark.parametrize("cut_at", range(1, 80, 6))
+def test_a_bulk_stream_that_is_cut_anywhere_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int) -> None:
+    in_bulk(monkeypatch)
+    asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=1e6), [9, cut_at])
+    (transferred,) = joiner.transfers
+    assert transferred.fetched_bytes == transferred.num_bytes
+    assert sum(asked.sizes) < 2 * transferred.num_bytes
