@@ -76,6 +76,7 @@ class Source:
     client: FetchClient
     stream: Stream
     _asked: deque[FetchRequest] = field(default_factory=deque)
+    _room: bytearray = field(default_factory=bytearray)  # for what comes over the bulk stream
 
     @property
     def peer_id(self) -> PeerId:
@@ -148,21 +149,42 @@ class Source:
         return arrived_s[-1] - began_s, loop.time() - arrived_s[-1]
 
     async def take(self, check: Callable[[Contents], None] = lambda header: None, within_s: float = FRAME_S) -> tuple[Contents, bytes]:
-        """Return the answer to the first request that has none: its verified header, and the bytes.
+        """Return the answer of one chunk to the first request that has none: its verified header, and the bytes.
 
         `check` raises for a header whose bytes are not wanted. A source that sends nothing for `within_s` has fallen silent. Raises
         TransportError, PeerMisbehaved or Refused, and what `check` raises.
         """
         request, header = await self._header(check, within_s)
-        num_bytes = part_bytes(request, header.total_bytes)
-        if not num_bytes:
-            return header, b""
+        data = await self._chunk(request, header, within_s)
+        _need_hash(data, header)
+        return header, data
+
+    async def take_run(self, check: Callable[[Contents], None], within_s: float) -> tuple[Contents, bytes | memoryview]:
+        """Return an answer like `take`, also one over the bulk stream. The bytes are valid until the next answer."""
+        request, header = await self._header(check, within_s)
+        if (num_bytes := part_bytes(request, header.total_bytes)) <= CHUNK_BYTES:
+            data: bytes | memoryview = await self._chunk(request, header, within_s)
+        else:
+            data = await self._bytes(num_bytes, within_s)
+        _need_hash(data, header)
+        return header, data
+
+    async def _chunk(self, request: FetchRequest, header: Contents, within_s: float) -> bytes:
+        if not (num_bytes := part_bytes(request, header.total_bytes)):
+            return b""
         chunk = await receive(self.stream, within_s)
         if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, request.offset, num_bytes):
             raise BadMessage(f"expected {num_bytes} bytes from {request.offset} on, got another {type(chunk).__name__}")
-        if hashlib.sha256(chunk.data).digest() != header.sha256:
-            raise BadContents("the bytes do not have the hash that was promised")
-        return header, chunk.data
+        return chunk.data
+
+    async def _bytes(self, num_bytes: int, within_s: float) -> memoryview:
+        if len(self._room) < num_bytes:
+            self._room = bytearray(num_bytes)  # kept: new pages cost more than a copy
+        data = memoryview(self._room)[:num_bytes]
+        for begin in range(0, num_bytes, CHUNK_BYTES):
+            async with _timeout(within_s, f"{self.stream.partner.short()} fell silent"):
+                await self.stream.receive_into(data[begin : begin + CHUNK_BYTES])
+        return data
 
     async def take_slow(self, num_bytes: int, check: Callable[[Contents], None], keep: Callable[[bytes], None]) -> Contents:
         """Return the verified header of what `ask_slow` requested, once `keep` has all its bytes. Raises as `take`."""
@@ -200,6 +222,15 @@ def sync_seed(run_id: bytes, nonce: bytes) -> int:
     return int.from_bytes(hashlib.sha256(b"gossamer-pull" + run_id + nonce).digest()[:8], "little") & (2**63 - 1)
 
 
+async def send_answer(stream: Stream, data: memoryview, first: int) -> None:
+    """Send the bytes that answer a request, of which `first` is the place of the first one. Raises as `send`."""
+    if len(data) <= CHUNK_BYTES:
+        return await send_chunks(stream, Part.CONTENTS, data, first)
+    for begin in range(0, len(data), CHUNK_BYTES):
+        async with _timeout(FRAME_S, f"{stream.partner.short()} takes nothing"):
+            await stream.send_bytes(data[begin : begin + CHUNK_BYTES])
+
+
 async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) -> None:
     """Send bytes as chunks in their order; `first` is where the first byte lies. Raises TransportError."""
     for offset in range(0, len(data), CHUNK_BYTES):
@@ -223,6 +254,11 @@ async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable
         digest.update(chunk.data)
         keep(chunk.data)
     return digest.digest()
+
+
+def _need_hash(data: bytes | memoryview, header: Contents) -> None:
+    if data and hashlib.sha256(data).digest() != header.sha256:
+        raise BadContents("the bytes do not have the hash that was promised")
 
 
 def part_bytes(request: FetchRequest, total_bytes: int) -> int:

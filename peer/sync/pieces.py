@@ -84,15 +84,16 @@ class Pieces:
         """Yield the pieces that are not there yet, in order."""
         return (piece for piece in range(self.num_pieces) if piece not in self.global_steps)
 
-    def put(self, piece: int, data: bytes, global_step: int) -> None:
-        """Store a piece, whole and verified. Raises OSError."""
-        os.pwrite(self._data, data, self.offset(piece))
-        os.write(self._log, _ENTRY.pack(piece, global_step))
-        self.global_steps[piece] = global_step
+    def put(self, run: range, data: bytes | memoryview, global_step: int) -> None:
+        """Store neighbouring pieces, whole and verified. Raises OSError."""
+        os.pwrite(self._data, data, self.offset(run[0]))
+        os.write(self._log, b"".join(_ENTRY.pack(piece, global_step) for piece in run))
+        self.global_steps.update(dict.fromkeys(run, global_step))
 
     def get(self, offset: int, num_bytes: int) -> bytes:
-        """Return these bytes of one piece, nothing where it is not there."""
-        return os.pread(self._data, num_bytes, offset) if offset // PIECE_BYTES in self.global_steps else b""
+        """Return these bytes, nothing where one of their pieces is not there."""
+        run = range(offset // PIECE_BYTES, count(min(offset + num_bytes, self.num_bytes)))
+        return os.pread(self._data, num_bytes, offset) if all(piece in self.global_steps for piece in run) else b""
 
     def close(self) -> None:
         """Close the files; they stay on the disk."""
@@ -163,8 +164,7 @@ class RunResult:
     @classmethod
     def of(cls, data: memoryview) -> RunResult:
         """Hash a whole result; slow."""
-        starts = range(0, len(data), PIECE_BYTES)
-        return cls(b"".join(hashlib.sha256(data[start : start + PIECE_BYTES]).digest() for start in starts), data)
+        return cls(_hashes(data), data)
 
     def held(self) -> bytes:
         """Return which pieces are here, as the content of `RESULT_PIECES`."""
@@ -179,12 +179,20 @@ class RunResult:
             raise Refused(RefusalCode.NOT_FOUND, "this piece of the result is not here")
         return data
 
-    def check(self, source: PeerId, header: Contents, piece: int) -> None:
-        """Raise unless the header of a source announces this piece of this result."""
+    def check(self, source: PeerId, header: Contents) -> None:
+        """Raise unless the header of a source announces bytes of this result."""
         if header.name != self.name:
             raise Refused(RefusalCode.NOT_FOUND, "it has another result by now")
-        if header.sha256 != self.hashes[HASH_BYTES * piece : HASH_BYTES * (piece + 1)]:
+
+    def verify(self, source: PeerId, run: range, data: bytes | memoryview) -> None:
+        """Raise unless these bytes are these neighbouring pieces of this result."""
+        if _hashes(memoryview(data)) != self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]:
             raise BadContents(f"{source.short()} gives a piece that is not in the result it names")
+
+
+def _hashes(data: memoryview) -> bytes:
+    starts = range(0, len(data), PIECE_BYTES)
+    return b"".join(hashlib.sha256(data[start : start + PIECE_BYTES]).digest() for start in starts)
 
 
 async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:

@@ -275,7 +275,7 @@ class ResultAgreement:
                 result = self.own.coming = await self._fetch_hashes(name, found[name], pieces)
                 if result is None:
                     return False
-                transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by)
+                transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by, result.verify)
                 await transfer.run(self._holders(found[name]), SOURCES)
                 if not pieces.is_whole:
                     return False

@@ -15,13 +15,13 @@ from typing import Any
 
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.sync.client import receive, send, send_chunks, take_chunks
+from gossamer.peer.sync.client import receive, send, send_answer, take_chunks
 from gossamer.peer.sync.state_source import OF_RESULT, ServedPart, StateSource
 from gossamer.protocol.addresses import network_of, route
 from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.limits import ADDRESS_CHARS
+from gossamer.protocol.limits import ADDRESS_CHARS, CHUNK_BYTES
 from gossamer.protocol.messages.frames import write_unframed
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.replies import Sighting
@@ -31,6 +31,7 @@ from gossamer.protocol.tasks import cancel
 
 MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
 OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.PEER_LIST)
+OF_RUNS = (ContentsKind.STATE, ContentsKind.RESULT)
 OF_WEIGHTS = (*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW)
 PLACES = 8
 MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
@@ -65,6 +66,8 @@ class FetchServer:
                 if not isinstance(request, FetchRequest):
                     raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
                 check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
+                if request.num_bytes > (stream.answer_bytes if request.kind in OF_RUNS else CHUNK_BYTES):
+                    raise BadMessage(f"a request for {request.num_bytes} bytes, which no chunk holds, without a bulk stream")
                 if request.kind in OF_NEWCOMERS:
                     await self._newcomers.answer(self._describe(stream, request))
                 elif request.kind not in OF_WEIGHTS:
@@ -122,7 +125,7 @@ class FetchServer:
         sha256 = hashlib.sha256(answer.data).digest()
         header = Contents(request.kind, answer.total_bytes, sha256, answer.global_step, answer.name)
         await send(stream, header.signed(self.identity, *request.asked))
-        await send_chunks(stream, Part.CONTENTS, answer.data, request.offset)
+        await send_answer(stream, answer.data, request.offset)
 
 
 class BoundedQueue:

@@ -155,13 +155,14 @@ class StateTransfer:
     async def _fetch(self, pieces: Pieces, sources: list[KnownPeer], wanted: Callable[[], Wanted]) -> list[GossamerError]:
         progress = self._progress = self._progress or TransferProgress(loop_s(), pieces.done_bytes)
 
-        def check(source: PeerId, header: Contents, _piece: int) -> None:
+        def check(source: PeerId, header: Contents) -> None:
             self.sources.book.note_global_step(source, header.global_step)  # records are some seconds old
             wanted().check(header)  # as of now: global steps go on during a long transfer
 
         self._report(progress, pieces)
+        missing = pieces.missing()
         transfer = Transfer(
-            self.sources, ContentsKind.STATE, pieces, pieces.missing(), check, progress.num_by, lambda: self._report(progress, pieces)
+            self.sources, ContentsKind.STATE, pieces, missing, check, progress.num_by, on_pieces=lambda: self._report(progress, pieces)
         )
         return await transfer.run(sources, self._num_sources)
 

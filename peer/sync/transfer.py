@@ -1,7 +1,8 @@
-"""The transfer engine: one content, piece by piece, from several sources at once, each as fast as it delivers.
+"""The transfer engine: one content in runs of pieces, from several sources at once, each as fast as it delivers.
 
-About a second of what a source delivers is under way from it and no more, so a slow line carries other things too. Sources of a result may
-have only a part of it so far, so they are asked which pieces. Sources that have all are asked first for what the others lack.
+About a second of what a source delivers is under way from it and no more, so a slow line carries other things too. One request is for a run
+of neighbouring pieces, about an eighth of that second: each request costs a header and two signatures. Sources of a result may have only a
+part of it so far, so they are asked which pieces. Sources that have all are asked first for what the others lack.
 """
 
 from __future__ import annotations
@@ -10,10 +11,11 @@ import asyncio
 import contextlib
 import math
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.pieces import Pieces, bits_bytes, from_bits
 from gossamer.peer.sync.sources import Sources
@@ -24,12 +26,14 @@ from gossamer.protocol.tasks import Changes, cancel
 
 PIECE_S = 20.0  # for a source to deliver the next piece; a slower one is worth less than any other
 UNDER_WAY_S = 1.0  # of what a source delivers
-UNDER_WAY_PIECES = (2, 256)  # at least and at most
-MEASURED_S = 0.5  # for a rate
+UNDER_WAY_PIECES = (2, 512)  # at least and at most
+RUNS_UNDER_WAY = 8
+BULK_WORTH_BYTES = 1 << 20  # for less, opening a bulk stream costs more than it saves
+MEASURED_S = 0.5  # for a rate, unless twice the pieces under way have come before
 RETRY_S = 0.5  # before a source that broke off is asked for the rest
 NEWS_S = 1.0  # before a source that has not all is asked again what has come to it
 NO_NEWS_S = 3.0  # then another one is tried
-HELD = -1  # among the pieces that a source was asked for: which ones it has
+HELD = range(0)  # among the runs that a source was asked for: which pieces it has
 
 
 class Flow:
@@ -40,13 +44,18 @@ class Flow:
         self._since_s = now_s
         self._num_pieces = 0
 
-    def note_piece(self, now_s: float) -> None:
-        """Count a piece; every so often, measure the rate."""
-        self._num_pieces += 1
+    def run(self, most: int) -> int:
+        """Return how many pieces, at most `most`, one request is for."""
+        return max(1, min(most, self.window // RUNS_UNDER_WAY))
+
+    def note(self, num_pieces: int, now_s: float) -> None:
+        """Count pieces; every so often, measure the rate."""
+        self._num_pieces += num_pieces
         passed_s = now_s - self._since_s
-        if passed_s >= MEASURED_S:
+        if passed_s >= MEASURED_S or self._num_pieces >= 2 * self.window:
             least, most = UNDER_WAY_PIECES
-            self.window = max(least, min(most, 2 * self.window, round(UNDER_WAY_S * self._num_pieces / passed_s)))
+            come = UNDER_WAY_S * self._num_pieces / max(passed_s, 1e-9)
+            self.window = round(max(least, min(most, 2 * self.window, come)))
             self._since_s, self._num_pieces = now_s, 0
 
 
@@ -59,7 +68,7 @@ class Holding:
     """Which pieces one source has, by its last answer."""
 
     has_all: bool
-    pieces: Iterator[int] = iter(())  # not asked of it so far, and of nobody else when it answered
+    pieces: dict[int, None] = field(default_factory=dict)  # that were asked of nobody when it answered
     listed_s: float = -NEWS_S  # loop time
     news_s: float = 0.0  # when it last had something for us
 
@@ -72,9 +81,12 @@ class Transfer:
     kind: ContentsKind
     pieces: Pieces
     order: Iterable[int]  # of the missing pieces
-    check: Callable[[PeerId, Contents, int], None]  # raises for a header whose piece is not wanted
+    check: Callable[[PeerId, Contents], None]  # raises for a header whose bytes are not wanted
     num_by: Counter[PeerId]  # pieces of each source, over all transfers that share it
-    on_piece: Callable[[], None] = lambda: None
+    verify: Callable[[PeerId, range, bytes | memoryview], None] = lambda source, run, data: (
+        None
+    )  # raises where bytes of a run are not as they should be
+    on_pieces: Callable[[], None] = lambda: None
     _free: dict[int, None] = field(init=False)  # what nobody is asked for; pieces that fewest sources have come first
     _changes: Changes = field(default_factory=Changes)
     _moved_s: float = field(default_factory=loop_s)  # when a piece last came
@@ -112,7 +124,9 @@ class Transfer:
 
     async def _use(self, peer: PeerId, source: Source) -> None:
         """Ask and take at the same time, until the content is whole. Raises what ends it: GossamerError, OSError."""
-        asked, flow, holding = deque[int](), Flow(loop_s()), Holding(self.kind is not ContentsKind.RESULT, news_s=loop_s())
+        if self.pieces.num_bytes - self.pieces.done_bytes > BULK_WORTH_BYTES:
+            await source.stream.open_bulk()
+        asked, flow, holding = deque[range](), Flow(loop_s()), Holding(self.kind is not ContentsKind.RESULT, news_s=loop_s())
         asking = asyncio.create_task(self._ask(source, asked, flow, holding))
         try:
             while not self.pieces.is_whole:
@@ -126,10 +140,10 @@ class Transfer:
                     await self._wait_for_change()
         finally:
             await cancel(asking)
-            self._free |= dict.fromkeys(piece for piece in asked if piece != HELD)
+            self._free |= dict.fromkeys(piece for run in asked for piece in run)
             self._changes.notify()
 
-    async def _ask(self, source: Source, asked: deque[int], flow: Flow, holding: Holding) -> None:
+    async def _ask(self, source: Source, asked: deque[range], flow: Flow, holding: Holding) -> None:
         try:
             while not self.pieces.is_whole:
                 news_s = math.inf if holding.has_all or HELD in asked else holding.listed_s + NEWS_S - loop_s()
@@ -137,33 +151,42 @@ class Transfer:
                     asked.append(HELD)
                     self._changes.notify()
                     await source.ask(ContentsKind.RESULT_PIECES, 0, bits_bytes(self.pieces.num_pieces))
-                elif len(asked) < flow.window and (piece := self._reserve_piece(holding)) is not None:
-                    asked.append(piece)
+                elif sum(map(len, asked)) + (most := flow.run(_most_pieces(source))) <= flow.window and (
+                    run := self._reserve_run(holding, most)
+                ):
+                    asked.append(run)
                     self._changes.notify()
-                    await source.ask(self.kind, self.pieces.offset(piece), self.pieces.size(piece))
+                    await source.ask(self.kind, self.pieces.offset(run[0]), sum(map(self.pieces.size, run)))
                 else:
                     await self._wait_for_change(news_s)
         finally:
             self._changes.notify()
 
-    def _reserve_piece(self, holding: Holding) -> int | None:
-        """Return a piece to ask this source for, and reserve it; None where it has none."""
+    def _reserve_run(self, holding: Holding, most: int) -> range:
+        """Return neighbouring pieces to ask this source for, and reserve them; none where it has none."""
         may_give = self._free if holding.has_all else holding.pieces
-        piece = next((piece for piece in may_give if piece in self._free), None)
-        if piece is not None:
+        first = next((piece for piece in may_give if piece in self._free), None)
+        if first is None:
+            return range(0)
+        end = first + 1
+        while end - first < most and end in self._free and end in may_give:
+            end += 1
+        for piece in range(first, end):
             del self._free[piece]
-        return piece
+        return range(first, end)
 
-    async def _take(self, peer: PeerId, source: Source, asked: deque[int], flow: Flow) -> None:
-        header, data = await source.take(lambda header: self.check(peer, header, asked[0]), PIECE_S)
-        self.pieces.put(asked.popleft(), data, header.global_step)
-        self.num_by[peer] += 1
+    async def _take(self, peer: PeerId, source: Source, asked: deque[range], flow: Flow) -> None:
+        header, data = await source.take_run(lambda header: self.check(peer, header), PIECE_S)
+        self.verify(peer, asked[0], data)
+        run = asked.popleft()
+        self.pieces.put(run, data, header.global_step)
+        self.num_by[peer] += len(run)
         self._moved_s = loop_s()
-        flow.note_piece(loop_s())
+        flow.note(len(run), loop_s())
         self._changes.notify()
-        self.on_piece()
+        self.on_pieces()
 
-    async def _take_held(self, source: Source, asked: deque[int], holding: Holding) -> None:
+    async def _take_held(self, source: Source, asked: deque[range], holding: Holding) -> None:
         """Take in what a source has, and put it last in the order. Raises NothingNew when it has had nothing for a while."""
         _, bits = await source.take(within_s=PIECE_S)
         asked.popleft()
@@ -172,7 +195,7 @@ class Transfer:
         new = [piece for piece in self._free if piece in held and not holding.has_all]
         for piece in new:  # to the end: sources that have all give the rest first
             self._free[piece] = self._free.pop(piece)
-        holding.pieces = iter(new)
+        holding.pieces = dict.fromkeys(new)
         if holding.has_all or new:
             holding.news_s = holding.listed_s
         elif holding.listed_s - holding.news_s > NO_NEWS_S:
@@ -183,3 +206,7 @@ class Transfer:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if most_s == math.inf else most_s):
                 await self._changes.wait()
+
+
+def _most_pieces(source: Source) -> int:
+    return source.stream.answer_bytes // files.PIECE_BYTES

@@ -22,7 +22,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.streams.transport import Inbox, Purpose, Stream
+from gossamer.protocol.streams.transport import Bulk, Inbox, Purpose, Stream
 
 SERVICE: Final = "gossamer.v1.Peer"
 METADATA_BYTES: Final = 8 * 1024
@@ -61,6 +61,7 @@ _CHANNEL: Final = [
     ("grpc.service_config_disable_resolution", 1),
 ]
 
+TOKEN: Final = "gossamer-call-bin"  # initial metadata of a call: its name, for its bulk stream
 ACCEPTED: Final = (("gossamer", "1"),)  # initial metadata of a call that the server accepts; a rejected or broken call has none
 BROKEN: Final = (grpc.RpcError, grpc.aio.BaseError, asyncio.InvalidStateError)  # what grpc.aio raises for an ended stream, by the moment
 
@@ -69,10 +70,15 @@ Serve = Callable[[Purpose, Context], Awaitable[None]]
 
 
 class GrpcStream(Stream):
-    """A stream over one RPC, on either side. `on_close` ends the RPC; the stream's creator runs `pump` in a task."""
+    """A stream over one RPC, on either side. `on_close` ends the RPC, `dial` opens a bulk stream; the creator runs `pump` in a task."""
 
     def __init__(
-        self, partner: PeerId, write: Callable[[bytes], Awaitable[None]], on_close: Callable[[Stream], None], observed: str = ""
+        self,
+        partner: PeerId,
+        write: Callable[[bytes], Awaitable[None]],
+        on_close: Callable[[Stream], None],
+        observed: str = "",
+        dial: Callable[[], Awaitable[Bulk]] | None = None,
     ) -> None:
         async def send(frame: bytes) -> None:
             try:
@@ -84,11 +90,13 @@ class GrpcStream(Stream):
                 self.end("a send was cancelled")
                 raise
 
-        super().__init__(partner, route(observed), Inbox(FRAMES_AHEAD), send, on_close, observed)
+        super().__init__(partner, route(observed), Inbox(FRAMES_AHEAD), send, on_close, observed, dial)
 
     def end(self, why: str) -> None:
         """Mark the stream as ended by the partner or the connection. Nothing is written afterwards."""
         self._inbox.end(why)
+        if self._bulk is not None:
+            self._bulk.close()
 
     async def pump(self, read: Callable[[], Awaitable[Any]]) -> None:
         """Read frames into the inbox until `read` returns no more; after `close`, discard at most UNWANTED_BYTES."""
@@ -142,9 +150,15 @@ def open_channel(socket: Path) -> grpc.aio.Channel:
     return grpc.aio.insecure_channel(f"unix:{socket}", options=_CHANNEL)
 
 
-def start_call(channel: grpc.aio.Channel, purpose: Purpose) -> Any:
-    """Start a call for a purpose. `accepted` waits until the server accepts it."""
-    return channel.stream_stream(f"/{SERVICE}/{purpose.value}")()
+def start_call(channel: grpc.aio.Channel, purpose: Purpose, token: bytes = b"") -> Any:
+    """Start a call for a purpose, named `token` for its bulk stream. `accepted` waits until the server accepts it."""
+    return channel.stream_stream(f"/{SERVICE}/{purpose.value}")(metadata=((TOKEN, token),))
+
+
+def token_of(context: Context) -> bytes:
+    """Return the name that the caller has given its call, empty if none."""
+    found = dict(context.invocation_metadata() or ()).get(TOKEN, b"")
+    return found if isinstance(found, bytes) else b""
 
 
 async def accepted(call: Any) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import secrets
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.bulk import new_token, open_bulk
 from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
@@ -50,12 +52,12 @@ class Connection:
         """Whether the libp2p stream below is still open, as far as known."""
         return self._splice is not None and not self._splice.done()
 
-    async def call(self, purpose: Purpose, timeout_s: float) -> Any:
-        """Start a call and wait until the partner has accepted it. The first call opens the channel. Raises Unreachable."""
+    async def call(self, purpose: Purpose, token: bytes, timeout_s: float) -> Any:
+        """Start a call named `token` and wait until the partner has accepted it. The first call opens the channel. Raises Unreachable."""
         if self._channel is None:
             self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
             self._channel = open_channel(self._socket)
-        rpc = start_call(self._channel, purpose)
+        rpc = start_call(self._channel, purpose, token)
         try:
             async with asyncio.timeout(timeout_s):
                 await accepted(rpc)
@@ -142,12 +144,14 @@ class Outbound:
         return Connection(partner, address, self._folder / f"call-{secrets.token_hex(4)}.sock", remote, self._carried)
 
     async def _call(self, connection: Connection, purpose: Purpose, timeout_s: float) -> Stream:
+        token = new_token()
         try:
-            rpc = await connection.call(purpose, timeout_s)
+            rpc = await connection.call(purpose, token, timeout_s)
         except BaseException:
             await asyncio.shield(self._close(connection.partner, connection.close()))
             raise
-        stream = GrpcStream(connection.partner, rpc.write, self._finish, connection.observed)
+        dial = partial(open_bulk, self._control, connection.partner, token, self._carried)
+        stream = GrpcStream(connection.partner, rpc.write, self._finish, connection.observed, dial)
         self._open[stream] = connection, rpc, asyncio.create_task(stream.pump(rpc.read), name="outbound frames")
         return stream
 

@@ -18,8 +18,18 @@ from pathlib import Path
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p.bulk import BulkDoor
 from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
-from gossamer.protocol.libp2p.grpc_stream import ACCEPTED, BROKEN, Context, GrpcStream, refuse_excess, refuse_untunneled, start_server
+from gossamer.protocol.libp2p.grpc_stream import (
+    ACCEPTED,
+    BROKEN,
+    Context,
+    GrpcStream,
+    refuse_excess,
+    refuse_untunneled,
+    start_server,
+    token_of,
+)
 from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, read_stream_header, receiving
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
@@ -42,7 +52,8 @@ class Inbound:
         self._handler = handler
         self._admission = admission
         self._carried = carried
-        self._by_name: dict[str, InboundConnection] = {}
+        self._bulk = BulkDoor(listener.with_name("bulk.sock"))
+        self._by_name: dict[str, tuple[InboundConnection, CarriedBytes]] = {}
         self._names = itertools.count()
         self._connections: set[asyncio.Task[None]] = set()
         self._handlers: set[asyncio.Task[None]] = set()
@@ -53,7 +64,7 @@ class Inbound:
         self._server_socket.unlink(missing_ok=True)
         server = await start_server(self.serve, self._server_socket)
         try:
-            async with receiving(control, PROTOCOL, self._listener, self._accept):
+            async with receiving(control, PROTOCOL, self._listener, self._accept), self._bulk.serving(control):
                 yield
         finally:
             await server.stop(None)
@@ -89,7 +100,7 @@ class Inbound:
         with socket.socket(socket.AF_UNIX) as caller:
             caller.setblocking(False)
             caller.bind(name)
-            self._by_name[name] = connection
+            self._by_name[name] = connection, carried
             try:
                 await asyncio.get_running_loop().sock_connect(caller, str(self._server_socket))
                 path.unlink()  # a connected socket keeps its name
@@ -101,17 +112,18 @@ class Inbound:
 
     async def serve(self, purpose: Purpose, context: Context) -> None:
         """Serve one gRPC call, or abort it if it does not come from an admitted connection."""
-        connection = self._by_name.get(context.peer().removeprefix("unix:"))
-        if connection is None:
+        found = self._by_name.get(context.peer().removeprefix("unix:"))
+        if found is None:
             await refuse_untunneled(context)
+        connection, carried = found
         if not self._admission.begin_call(connection, purpose):
             await refuse_excess(context)
         try:
-            await self._converse(connection, purpose, context)
+            await self._converse(connection, carried, purpose, context)
         finally:
             self._admission.end_call(connection)
 
-    async def _converse(self, connection: InboundConnection, purpose: Purpose, context: Context) -> None:
+    async def _converse(self, connection: InboundConnection, carried: CarriedBytes, purpose: Purpose, context: Context) -> None:
         """Run until the call ends: its context must not be used afterwards."""
         closed = asyncio.Event()
         stream = GrpcStream(connection.partner, context.write, lambda _: closed.set(), connection.observed)
@@ -121,9 +133,10 @@ class Inbound:
             return
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
-            if await stream.wait_for_message() and self._admission.note_message(connection):
-                spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
-                await closed.wait()
+            with self._bulk.expecting(token_of(context), stream, carried, self._carried):
+                if await stream.wait_for_message() and self._admission.note_message(connection):
+                    spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
+                    await closed.wait()
         finally:
             stream.end("the connection to the partner broke")
             await cancel(pump)

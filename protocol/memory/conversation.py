@@ -116,6 +116,35 @@ class MemoryChannel:
             self._changed.set()
 
 
+class MemoryBulk:
+    """One end of a bulk stream."""
+
+    def __init__(self, outward: MemoryChannel, inward: MemoryChannel) -> None:
+        self._outward, self._inward = outward, inward
+        self._rest = b""  # of what has arrived
+
+    async def send(self, data: memoryview) -> None:
+        """Send bytes; wait while the partner reads slowly. Raises PeerGone."""
+        await self._outward.room()
+        if self._outward.inbox.ended is not None:
+            raise PeerGone(self._outward.inbox.ended)
+        sent = bytes(data)
+        self._outward.send(len(sent), lambda: self._outward.inbox.put(sent))
+
+    async def receive_into(self, target: memoryview) -> None:
+        """Fill `target` with the next bytes. Raises PeerGone."""
+        while len(target):
+            self._rest = self._rest or await self._inward.inbox.get()
+            count = min(len(self._rest), len(target))
+            target[:count], self._rest, target = self._rest[:count], self._rest[count:], target[count:]
+
+    def close(self) -> None:
+        """End it at once, on both sides. Idempotent."""
+        for channel in (self._outward, self._inward):
+            channel.lose()
+            channel.inbox.end("the bulk stream ended")
+
+
 class Conversation:
     """Both ends of a stream, over `relay` if there is one. `peers` and `lines` hold the initiator's, then the responder's."""
 
@@ -125,8 +154,9 @@ class Conversation:
         self.peers = peers
         self.relay = relay
         self._lines = lines
-        num_crossings = 2 if relay else 1
-        self._channels = (MemoryChannel(lines[0], lines[1], draw, num_crossings), MemoryChannel(lines[1], lines[0], draw, num_crossings))
+        self._draw = draw
+        self._channels = self._channel_pair()
+        self._bulk_channels: tuple[MemoryChannel, ...] = ()
         self.streams = (self._stream(0), self._stream(1))
         self._silence: asyncio.TimerHandle | None = None
 
@@ -139,7 +169,20 @@ class Conversation:
                 raise PeerGone(inbox.ended)
             channel.send(len(frame), lambda: channel.inbox.put(frame))
 
-        return Stream(self.peers[1 - side], "memory", inbox, write, lambda _: self._leave(side, "the partner closed the stream"))
+        dial = self._open_bulk if side == 0 else None
+        return Stream(
+            self.peers[1 - side], "memory", inbox, write, lambda _: self._leave(side, "the partner closed the stream"), _dial=dial
+        )
+
+    def _channel_pair(self) -> tuple[MemoryChannel, MemoryChannel]:
+        (one, other), num_crossings = self._lines, 2 if self.relay else 1
+        return MemoryChannel(one, other, self._draw, num_crossings), MemoryChannel(other, one, self._draw, num_crossings)
+
+    async def _open_bulk(self) -> MemoryBulk:
+        await asyncio.sleep(self.round_trip_s())
+        one, other = self._bulk_channels = self._channel_pair()
+        self.streams[1].attach(MemoryBulk(other, one))
+        return MemoryBulk(one, other)
 
     def round_trip_s(self) -> float:
         """Draw a round-trip time in seconds."""
@@ -153,6 +196,9 @@ class Conversation:
     def die(self, peer_id: PeerId, *, is_delivered: bool) -> None:
         """End the stream because `peer_id` crashed. Its frames in flight are lost unless `is_delivered`."""
         side = self.peers.index(peer_id)
+        for channel in self._bulk_channels:
+            channel.lose()
+            channel.inbox.end("a peer crashed")
         self._channels[1 - side].inbox.end("this peer crashed")
         self._channels[1 - side].lose()
         if not is_delivered:
@@ -163,7 +209,7 @@ class Conversation:
         """Partition the two peers, or reconnect them. Both streams break after the keep-alive timeout."""
         if is_cut == (self._silence is not None):
             return
-        for channel in self._channels:
+        for channel in (*self._channels, *self._bulk_channels):
             channel.set_cut(is_cut)
         if self._silence is not None:
             self._silence.cancel()
@@ -174,7 +220,7 @@ class Conversation:
 
     def give_up(self) -> None:
         """Break the stream on both sides. All frames in flight are lost."""
-        for channel in self._channels:
+        for channel in (*self._channels, *self._bulk_channels):
             channel.lose()
             channel.inbox.end("the partner was silent for too long")
 

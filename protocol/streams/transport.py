@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Literal, Protocol
 
 from gossamer.protocol.addresses import Route
-from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
 from gossamer.protocol.messages.frames import from_frame, to_frame
 from gossamer.protocol.messages.messages import Message
 from gossamer.protocol.messages.records import MemberRecord
@@ -88,6 +90,19 @@ async def _open_gate(num_bytes: int) -> None:
     return
 
 
+class Bulk(Protocol):
+    """Carries bytes beside the messages of a stream, in their order. After a cancellation it cannot be used."""
+
+    async def send(self, data: memoryview) -> None:
+        """Send bytes; wait while the partner reads slowly. Raises PeerGone."""
+
+    async def receive_into(self, target: memoryview) -> None:
+        """Fill `target` with the next bytes. Raises PeerGone."""
+
+    def close(self) -> None:
+        """End it at once, on both sides. Idempotent."""
+
+
 @dataclass(eq=False)
 class Stream:
     """An ordered, reliable, bidirectional stream of messages to one partner.
@@ -101,9 +116,29 @@ class Stream:
     _write: Callable[[bytes], Awaitable[None]]  # sends one frame, or raises PeerGone
     _on_close: Callable[[Stream], None] | None  # called once
     observed: str = ""  # the remote multiaddr; empty if the transport does not know it
+    _dial: Callable[[], Awaitable[Bulk]] | None = None  # opens a bulk stream, or raises Unreachable; on the side that opened this one
     bytes_sent: int = field(default=0, init=False)  # encoded bytes handed to the transport so far
     bytes_received: int = field(default=0, init=False)  # encoded bytes taken from the transport so far
     _gates: tuple[Gate, Gate] = field(default=(_open_gate, _open_gate), init=False)
+    _bulk: Bulk | None = field(default=None, init=False)
+
+    @property
+    def answer_bytes(self) -> int:
+        """Return the most bytes that one request may ask for: a chunk, or more once there is a bulk stream."""
+        return CHUNK_BYTES if self._bulk is None else ANSWER_BYTES
+
+    async def open_bulk(self) -> None:
+        """Open a bulk stream, on the side that opened this one. A partner that has none, such as an older release, is asked for chunks."""
+        if self._dial is not None and self._bulk is None:
+            with suppress(Unreachable):
+                self.attach(await self._dial())
+
+    def attach(self, bulk: Bulk) -> None:
+        """Use a bulk stream from now on; it ends with this stream."""
+        if self._inbox.ended is None:
+            self._bulk = bulk
+        else:
+            bulk.close()
 
     def set_gates(self, up: Gate, down: Gate) -> None:
         """Make each frame wait for a gate from now on: outbound frames for `up`, inbound frames for `down`."""
@@ -125,6 +160,24 @@ class Stream:
         self.bytes_received += len(frame)
         return from_frame(frame)
 
+    async def send_bytes(self, data: memoryview) -> None:
+        """Send bytes over the bulk stream. They must not change before the partner has them. Raises PeerGone, also where there is none."""
+        await self._gates[0](len(data))
+        await self._open_bulk.send(data)
+        self.bytes_sent += len(data)
+
+    async def receive_into(self, target: memoryview) -> None:
+        """Fill `target` with the next bytes of the bulk stream. Raises PeerGone, also where there is none."""
+        await self._open_bulk.receive_into(target)
+        await self._gates[1](len(target))
+        self.bytes_received += len(target)
+
+    @property
+    def _open_bulk(self) -> Bulk:
+        if self._bulk is None:
+            raise PeerGone("there is no bulk stream")
+        return self._bulk
+
     async def wait_for_message(self) -> bool:
         """Wait until a message has arrived or the stream has ended; return whether a message has arrived."""
         return await self._inbox.wait_for_message()
@@ -136,6 +189,8 @@ class Stream:
     def close_now(self) -> None:
         """Close the stream from code that cannot await. Idempotent."""
         self._inbox.close()
+        if self._bulk is not None:
+            self._bulk.close()
         on_close, self._on_close = self._on_close, None
         if on_close is not None:
             self._write = _write_to_closed  # frees the transport's objects even if this stream is still referenced

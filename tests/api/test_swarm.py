@@ -100,6 +100,32 @@ def test_the_images_example_ends_alike_as_a_file_and_from_stdin(programs: Progra
     assert host.lines()[-1].startswith("held-out loss ") and "300 steps" in host.lines()[-1]
 
 
+RUN_NOTEBOOK = """
+import json, os, sys
+os.makedirs(sys.argv[2])
+os.chdir(sys.argv[2])
+cells = json.load(open(sys.argv[1]))["cells"]
+names = {"__name__": "__main__"}
+for cell in cells:
+    if cell["cell_type"] == "code":
+        exec(cell["source"] if isinstance(cell["source"], str) else "".join(cell["source"]), names)
+"""
+
+
+@pytest.mark.timeout(240)
+def test_the_cells_of_the_notebook_host_and_join_a_run(programs: Programs, tmp_path: Path) -> None:
+    def start(folder: str, answer: str) -> Started:
+        typed = tmp_path / f"{folder}.typed"
+        typed.write_text(answer + "\n")
+        notebook = ROOT / "examples" / "notebook.ipynb"
+        return programs.start([sys.executable, "-P", "-c", RUN_NOTEBOOK, str(notebook), str(tmp_path / folder)], stdin=typed)
+
+    host = start("first", "")
+    guest = start("second", "gossamer1" + host.says("invite: gossamer1"))
+    assert host.end() == guest.end().removeprefix("invite: ")  # the question has no line of its own
+    assert host.lines()[-1].startswith("held-out loss ") and host.lines()[-1].endswith("300 steps of the run")
+
+
 @pytest.mark.timeout(240)
 def test_two_programs_meet_and_end_alike_and_one_that_was_killed_goes_on(programs: Programs, tmp_path: Path) -> None:
     host = programs.small("host", "--steps", "600", "--peers", "1", *SLOW)

@@ -13,6 +13,7 @@ import torch
 
 from gossamer.peer.link import messages
 from gossamer.peer.swarm.membership import OwnCredential
+from gossamer.peer.sync import client, server
 from gossamer.peer.sync.client import FRAME_S, FetchClient
 from gossamer.peer.sync.state_source import COPY_S, IDLE_S, MOST_GIVEN, REST_S
 from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
@@ -237,5 +238,47 @@ def test_a_source_that_falls_silent_is_given_up(tmp_path: Path) -> None:
         with pytest.raises(DeadlineExceeded):
             await ask_mallory(swarm)
         assert asyncio.get_running_loop().time() - began_s < FRAME_S + 1.0
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize(("kind", "num_bytes"), [(ContentsKind.STATE, CHUNK_BYTES + 1), (ContentsKind.MANIFEST, CHUNK_BYTES + 1)])
+@pytest.mark.parametrize("has_bulk", [False, True])
+def test_a_request_that_no_chunk_answers_is_for_weights_over_a_bulk_stream(
+    tmp_path: Path, kind: ContentsKind, num_bytes: int, has_bulk: bool
+) -> None:
+    async def story(swarm: Swarm) -> None:
+        source_peer = await still(swarm)
+        async with asker(swarm).source(source_peer.peer_id, ()) as source:
+            if has_bulk:
+                await source.stream.open_bulk()
+            await source.ask(kind, 0, num_bytes)
+            if has_bulk and kind is ContentsKind.STATE:
+                header, data = await source.take_run(anything, FRAME_S)
+                assert len(data) == header.total_bytes == swarm.terms.state_bytes
+            else:
+                with pytest.raises(Refused) as refusal:
+                    await source.take_run(anything, FRAME_S)
+                assert refusal.value.code is RefusalCode.BAD_MESSAGE
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_bytes_of_another_hash_on_a_bulk_stream_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (client, server):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 1000)
+    give = Stream.send_bytes
+
+    async def spoil(stream: Stream, data: memoryview) -> None:
+        await give(stream, memoryview(bytes(len(data))))
+
+    async def story(swarm: Swarm) -> None:
+        source_peer = await still(swarm)
+        async with asker(swarm).source(source_peer.peer_id, ()) as source:
+            await source.stream.open_bulk()
+            await source.ask(ContentsKind.STATE, 0, 5000)
+            monkeypatch.setattr(Stream, "send_bytes", spoil)
+            with pytest.raises(BadContents):
+                await source.take_run(anything, FRAME_S)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

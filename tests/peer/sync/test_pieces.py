@@ -17,7 +17,7 @@ DATA = os.urandom(SIZE)
 
 def put(pieces: Pieces, *which: int) -> None:
     for piece in which:
-        pieces.put(piece, DATA[pieces.offset(piece) :][: pieces.size(piece)], 40 + piece)
+        pieces.put(range(piece, piece + 1), DATA[pieces.offset(piece) :][: pieces.size(piece)], 40 + piece)
 
 
 def test_a_content_is_put_together_in_any_order(tmp_path: Path) -> None:

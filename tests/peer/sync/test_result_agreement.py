@@ -197,18 +197,21 @@ def test_a_trainer_that_dies_over_the_result_leaves_it_to_the_next_one(tmp_path:
 def test_a_piece_of_another_result_is_detected() -> None:
     data = memoryview(b"".join(number.to_bytes(4, "big") for number in range(64_000)))
     result = RunResult.of(data)
-    good, bad = (Contents(ContentsKind.RESULT, len(data), hashlib.sha256(part).digest(), 0, result.name) for part in (data[:PIECE], b"x"))
-    result.check(MALLORY.peer_id, good, 0)
-    for header, piece in ((bad, 0), (good, 1)):
-        with pytest.raises(BadContents):
-            result.check(MALLORY.peer_id, header, piece)
+    for run in (range(1), range(1, 3), range(4)):
+        part = bytes(data[PIECE * run.start : PIECE * run.stop])
+        result.verify(MALLORY.peer_id, run, part)
+        for other in (part[:-1] + b"x", part[:-1], b"x"):
+            with pytest.raises(BadContents):
+                result.verify(MALLORY.peer_id, run, other)
+    with pytest.raises(Refused, match="another result"):
+        result.check(MALLORY.peer_id, Contents(ContentsKind.RESULT, len(data), bytes(32), 0, bytes(32)))
     assert result.held() == b"\x0f" and bytes(result.part(PIECE, 10)) == bytes(data[PIECE : PIECE + 10])
 
 
 def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Path) -> None:
     data = b"".join(number.to_bytes(4, "big") for number in range(64_000))
     with contextlib.closing(Pieces.open(tmp_path / "result", bytes(32), len(data))) as pieces:
-        pieces.put(2, data[2 * PIECE : 3 * PIECE], 0)
+        pieces.put(range(2, 3), data[2 * PIECE : 3 * PIECE], 0)
         coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
         assert coming.held() == b"\x04" and bytes(coming.part(2 * PIECE, 5)) == data[2 * PIECE : 2 * PIECE + 5]
         with pytest.raises(Refused, match="piece of the result is not here"):

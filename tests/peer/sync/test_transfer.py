@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.sync import client, transfer
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.transfer import UNDER_WAY_PIECES, Flow
 from gossamer.protocol.memory.conversation import Link as Wire
-from gossamer.protocol.messages.messages import FetchRequest, Message
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Message
+from gossamer.protocol.streams import transport
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -23,9 +25,17 @@ JOINER = {"waits_for_start": True, "is_founder": False}
 def test_about_a_second_of_a_sources_rate_is_in_flight(pieces_per_s: float, window: int) -> None:
     flow = Flow(0.0)
     for number in range(round(20 * pieces_per_s)):
-        flow.note_piece((number + 1) / pieces_per_s)
+        flow.note(1, (number + 1) / pieces_per_s)
         assert UNDER_WAY_PIECES[0] <= flow.window <= UNDER_WAY_PIECES[1]
     assert abs(flow.window - window) <= 0.02 * window
+
+
+def test_one_request_is_for_an_eighth_of_what_is_in_flight_and_never_for_less_than_a_piece() -> None:
+    flow = Flow(0.0)
+    assert flow.run(64) == 1
+    for number in range(2000):
+        flow.note(1, (number + 1) / 160)
+    assert flow.window == 160 and flow.run(64) == 20 and flow.run(4) == 4
 
 
 class Asked:
@@ -35,6 +45,7 @@ class Asked:
         self._inner = inner
         self._breaks = breaks
         self.offsets: list[int] = []
+        self.sizes: list[int] = []
         self.num_streams = 0
 
     async def connect(self, partner: object, addresses: object, purpose: Purpose) -> Stream:
@@ -54,8 +65,9 @@ class BreakingStream:
 
     async def send(self, message: Message) -> None:
         await self._inner.send(message)
-        if isinstance(message, FetchRequest) and message.num_bytes:
+        if isinstance(message, FetchRequest) and message.num_bytes and message.kind is ContentsKind.STATE:
             self._asked.offsets.append(message.offset)
+            self._asked.sizes.append(message.num_bytes)
 
     async def receive(self) -> Message:
         if self._left == 0:
@@ -124,3 +136,38 @@ def test_a_joiner_has_begun_in_about_the_time_that_its_line_takes(
     assert took_s < 1.5 * transferred.num_bytes / bytes_per_s + 5.0
     rates = [reported.reason for reported in joiner.reported if "MB/s" in reported.reason]
     assert rates and "100 %" in rates[-1]
+
+
+@pytest.mark.parametrize(("bytes_per_s", "most_pieces"), [(4_000.0, 1), (1e6, 8)])
+def test_requests_on_a_fast_line_are_for_runs_of_pieces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bytes_per_s: float, most_pieces: int
+) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 200)
+    asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=bytes_per_s), [])
+    (transferred,) = joiner.transfers
+    assert sum(asked.sizes) == transferred.num_bytes
+    assert max(asked.sizes) == 200 * most_pieces
+
+
+def in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Scale pieces, chunks and answers down to a state of forty kilobytes."""
+    monkeypatch.setattr(files, "PIECE_BYTES", 200)
+    monkeypatch.setattr(transfer, "BULK_WORTH_BYTES", 0)
+    for module in (client, transport):
+        monkeypatch.setattr(module, "CHUNK_BYTES", 800)
+
+
+def test_a_state_comes_over_a_bulk_stream_and_equals_its_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    in_bulk(monkeypatch)
+    asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=1e6), [])
+    (transferred,) = joiner.transfers
+    assert sum(asked.sizes) == transferred.num_bytes and max(asked.sizes) > 800
+
+
+@pytest.mark.parametrize("cut_at", range(1, 80, 6))
+def test_a_bulk_stream_that_is_cut_anywhere_goes_on_from_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_at: int) -> None:
+    in_bulk(monkeypatch)
+    asked, joiner, _ = joining(tmp_path, Wire(latency_s=0.02, bytes_per_s=1e6), [9, cut_at])
+    (transferred,) = joiner.transfers
+    assert transferred.fetched_bytes == transferred.num_bytes
+    assert sum(asked.sizes) < 2 * transferred.num_bytes

@@ -16,7 +16,7 @@ import pytest
 
 from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p import tunnel
+from gossamer.protocol.libp2p import bulk, tunnel
 from gossamer.protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call
 from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
@@ -37,7 +37,7 @@ class Control:
         self.is_there = is_there
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        assert protocol == tunnel.PROTOCOL
+        assert protocol in (tunnel.PROTOCOL, bulk.PROTOCOL)
         if not self.is_there:
             raise Unreachable("p2pd has gone")
 

@@ -46,7 +46,7 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
                     assert side.received < 1.01 * stream.bytes_received
                 assert (carried[0].sent, carried[0].received) == (carried[1].received, carried[1].sent)
                 left = {path.name for path in (Path(home) / "a" / "run").iterdir()}
-                assert left == {"p2pd.sock", "in.sock", "grpc.sock"}
+                assert left == {"p2pd.sock", "in.sock", "grpc.sock", "bulk.sock"}
             assert not list((Path(home) / "a" / "run").iterdir())
 
         assert len(asyncio.all_tasks()) == 1

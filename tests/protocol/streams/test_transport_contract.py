@@ -8,6 +8,7 @@ import pytest
 
 from gossamer.protocol.errors import PeerGone
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of
 from tests.protocol.worlds import Play, World
@@ -132,5 +133,37 @@ def test_closing_ends_a_waiting_receive(play: Play) -> None:
         await stream.close()
         with pytest.raises(PeerGone):
             await waiting
+
+    play(scenario)
+
+
+def test_large_answers_pass_beside_the_messages_once_there_is_a_bulk_stream(play: Play) -> None:
+    data = bytes(range(256)) * (MIB // 256)
+
+    async def give(purpose: Purpose, stream: Stream) -> None:
+        for turn in range(3):
+            assert await number_of(stream) == turn
+            await stream.send(chunk(turn))
+            for begin in range(0, MIB, CHUNK):
+                await stream.send_bytes(memoryview(data)[begin : begin + CHUNK])
+        await expect_over(stream)
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(give)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH)
+        assert stream.answer_bytes == CHUNK_BYTES
+        await stream.open_bulk()
+        assert stream.answer_bytes == ANSWER_BYTES
+        for turn in range(3):
+            await stream.send(chunk(turn))
+            taken = bytearray(MIB)
+            assert await number_of(stream) == turn
+            await stream.receive_into(memoryview(taken)[:1000])
+            await stream.receive_into(memoryview(taken)[1000:])
+            assert taken == data
+        assert stream.bytes_received > 3 * MIB
+        await stream.close()
+        with pytest.raises(PeerGone):
+            await stream.receive_into(memoryview(taken))
 
     play(scenario)

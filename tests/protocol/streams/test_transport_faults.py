@@ -213,3 +213,30 @@ def test_a_missing_peer_is_unreachable(play: Play) -> None:
                 await a.transport.connect(partner, ("/ip4/127.0.0.1/tcp/9",), Purpose.MEET)
 
     play(scenario)
+
+
+def test_a_crash_ends_a_bulk_stream_at_both_ends(play: Play) -> None:
+    over = asyncio.Event()
+
+    async def give(purpose: Purpose, stream: Stream) -> None:
+        await stream.receive()
+        with pytest.raises(PeerGone):
+            while True:
+                await stream.send_bytes(memoryview(bytes(CHUNK)))
+        over.set()
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(give)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.FETCH)
+        await stream.open_bulk()
+        await stream.send(chunk(1))
+        await stream.receive_into(memoryview(bytearray(10)))
+        await world.kill(b)
+        async with asyncio.timeout(5):
+            await over.wait()
+            with pytest.raises(PeerGone):
+                while True:
+                    await stream.receive_into(memoryview(bytearray(CHUNK)))
+        await stream.close()
+
+    play(scenario)

@@ -1,0 +1,271 @@
+"""Bulk streams: bytes beside a call of two real p2pds, and what a stranger can do at their door."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import tempfile
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.protocol.errors import PeerGone
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.libp2p import bulk
+from gossamer.protocol.libp2p.bulk import READY, TOKEN_BYTES, BulkDoor
+from gossamer.protocol.libp2p.grpc_stream import GrpcStream
+from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
+from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
+from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.protocol.libp2p.test_outbound import open_tunnel
+from tests.protocol.peers import chunk, nobody, number_of, seeded
+
+DATA = os.urandom(3 * CHUNK_BYTES + 17)
+OPENER, OTHER = seeded(1).peer_id, seeded(2).peer_id
+TOKEN = bytes(range(TOKEN_BYTES))
+
+Story = Callable[[Stream, tuple[CarriedBytes, CarriedBytes]], Awaitable[None]]
+
+
+def converse(giver: Callable[[Stream], Awaitable[None]], story: Story) -> None:
+    """Play a story at the caller's end of a stream between two real p2pds, whose other end is the giver's."""
+
+    async def handle(_: Purpose, stream: Stream) -> None:
+        with suppress(PeerGone):
+            await giver(stream)
+
+    async def main() -> None:
+        carried = CarriedBytes(), CarriedBytes()
+        with tempfile.TemporaryDirectory() as home:
+            async with AsyncExitStack() as stack:
+                _, here = await open_tunnel(stack, Path(home) / "a", nobody, carried[0])
+                there, _ = await open_tunnel(stack, Path(home) / "b", handle, carried[1])
+                assert there.peer_id is not None
+                stream = await here.connect(there.peer_id, there.addresses, Purpose.FETCH)
+                await story(stream, carried)
+                await stream.close()
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()
+
+
+async def give(stream: Stream) -> None:
+    """Answer each message with all of DATA, by the bulk stream."""
+    while True:
+        await stream.receive()
+        for begin in range(0, len(DATA), CHUNK_BYTES):
+            await stream.send_bytes(memoryview(DATA)[begin : begin + CHUNK_BYTES])
+
+
+async def take(stream: Stream) -> bytes:
+    await stream.send(chunk(1))
+    data = bytearray(len(DATA))
+    await stream.receive_into(memoryview(data)[:1])
+    await stream.receive_into(memoryview(data)[1:])
+    return bytes(data)
+
+
+def test_bytes_pass_unchanged_beside_the_messages_and_are_counted() -> None:
+    async def story(stream: Stream, carried: tuple[CarriedBytes, CarriedBytes]) -> None:
+        await stream.send(chunk(0))
+        assert stream.answer_bytes == CHUNK_BYTES
+        await stream.open_bulk()
+        assert stream.answer_bytes == ANSWER_BYTES
+        for _ in range(3):
+            assert await take(stream) == DATA
+        for side, num_bytes in ((carried[0].received, stream.bytes_received), (carried[1].sent, stream.bytes_received)):
+            assert 3 * len(DATA) <= num_bytes <= side < num_bytes + 10_000
+
+    async def giver(stream: Stream) -> None:
+        await stream.receive()
+        await give(stream)
+
+    converse(giver, story)
+
+
+def test_the_gates_of_a_stream_limit_its_bulk_stream_too() -> None:
+    passed: list[int] = []
+
+    async def gate(num_bytes: int) -> None:
+        passed.append(num_bytes)
+
+    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+        stream.set_gates(gate, gate)
+        await stream.open_bulk()
+        await take(stream)
+        assert sum(passed[1:]) == len(DATA)
+
+    converse(give, story)
+
+
+def test_a_bulk_stream_ends_with_its_call() -> None:
+    async def giver(stream: Stream) -> None:
+        await stream.receive()
+        await stream.send_bytes(memoryview(DATA))
+        await stream.close()
+
+    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+        await stream.open_bulk()
+        await stream.send(chunk(1))
+        with pytest.raises(PeerGone):
+            await stream.receive_into(memoryview(bytearray(1 + len(DATA))))
+        with pytest.raises(PeerGone):
+            await stream.receive_into(memoryview(bytearray(1)))
+
+    converse(giver, story)
+
+
+def test_a_giver_learns_that_nobody_takes_its_bytes() -> None:
+    ended = asyncio.Event()
+
+    async def giver(stream: Stream) -> None:
+        await stream.receive()
+        with pytest.raises(PeerGone):
+            while True:
+                await stream.send_bytes(memoryview(DATA))
+        ended.set()
+
+    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+        await stream.open_bulk()
+        await stream.send(chunk(1))
+        await stream.receive_into(memoryview(bytearray(10)))
+        await stream.close()
+        async with asyncio.timeout(10.0):
+            await ended.wait()
+
+    converse(giver, story)
+
+
+def test_a_partner_without_bulk_streams_serves_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def giver(stream: Stream) -> None:
+        while True:
+            await stream.send(await stream.receive())
+
+    async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
+        monkeypatch.setattr(bulk, "PROTOCOL", "/gossamer/bulk/0")  # the other side listens for another name
+        await stream.open_bulk()
+        assert stream.answer_bytes == CHUNK_BYTES
+        with pytest.raises(PeerGone, match="no bulk stream"):
+            await stream.receive_into(memoryview(bytearray(1)))
+        await stream.send(chunk(7))
+        assert await number_of(stream) == 7
+
+    converse(giver, story)
+
+
+# ------------------------------------------------------------------ the door
+
+
+class Listening:
+    """A p2pd that accepts every listener."""
+
+    async def receive_streams(self, protocol: str, listener: Path) -> None:
+        assert protocol == bulk.PROTOCOL
+
+
+class Door:
+    """A door for bulk streams, and those who come to it."""
+
+    def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
+        self.door = BulkDoor(folder / "bulk.sock")
+        self._stack, self._path = stack, folder / "bulk.sock"
+
+    def call_of(self, partner: PeerId, token: bytes) -> GrpcStream:
+        stream = GrpcStream(partner, nothing, lambda _: None)
+        self._stack.enter_context(self.door.expecting(token, stream, CarriedBytes()))
+        self._stack.callback(stream.close_now)
+        return stream
+
+    async def come(self, partner: PeerId, token: bytes) -> Pair:
+        reader, writer = await asyncio.open_unix_connection(self._path)
+        self._stack.callback(drop, writer)
+        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=bulk.PROTOCOL))
+        writer.write(token)
+        return reader, writer
+
+
+async def nothing(_: bytes) -> None:
+    return
+
+
+def at_door(story: Callable[[Door], Coroutine[Any, Any, None]]) -> None:
+    async def main() -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            async with AsyncExitStack() as stack:
+                door = Door(stack, Path(folder))
+                control: Any = Listening()
+                await stack.enter_async_context(door.door.serving(control))
+                await story(door)
+        assert len(asyncio.all_tasks()) == 1
+
+    asyncio.run(main())
+    gc.collect()
+
+
+async def answer(pair: Pair) -> bytes:
+    """Return what the door answers, nothing once it has hung up."""
+    async with asyncio.timeout(5.0):
+        try:
+            return await pair[0].read(10)
+        except ConnectionError:
+            return b""
+
+
+def test_a_bulk_stream_is_attached_to_the_call_that_it_names() -> None:
+    async def story(door: Door) -> None:
+        one, other = door.call_of(OPENER, TOKEN), door.call_of(OPENER, TOKEN[::-1])
+        assert await answer(await door.come(OPENER, TOKEN[::-1])) == READY
+        assert (one.answer_bytes, other.answer_bytes) == (CHUNK_BYTES, ANSWER_BYTES)
+
+    at_door(story)
+
+
+@pytest.mark.parametrize(
+    ("who", "token"), [(OPENER, bytes(TOKEN_BYTES)), (OTHER, TOKEN), (seeded(3).peer_id, TOKEN)], ids=["token", "caller", "nobody"]
+)
+def test_a_bulk_stream_that_no_call_expects_is_ended(who: PeerId, token: bytes) -> None:
+    async def story(door: Door) -> None:
+        calls = door.call_of(OPENER, TOKEN), door.call_of(OTHER, TOKEN[::-1])
+        assert not await answer(await door.come(who, token))
+        assert all(call.answer_bytes == CHUNK_BYTES for call in calls)
+
+    at_door(story)
+
+
+def test_a_call_has_one_bulk_stream() -> None:
+    async def story(door: Door) -> None:
+        door.call_of(OPENER, TOKEN)
+        assert await answer(await door.come(OPENER, TOKEN)) == READY
+        assert not await answer(await door.come(OPENER, TOKEN))
+
+    at_door(story)
+
+
+def test_a_partner_holds_no_more_places_than_it_has_calls() -> None:
+    async def story(door: Door) -> None:
+        call = door.call_of(OPENER, TOKEN)
+        silent = await door.come(OPENER, b"")
+        await asyncio.sleep(0)
+        assert not await answer(await door.come(OPENER, TOKEN))
+        drop(silent[1])
+        async with asyncio.timeout(5.0):
+            while call.answer_bytes == CHUNK_BYTES:
+                await answer(await door.come(OPENER, TOKEN))
+
+    at_door(story)
+
+
+def test_a_bulk_stream_that_names_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bulk, "OPEN_S", 0.05)
+
+    async def story(door: Door) -> None:
+        door.call_of(OPENER, TOKEN)
+        assert not await answer(await door.come(OPENER, TOKEN[:-1]))
+
+    at_door(story)
