@@ -41,6 +41,7 @@ def an_attacker(swarm: Swarm, pause_s: float = 0.0) -> None:
         ContentsKind.RESULT: memoryview(data),
         ContentsKind.RESULT_HASHES: memoryview(result.hashes),
         ContentsKind.RESULT_PIECES: memoryview(result.held()),
+        ContentsKind.RESULT_AGREED: memoryview(b""),
     }
 
     bring_up(swarm, lambda kind: (answers[kind], result.name), pause_s)
