@@ -59,9 +59,9 @@ MOST_SPLITS = 15  # results given up; the last ones are judged by form and dista
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch
-MOST_LINGER_S = 60.0  # while they do not agree
+MOST_LINGER_S = 60.0  # for the last third to agree
+MOST_OPEN_S = 180.0  # while no result is settled: MOST_SPLITS times PATIENCE_S, and more
 MOST_JUDGING_S = 600.0  # likewise, while a partner fetches or judges ours
-MOST_OPEN_S = 180.0  # while it is not settled which result all end with: MOST_SPLITS times PATIENCE_S, and more
 SOURCES = 4  # at once
 TRIES = 3  # useless answers of strangers that share an invite or a network
 STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # a transfer between strangers takes no longer than this, and is no slower
@@ -92,6 +92,7 @@ class ResultAgreement:
     _serving_until_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
     _began_s: float = math.inf  # when the order of turns began: at the end of our averaging; loop time
     _split_s: float | None = None  # since when ours cannot be agreed
+    _settled_s: float | None = None  # since when two thirds have seen ours agreed
     _num_splits: int = 0
 
     def __post_init__(self) -> None:
@@ -113,6 +114,7 @@ class ResultAgreement:
             self.own.agreed = name
         else:
             self.own.result, self.lifecycle.has_agreed = None, False
+            self._noted.unlink(missing_ok=True)
 
     async def run(self) -> bool:
         """Agree on a result, and stay until all within reach have it or the time is up. False: they must average again."""
@@ -167,10 +169,10 @@ class ResultAgreement:
         """Ask peers for their votes, and see whether one of the results is agreed by them."""
         for entry, vote in await self.sources.ask_all(asked, self._vote_of, ANSWER_S):
             if isinstance(vote, GossamerError):
-                if entry.has_met:
-                    self.sources.book.note_no_answer(entry.peer_id, loop_s())
-                else:
+                if not entry.has_met:
                     self._useless.update(self.sources.groups.accountable(entry))
+                elif not self._asks(entry):
+                    self.sources.book.note_no_answer(entry.peer_id, loop_s())
                 continue
             self.sources.book.note_answer(entry.peer_id, loop_s())
             self._votes.note(entry, vote)
@@ -419,8 +421,10 @@ class ResultAgreement:
     def _until(self, began_s: float) -> float:
         """Return until when to stay: longer while it is not settled which result is agreed, and while partners still change theirs."""
         if not self._votes.is_settled(self.own.agreed):
+            self._settled_s = None
             return began_s + (MOST_JUDGING_S if self._votes.is_judged() else MOST_OPEN_S)
-        return min(self._votes.changed_s + LINGER_S, began_s + MOST_LINGER_S)
+        self._settled_s = self._settled_s or loop_s()
+        return min(max(self._votes.changed_s, self._settled_s) + LINGER_S, self._settled_s + MOST_LINGER_S)
 
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
@@ -430,25 +434,27 @@ class ResultAgreement:
         return bool(fetching) and loop_s() < since_s + STRANGERS_S + self.terms.state_bytes / rate
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Return whether each partner within reach has seen this result agreed, or has left, and each stranger has all its pieces.
+        """Return whether each partner has seen this result agreed, or is gone for long, and each stranger within reach has all its pieces.
 
         False when asking takes too long.
         """
+
+        def lacks_it(entry: KnownPeer) -> bool:
+            return entry.has_met and self._votes.of(entry).agreed != name
+
+        async def has_pieces(source: Source) -> bool:
+            return await complete_result_name(source, self.terms.state_bytes) == name
+
         near = self._speakers()
-        if any(map(self._votes.is_away, self.sources.book.live(loop_s()))):
-            return False
-
-        async def has_it(source: Source) -> bool:
-            vote = await self._vote_of(source)
-            self._votes.note(self.sources.book.get(source.peer_id), vote)
-            if self.sources.book.get(source.peer_id).has_met:
-                return vote.agreed == name
-            return vote.name == name or await complete_result_name(source, self.terms.state_bytes) == name
-
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
                 for start in range(0, len(near), ASKED):
-                    answers = await self.sources.ask_all(near[start : start + ASKED], has_it, ANSWER_S)
+                    await self._ask_votes(near[start : start + ASKED])
+                if any(map(lacks_it, near)) or any(map(lacks_it, filter(self._votes.is_away, self.sources.book.live(loop_s())))):
+                    return False
+                strangers = [entry for entry in near if not entry.has_met and self._votes.of(entry).name != name]
+                for start in range(0, len(strangers), ASKED):
+                    answers = await self.sources.ask_all(strangers[start : start + ASKED], has_pieces, ANSWER_S)
                     if any(answer is False for _, answer in answers):
                         return False
                 return True

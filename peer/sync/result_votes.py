@@ -81,8 +81,10 @@ class ResultVotes:
 
     def is_agreed(self, name: bytes) -> bool:
         """Return whether a result is agreed, as far as we know."""
-        voters = self._voters()
-        if self._share(voters, lambda vote: vote.choice == name, own=self._own.choice == name) >= QUORUM - EPSILON:
+        voters, own = self._voters(), self._own.choice == name
+        if not own and not any(self.of(entry).choice == name for entry in voters):
+            return False
+        if self._share(voters, lambda vote: vote.choice == name, own) >= QUORUM - EPSILON:
             return True
         is_seen = len(voters) > 1 and self._share(voters, lambda vote: vote.agreed == name, own=None) > 0.5
         return is_seen and (not self.own.agreed or self._preference(name) > self._preference(self.own.agreed))
