@@ -5,12 +5,12 @@
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that two thirds of the partners and we vote for is agreed (peer/sync/result_votes.py): whoever has another one, or has refused
-   it, takes it all the same. Once a peer with all pieces of a result has seen it agreed, it votes for it for good. It reports that, and
-   notes it on the disk, so that no restart and no leave takes the vote back.
-4. If ours cannot be agreed for PATIENCE_S, as others neither vote for it nor fetch it, we give it up, and so do all who see that most have.
-   The order is drawn anew, and the trainers allow four times as much loss above their own. The first time all average again.
+   it, takes it all the same. A peer with all pieces of it reports that it has seen it agreed, and notes it on the disk, so that no restart
+   takes its vote back. Once two thirds have reported that, the result is settled: it is never given up.
+4. If ours cannot be agreed, or settled, for PATIENCE_S, as others neither vote for it nor fetch it, we give it up, and so do all who see
+   that most have. The order is drawn anew, and trainers allow four times as much loss above their own. The first time all average again.
 5. A peer leaves when all partners within reach have seen its result agreed: nobody is left behind that could still choose another one.
-   Once two thirds have, it waits for the rest for LINGER_S after the last change, and longer while one fetches; before, for MOST_OPEN_S.
+   Once it is settled, it waits for the rest for LINGER_S after the last change, and longer while one fetches; before, for MOST_OPEN_S.
 
 Only partners, peers that we have met, have a say. A peer without any asks a few strangers of each invite or network, until these have cost
 us TRIES useless answers. So a Sybil group delays an ending by seconds at most.
@@ -58,7 +58,7 @@ PATIENCE_S = 8.0  # for one of several results to be agreed
 MOST_SPLITS = 15  # results given up; the last ones are judged by form and distance, as any loss is allowed
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
-LINGER_S = 10.0  # for others to fetch
+LINGER_S = 10.0  # for others to fetch: longer than PATIENCE_S, so that nobody leaves with a result that is about to be given up
 MOST_LINGER_S = 60.0  # for the last third to agree
 MOST_OPEN_S = 180.0  # while no result is settled: MOST_SPLITS times PATIENCE_S, and more
 MOST_JUDGING_S = 600.0  # likewise, while a partner fetches or judges ours
@@ -93,6 +93,7 @@ class ResultAgreement:
     _began_s: float = math.inf  # when the order of turns began: at the end of our averaging; loop time
     _split_s: float | None = None  # since when ours cannot be agreed
     _settled_s: float | None = None  # since when two thirds have seen ours agreed
+    _is_final: bool = False  # two thirds had once; or others may have relied on it before we were restarted
     _num_splits: int = 0
 
     def __post_init__(self) -> None:
@@ -111,7 +112,7 @@ class ResultAgreement:
         if self.own.result is None:  # it wrote this result itself, and its trainer has saved it
             await self._write_down()
         if self.own.result is not None and self.own.result.name == name:
-            self.own.agreed = name
+            self.own.agreed, self._is_final = name, True
         else:
             self.own.result, self.lifecycle.has_agreed = None, False
             self._noted.unlink(missing_ok=True)
@@ -177,7 +178,8 @@ class ResultAgreement:
             self.sources.book.note_answer(entry.peer_id, loop_s())
             self._votes.note(entry, vote)
         if self.own.result is not None and self._votes.is_agreed(self.own.result.name):
-            self._vote_for_good(self.own.result.name)
+            self._note_agreed(self.own.result.name)
+        self._is_final |= self._votes.is_settled(self.own.agreed)
 
     async def take_agreed(self) -> None:
         """Wait until there is a result that is agreed, and take it."""
@@ -227,17 +229,17 @@ class ResultAgreement:
         """Return whether a result is here or at a peer within reach."""
         return name in (self._whole, self.own.result.name if self.own.result else b"") or bool(self._votes.holders(name))
 
-    def _vote_for_good(self, name: bytes) -> None:
-        """Vote for an agreed result, of which all pieces are here, for good."""
+    def _note_agreed(self, name: bytes) -> None:
+        """Report from now on that this result, of which all pieces are here, is agreed; a restart does not forget it."""
         if self.own.agreed != name:
-            self.own.agreed = name
+            self.own.agreed, self._is_final = name, False
             with contextlib.suppress(OSError):  # a full disk: then only a restart forgets it
                 write_whole(self._noted, name)
 
     def _is_split(self) -> bool:
-        """Return whether so few have taken ours for so long that it will not be agreed."""
+        """Return whether so few have taken ours for so long that it will not be agreed, or not be settled."""
         own = self.own.result
-        if own is None or self.own.agreed or self._num_splits >= MOST_SPLITS or self._votes.is_possible(own.name):
+        if own is None or self._is_final or self._num_splits >= MOST_SPLITS or self._votes.is_possible(own.name):
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
@@ -249,7 +251,8 @@ class ResultAgreement:
         self.emit(ProcessReported("finishing", "the partners have different results: agreeing again"))
         self._votes.withdraw()
         self._refused.clear()  # they are judged anew
-        self.own.result, self.lifecycle.has_agreed = None, False
+        self.own.result, self.own.agreed, self.lifecycle.has_agreed = None, b"", False
+        self._noted.unlink(missing_ok=True)
         self._began_s, self._split_s = math.inf, None
 
     def _asks(self, entry: KnownPeer) -> bool:
@@ -321,13 +324,13 @@ class ResultAgreement:
     async def _judge(self, name: bytes, path: Path) -> str:
         """Have the trainer judge a whole result; meanwhile see whether it is agreed: then it is taken. Return why it is not."""
         if self._votes.is_agreed(name):
-            self._vote_for_good(name)
+            self._note_agreed(name)
         judging = asyncio.create_task(self._adopt(path, is_agreed=self.own.agreed == name))
         try:
             while not (await asyncio.wait([judging], timeout=PAUSE_S))[0]:
                 await self.find()
                 if self._votes.is_agreed(name):
-                    self._vote_for_good(name)
+                    self._note_agreed(name)
             adopted = judging.result()
         finally:
             await cancel(judging)
@@ -423,8 +426,8 @@ class ResultAgreement:
         if not self._votes.is_settled(self.own.agreed):
             self._settled_s = None
             return began_s + (MOST_JUDGING_S if self._votes.is_judged() else MOST_OPEN_S)
-        self._settled_s = self._settled_s or loop_s()
-        return min(max(self._votes.changed_s, self._settled_s) + LINGER_S, self._settled_s + MOST_LINGER_S)
+        self._settled_s, linger_s = self._settled_s or loop_s(), LINGER_S - PATIENCE_S + self._patience_s
+        return min(max(self._votes.changed_s, self._settled_s) + linger_s, self._settled_s + MOST_LINGER_S)
 
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
@@ -445,17 +448,14 @@ class ResultAgreement:
         async def has_pieces(source: Source) -> bool:
             return await complete_result_name(source, self.terms.state_bytes) == name
 
-        near = self._speakers()
+        near, away = self._speakers(), list(filter(self._votes.is_away, self.sources.book.live(loop_s())))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
-                for start in range(0, len(near), ASKED):
-                    await self._ask_votes(near[start : start + ASKED])
-                if any(map(lacks_it, near)) or any(map(lacks_it, filter(self._votes.is_away, self.sources.book.live(loop_s())))):
-                    return False
-                strangers = [entry for entry in near if not entry.has_met and self._votes.of(entry).name != name]
-                for start in range(0, len(strangers), ASKED):
-                    answers = await self.sources.ask_all(strangers[start : start + ASKED], has_pieces, ANSWER_S)
-                    if any(answer is False for _, answer in answers):
+                for asked in (near[start : start + ASKED] for start in range(0, len(near), ASKED)):
+                    await self._ask_votes(asked)
+                    strangers = [entry for entry in asked if not entry.has_met and self._votes.of(entry).name != name]
+                    answers = await self.sources.ask_all(strangers, has_pieces, ANSWER_S)
+                    if any(map(lacks_it, (*away, *asked))) or any(answer is False for _, answer in answers):
                         return False
                 return True
         return False

@@ -1,12 +1,13 @@
 """The votes on a run's result: which result each peer has, which it has seen agreed, and what is agreed by that.
 
-A peer votes for the result that its trainer has taken. It may withdraw that vote. Once it sees a result agreed, it votes for that one for
-good, also when it is restarted, and after it has left the run. A result is agreed where
+A peer votes for the result that its trainer has taken. A result is agreed where
 
 - QUORUM of the weight of the partners at the end, and ours, votes for it; or
 - more than half of the others, of two at least, have seen it agreed. So one that tells each peer another vote cannot keep us out.
 
-Of any two quorums the smaller overlap is a third of the weight. So two results are agreed only if a third of the weight votes twice.
+Peers see votes at different times, and votes can be withdrawn, so two results may seem agreed at once. A result is settled where QUORUM has
+seen it agreed and votes for nothing else. Of any two quorums the overlap is a third of the weight, so two results are settled only if a
+third of the weight lies. The vote of a peer that has seen its result agreed also counts when it is restarted, and after it has left.
 """
 
 from __future__ import annotations
@@ -90,16 +91,21 @@ class ResultVotes:
         return is_seen and (not self.own.agreed or self._preference(name) > self._preference(self.own.agreed))
 
     def is_settled(self, name: bytes) -> bool:
-        """Return whether QUORUM has seen a result agreed: it is never given up then."""
+        """Return whether QUORUM has seen a result agreed."""
         return bool(name) and self._share(self._voters(), lambda vote: vote.agreed == name, own=self.own.agreed == name) >= QUORUM - EPSILON
 
     def is_possible(self, name: bytes) -> bool:
-        """Return whether our result would be agreed if all that fetch or judge it, or are away for a moment, took it."""
+        """Return whether our result would be agreed, or settled if we have seen it agreed, once all follow that may.
 
-        def may_take(entry: KnownPeer) -> bool:
-            return self.of(entry).is_fetching or self.of(entry).choice == name or self.is_away(entry)
+        Those may that fetch or judge it, and those that are away for a moment.
+        """
 
-        return self.groups.share(self._voters(), may_take, own=True) >= QUORUM - EPSILON
+        def may_follow(entry: KnownPeer) -> bool:
+            vote = self.of(entry)
+            follows = vote.agreed == name if self.own.agreed else vote.choice == name
+            return follows or vote.is_fetching or self.is_away(entry)
+
+        return self.groups.share(self._voters(), may_follow, own=True) >= QUORUM - EPSILON
 
     def is_judged(self) -> bool:
         """Return whether a partner fetches or judges our result."""
@@ -111,7 +117,7 @@ class ResultVotes:
         return bool(self.withdrawn) and share > 0.5
 
     def withdraw(self) -> None:
-        """Forget all votes but those that are for good: ours and those of others are given up."""
+        """Note that we give up our result and those of others; of their votes, those for an agreed one stay until they report another."""
         self._given_up |= {vote.choice for vote in (*self._votes.values(), self._own) if vote.choice}
         self._votes = {peer: vote for peer, vote in self._votes.items() if vote.agreed}
         self.withdrawn.clear()

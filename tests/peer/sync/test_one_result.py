@@ -11,7 +11,7 @@ import torch
 from gossamer.peer.link import messages
 from gossamer.peer.node.final_averaging import WAIT_S
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.result_agreement import LINGER_S, PAUSE_S
+from gossamer.peer.sync.result_agreement import LINGER_S
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -28,14 +28,18 @@ async def in_order(swarm: Swarm, num_peers: int) -> list[Peer]:
 
 
 def dislike(peer: Peer, monkeypatch: pytest.MonkeyPatch, *, after_s: float = 0.0, num_splits: int = 99) -> None:
-    """Have a peer's trainer refuse results that are not agreed, as one with unlike text does, until so many have been given up."""
+    """Have a peer's trainer judge results that are not agreed for so long; until so many have been given up, it refuses them.
+
+    A trainer with unlike text does so. `num_splits=0`: it only judges slowly.
+    """
     judge = peer.link.request
 
     async def request(request: messages.AnsweredRequest) -> messages.Reply:
-        if not isinstance(request, messages.Adopt) or request.is_agreed or request.num_splits >= num_splits:
+        if not isinstance(request, messages.Adopt) or request.is_agreed:
             return await judge(request)
         await asyncio.sleep(after_s)
-        return messages.Adopted(request.name, False, "its held-out loss is higher")
+        refuses = request.num_splits < num_splits
+        return messages.Adopted(request.name, False, "its held-out loss is higher") if refuses else await judge(request)
 
     monkeypatch.setattr(peer.link, "request", request)
 
@@ -45,22 +49,23 @@ async def all_end_alike(swarm: Swarm, peers: list[Peer]) -> None:
     assert all(torch.equal(peer.fast, peers[0].fast) for peer in peers), "two results"
 
 
-def test_two_peers_of_which_one_refuses_the_result_agree_in_the_next_round(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_peers_that_refuse_the_first_result_agree_on_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
         peers = await in_order(swarm, 2)
         for peer in peers:
-            dislike(peer, monkeypatch, num_splits=1)
+            dislike(peer, monkeypatch, after_s=1.0, num_splits=1)  # meanwhile it has all pieces, which looks as if it had taken it
         await all_end_alike(swarm, peers)
 
     play(Swarm(tmp_path, manifest=ENDING), story)
 
 
-@pytest.mark.parametrize("after_s", [0.0, PAUSE_S, LINGER_S / 2])
-def test_one_that_refuses_the_result_takes_it_once_the_others_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, after_s: float) -> None:
+def test_one_that_refuses_the_result_takes_it_once_the_others_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
-        peers = await in_order(swarm, 4)
-        dislike(peers[-1], monkeypatch, after_s=after_s)
-        await all_end_alike(swarm, peers)
+        writer, *others, last = await in_order(swarm, 4)
+        for peer in others:
+            dislike(peer, monkeypatch, after_s=1.0, num_splits=0)
+        dislike(last, monkeypatch, after_s=4.0)  # when it begins to judge, only the writer has it
+        await all_end_alike(swarm, [writer, *others, last])
 
     play(Swarm(tmp_path, manifest=ENDING), story)
 
