@@ -103,7 +103,7 @@ def test_a_vote_for_an_agreed_result_counts_after_its_peer_has_left() -> None:
         ending.hold(S)
         assert not ending.votes.is_agreed(S)
         ending.votes.withdraw()
-        assert ending.votes.is_agreed(R), "it is for good"
+        assert ending.votes.is_agreed(R), "those who left have it still"
         ending.at_hand.clear()
         assert ending.votes.is_agreed(S), "nobody has the other one any more"
 
@@ -154,6 +154,29 @@ def test_a_result_is_settled_once_two_thirds_have_seen_it_agreed() -> None:
         assert ending.votes.is_agreed(R) and not ending.votes.is_settled(R)
         ending.vote(Vote(R, R))
         assert ending.votes.is_settled(R) and not ending.votes.is_settled(b"")
+
+    play(story)
+
+
+def test_a_result_that_most_have_not_seen_agreed_is_not_settled_by_their_votes() -> None:
+    def story() -> None:
+        ending = Ending(3)
+        ending.hold(R, agreed=True)
+        ending.vote(Vote(R), Vote(R), Vote(S, S))
+        assert ending.votes.is_agreed(R) and not ending.votes.is_possible(R), "the third one may tell the others another vote than us"
+        ending.vote(Vote(R, R), Vote(R, R), Vote(S, S))
+        assert ending.votes.is_possible(R) and ending.votes.is_settled(R)
+
+    play(story)
+
+
+def test_a_result_that_others_judge_is_still_possible() -> None:
+    def story() -> None:
+        ending = Ending(2)
+        ending.hold(R)
+        assert not ending.votes.is_possible(R)
+        ending.vote(Vote(is_fetching=True))
+        assert ending.votes.is_possible(R) and ending.votes.is_judged()
 
     play(story)
 
