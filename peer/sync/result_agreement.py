@@ -61,7 +61,7 @@ TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch: longer than PATIENCE_S, so that nobody leaves with a result that is about to be given up
 MOST_LINGER_S = 60.0  # for the last third to agree
 MOST_OPEN_S = 180.0  # while no result is settled: MOST_SPLITS times PATIENCE_S, and more
-MOST_JUDGING_S = 600.0  # likewise, while a partner fetches or judges ours
+MOST_JUDGING_S = 600.0  # for one partner to judge our results, beside the time in which a slow line brings them
 SOURCES = 4  # at once
 TRIES = 3  # useless answers of strangers that share an invite or a network
 STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # a transfer between strangers takes no longer than this, and is no slower
@@ -97,7 +97,8 @@ class ResultAgreement:
     _num_splits: int = 0
 
     def __post_init__(self) -> None:
-        self._votes = ResultVotes(self.sources.groups, self.own, self._is_at_hand)
+        fetch_s = MOST_JUDGING_S + self.terms.state_bytes / SLOWEST_BYTES_PER_S
+        self._votes = ResultVotes(self.sources.groups, self.own, self._is_at_hand, fetch_s)
 
     async def resume(self) -> None:
         """Take the result that this peer had seen agreed before its restart, if it had."""
@@ -425,7 +426,7 @@ class ResultAgreement:
         """Return until when to stay: longer while it is not settled which result is agreed, and while partners still change theirs."""
         if not self._votes.is_settled(self.own.agreed):
             self._settled_s = None
-            return began_s + (MOST_JUDGING_S if self._votes.is_judged() else MOST_OPEN_S)
+            return math.inf if self._votes.is_judged() else began_s + MOST_OPEN_S
         self._settled_s, linger_s = self._settled_s or loop_s(), LINGER_S - PATIENCE_S + self._patience_s
         return min(max(self._votes.changed_s, self._settled_s) + linger_s, self._settled_s + MOST_LINGER_S)
 

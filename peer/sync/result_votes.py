@@ -45,14 +45,19 @@ NO_VOTE = Vote()
 
 @dataclass(slots=True)
 class ResultVotes:
-    """The votes of all peers. `own` holds ours; `has` tells whether a result is at hand, whoever has left with it."""
+    """The votes of all peers. `own` holds ours; `has` tells whether a result is at hand, whoever has left with it.
+
+    A partner may fetch and judge our results for `fetch_s` in all; then it counts as one that will not take them.
+    """
 
     groups: SybilGroups
     own: StateSource
     has: Callable[[bytes], bool]
+    fetch_s: float
     changed_s: float = -math.inf  # when a partner last voted for another result than before; loop time
     withdrawn: set[PeerId] = field(default_factory=set)  # partners that have given up their result, since we last did so
     _votes: dict[PeerId, Vote] = field(default_factory=dict)
+    _fetching_since_s: dict[PeerId, float] = field(default_factory=dict)  # when each peer first did; loop time
     _given_up: set[bytes] = field(default_factory=set)  # results that we gave up, with those of others
 
     def note(self, entry: KnownPeer, vote: Vote) -> None:
@@ -63,6 +68,8 @@ class ResultVotes:
             if not vote.choice and had.choice not in self._given_up:
                 self.withdrawn.add(entry.peer_id)
         self._votes[entry.peer_id] = vote
+        if vote.is_fetching:
+            self._fetching_since_s.setdefault(entry.peer_id, loop_s())
 
     def of(self, entry: KnownPeer) -> Vote:
         """Return the last vote of a peer."""
@@ -103,13 +110,13 @@ class ResultVotes:
         def may_follow(entry: KnownPeer) -> bool:
             vote = self.of(entry)
             follows = vote.agreed == name if self.own.agreed else vote.choice == name
-            return follows or vote.is_fetching or self.is_away(entry)
+            return follows or self._is_fetching(entry) or self.is_away(entry)
 
         return self.groups.share(self._voters(), may_follow, own=True) >= QUORUM - EPSILON
 
     def is_judged(self) -> bool:
         """Return whether a partner fetches or judges our result."""
-        return any(self.of(entry).is_fetching for entry in self.at_end())
+        return any(map(self._is_fetching, self.at_end()))
 
     def most_withdraw(self) -> bool:
         """Return whether most partners at the end and we would have given up, if we did."""
@@ -125,6 +132,9 @@ class ResultVotes:
     def is_away(self, entry: KnownPeer) -> bool:
         """Tell whether a partner has just gone without leaving the run: it may be back in a moment."""
         return entry.has_met and entry.failures > 0 and loop_s() - entry.seen_s < AWAY_S
+
+    def _is_fetching(self, entry: KnownPeer) -> bool:
+        return self.of(entry).is_fetching and loop_s() - self._fetching_since_s[entry.peer_id] < self.fetch_s
 
     @property
     def _own(self) -> Vote:

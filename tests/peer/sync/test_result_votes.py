@@ -19,6 +19,7 @@ from tests.swarm.tiny import tiny_manifest, tiny_terms
 
 R, S = b"r" * 32, b"s" * 32
 TOTAL_STEPS = 1000
+FETCH_S = 100.0
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Ending:
         for peer in self.ids:
             self.book.note_meeting(peer, loop_s(), TOTAL_STEPS, finished=True)
         self.own: Any = SimpleNamespace(result=None, agreed=b"")
-        self.votes = ResultVotes(SybilGroups(self.book, tiny_terms(tiny_manifest())), self.own, self.at_hand.__contains__)
+        self.votes = ResultVotes(SybilGroups(self.book, tiny_terms(tiny_manifest())), self.own, self.at_hand.__contains__, FETCH_S)
 
     def partner(self, number: int) -> KnownPeer:
         return self.book.get(self.ids[number])
@@ -170,15 +171,21 @@ def test_a_result_that_most_have_not_seen_agreed_is_not_settled_by_their_votes()
     play(story)
 
 
-def test_a_result_that_others_judge_is_still_possible() -> None:
-    def story() -> None:
+def test_a_result_that_others_judge_is_possible_for_as_long_as_that_may_take_in_all() -> None:
+    async def inside() -> None:
         ending = Ending(2)
         ending.hold(R)
         assert not ending.votes.is_possible(R)
         ending.vote(Vote(is_fetching=True))
         assert ending.votes.is_possible(R) and ending.votes.is_judged()
+        await asyncio.sleep(FETCH_S / 2)
+        ending.vote(Vote())
+        assert not ending.votes.is_judged()
+        await asyncio.sleep(FETCH_S / 2)
+        ending.vote(Vote(is_fetching=True))
+        assert not ending.votes.is_possible(R) and not ending.votes.is_judged(), "it only seems to fetch"
 
-    play(story)
+    virtual_time.run(inside())
 
 
 def test_a_partner_without_its_result_has_withdrawn_it_unless_we_had_given_it_up_too() -> None:
