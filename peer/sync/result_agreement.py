@@ -60,7 +60,7 @@ RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
 LINGER_S = 10.0  # for others to fetch: longer than PATIENCE_S, so that nobody leaves with a result that is about to be given up
 MOST_LINGER_S = 60.0  # for the last third to agree
-MOST_OPEN_S = 180.0  # while no result is settled: MOST_SPLITS times PATIENCE_S, and more
+MOST_OPEN_S = 180.0  # while no result is settled, and nobody judges ours: MOST_SPLITS times PATIENCE_S, and more
 MOST_JUDGING_S = 600.0  # for one partner to judge our results, beside the time in which a slow line brings them
 SOURCES = 4  # at once
 TRIES = 3  # useless answers of strangers that share an invite or a network
@@ -92,6 +92,7 @@ class ResultAgreement:
     _serving_until_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
     _began_s: float = math.inf  # when the order of turns began: at the end of our averaging; loop time
     _split_s: float | None = None  # since when ours cannot be agreed
+    _open_s: float = -math.inf  # until when a partner last fetched or judged ours
     _settled_s: float | None = None  # since when two thirds have seen ours agreed
     _is_final: bool = False  # two thirds had once; or others may have relied on it before we were restarted
     _num_splits: int = 0
@@ -426,7 +427,8 @@ class ResultAgreement:
         """Return until when to stay: longer while it is not settled which result is agreed, and while partners still change theirs."""
         if not self._votes.is_settled(self.own.agreed):
             self._settled_s = None
-            return math.inf if self._votes.is_judged() else began_s + MOST_OPEN_S
+            self._open_s = loop_s() if self._votes.is_judged() else max(began_s, self._open_s)
+            return self._open_s + MOST_OPEN_S
         self._settled_s, linger_s = self._settled_s or loop_s(), LINGER_S - PATIENCE_S + self._patience_s
         return min(max(self._votes.changed_s, self._settled_s) + linger_s, self._settled_s + MOST_LINGER_S)
 
