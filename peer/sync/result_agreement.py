@@ -290,11 +290,11 @@ class ResultAgreement:
         began_s, num_by = loop_s(), Counter[PeerId]()
         try:
             with contextlib.closing(Pieces.open(self.file, name, self.terms.state_bytes)) as pieces:
+                self._whole = b""
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(within_s):
                         await self._fetch(name, found, pieces, num_by)
                 if not pieces.is_whole or self.own.coming is None:
-                    self._whole = b""
                     return False
                 result = RunResult(self.own.coming.hashes, mapped(pieces.path))
                 self._whole = name
