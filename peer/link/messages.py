@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Annotated, Generic, Literal, TypeVar, dataclass_transform
+from typing import Annotated, Generic, Literal, TypeGuard, TypeVar, dataclass_transform
 
 from pydantic import ConfigDict, Discriminator, TypeAdapter, ValidationError
 
@@ -283,6 +283,11 @@ Answer = Reply | TrainerReport
 def subject(record: AnsweredRequest | Reply) -> int | str:
     """Return the subject of a request or a reply, by which they match: a meeting's number or a file's name."""
     return record.meeting if isinstance(record, OfMeeting) else record.name
+
+
+def is_about_result(request: Request) -> TypeGuard[WriteResult | Adopt]:
+    """Return whether a request is about the run's result."""
+    return isinstance(request, WriteResult) or (isinstance(request, Adopt) and request.is_result)
 
 
 def not_done(request: Request, reason: str) -> Reply | None:

@@ -58,6 +58,7 @@ class FinalAveraging:
 
     async def run(self) -> None:
         """Average until every fragment has had its rounds, the time is up, or a result is agreed; then settle. Again, where none is."""
+        await self.agreement.resume()
         while not await self._average_and_agree():
             self._rounds.clear()
             self._num_rounds *= 2

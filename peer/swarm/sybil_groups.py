@@ -58,10 +58,10 @@ class SybilGroups:
         agreeing, total = self._share(voters, agrees)
         return 2 * (agreeing + bool(own)) >= total + (own is not None) - EPSILON
 
-    def share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool) -> float:
-        """Return the share of the weight of these voters and ours that agrees; `own` tells whether we do."""
+    def share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None) -> float:
+        """Return the share of the weight of these voters and ours that agrees; `own` tells whether we do; None: we do not count."""
         agreeing, total = self._share(voters, agrees)
-        return (agreeing + own) / (total + 1)
+        return (agreeing + bool(own)) / max(EPSILON, total + (own is not None))
 
     def drawn(self, peer: PeerId, credential: Credential | None, number: int = 0) -> tuple[bytes, bytes]:
         """Return a peer's place in an order that is the same for all: by its invite, whose key no guest has chosen, then by its id.

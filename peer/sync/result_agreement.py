@@ -4,11 +4,13 @@
    next one does so some seconds later if no result is found, and so on. A result counts from when it is its holder's turn.
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
-3. A result that more than half of the partners and we have is agreed: whoever has another one, or has refused it, takes it all the same.
-4. If half of them neither have nor fetch ours for PATIENCE_S, it is not agreed. We give it up, and so do all who see that most have. The
-   order is drawn anew, and the trainers allow four times as much loss above their own. The first time all average again.
-5. A peer with a result stays until all within reach have the same one, or all its pieces: until nothing has changed for LINGER_S, or longer
-   while a peer still fetches.
+3. A result that two thirds of the partners and we vote for is agreed (peer/sync/result_votes.py): whoever has another one, or has refused
+   it, takes it all the same. A peer with all pieces of it reports that it has seen it agreed, and notes it on the disk, so that no restart
+   takes its vote back. Once two thirds have reported that, the result is settled: it is never given up.
+4. If ours cannot be agreed, or settled, for PATIENCE_S, as others neither vote for it nor fetch it, we give it up, and so do all who see
+   that most have. The order is drawn anew, and trainers allow four times as much loss above their own. The first time all average again.
+5. A peer leaves when all partners within reach have seen its result agreed: nobody is left behind that could still choose another one.
+   Once it is settled, it waits for the rest for LINGER_S after the last change, and longer while one fetches; before, for MOST_OPEN_S.
 
 Only partners, peers that we have met, have a say. A peer without any asks a few strangers of each invite or network, until these have cost
 us TRIES useless answers. So a Sybil group delays an ending by seconds at most.
@@ -29,11 +31,13 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, ResultTaken
+from gossamer.peer.machine.home import write_whole
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
-from gossamer.peer.sync.pieces import Pieces, RunResult, complete_result_name, fetch_hashes
+from gossamer.peer.sync.pieces import HASH_BYTES, Pieces, RunResult, complete_result_name, fetch_hashes
+from gossamer.peer.sync.result_votes import AWAY_S, ResultVotes, Vote
 from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
@@ -42,6 +46,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind, RunPhase
 from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.tasks import cancel
 
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them
@@ -53,9 +58,10 @@ PATIENCE_S = 8.0  # for one of several results to be agreed
 MOST_SPLITS = 15  # results given up; the last ones are judged by form and distance, as any loss is allowed
 RANKS = 16  # at most: peers of a higher rank have waited long enough
 TIMEOUT_FACTOR = 4.0
-LINGER_S = 10.0  # for others to fetch
-MOST_LINGER_S = 60.0  # while they do not agree
-AWAY_S = 20.0  # a partner that was there so lately may be back
+LINGER_S = 10.0  # for others to fetch: longer than PATIENCE_S, so that nobody leaves with a result that is about to be given up
+MOST_LINGER_S = 60.0  # for the last third to agree
+MOST_OPEN_S = 180.0  # while no result is settled, and nobody judges ours: MOST_SPLITS times PATIENCE_S, and more
+MOST_JUDGING_S = 600.0  # for one partner to judge our results, beside the time in which a slow line brings them
 SOURCES = 4  # at once
 TRIES = 3  # useless answers of strangers that share an invite or a network
 STRANGERS_S, STRANGERS_BYTES_PER_S = 60.0, 1e6  # a transfer between strangers takes no longer than this, and is no slower
@@ -77,27 +83,55 @@ class ResultAgreement:
     payloads: PayloadFolder
     file: Path
     emit: Callable[[Event], None]
+    _votes: ResultVotes = field(init=False)
     _refused: set[bytes] = field(default_factory=set)  # results that our trainer, or too many partners, have refused
-    _held: dict[PeerId, bytes] = field(default_factory=dict)  # the result that each peer had when it last answered
+    _whole: bytes = b""  # name of the result of which `file` holds all pieces
     _useless: Counter[object] = field(default_factory=Counter)  # answers, by the peer, invite or network that is accountable for them
     _names: itertools.count[int] = field(default_factory=itertools.count)
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
     _serving_until_s: float = -math.inf  # until when to wait for a peer with a result that may be too busy serving it to answer; loop time
     _began_s: float = math.inf  # when the order of turns began: at the end of our averaging; loop time
-    _fetching: set[PeerId] = field(default_factory=set)  # who fetches or judges our result
-    _changed_s: float = -math.inf  # when a partner last had another result than before
-    _split_s: float | None = None  # since when half of the partners have not had ours
-    _given_up: set[bytes] = field(default_factory=set)  # results that we gave up, with those of others
-    _gave_up: set[PeerId] = field(default_factory=set)  # partners that have given up their result
+    _split_s: float | None = None  # since when ours cannot be agreed
+    _open_s: float = -math.inf  # until when a partner last fetched or judged ours
+    _settled_s: float | None = None  # since when two thirds have seen ours agreed
+    _is_final: bool = False  # two thirds had once; or others may have relied on it before we were restarted
     _num_splits: int = 0
-    _was_agreed: bool = False  # our result: those that have left with it count for nobody any more
+
+    def __post_init__(self) -> None:
+        fetch_s = MOST_JUDGING_S + self.terms.state_bytes / SLOWEST_BYTES_PER_S
+        self._votes = ResultVotes(self.sources.groups, self.own, self._is_at_hand, fetch_s)
+
+    async def resume(self) -> None:
+        """Take the result that this peer had seen agreed before its restart, if it had."""
+        name = self._noted.read_bytes() if self._noted.exists() else b""
+        if len(name) != HASH_BYTES:
+            return
+        with contextlib.suppress(OSError):
+            with contextlib.closing(Pieces.open(self.file, name, self.terms.state_bytes)) as pieces:
+                self._whole = name if pieces.is_whole else b""
+            if self._whole and (await self._adopt(self.file, is_agreed=True)).accepted:
+                self._set_result(await asyncio.to_thread(RunResult.of, mapped(self.file)), (), 0.0)
+        if self.own.result is None:  # it wrote this result itself, and its trainer has saved it
+            await self._write_down()
+        if self.own.result is not None and self.own.result.name == name:
+            self.own.agreed, self._is_final = name, True
+        else:
+            self.own.result, self.lifecycle.has_agreed = None, False
+            self._noted.unlink(missing_ok=True)
 
     async def run(self) -> bool:
         """Agree on a result, and stay until all within reach have it or the time is up. False: they must average again."""
         while not await self._agree():
             if self._num_splits == 1:
                 return False
+        files.remove(self.file)
+        self._noted.unlink(missing_ok=True)
         return True
+
+    @property
+    def _noted(self) -> Path:
+        """Return the file with the name of the result that we have seen agreed."""
+        return self.file.with_name(f"{self.file.name}-agreed")
 
     async def _agree(self) -> bool:
         """As `run`; False where our result, or that of most partners, is given up."""
@@ -111,7 +145,7 @@ class ResultAgreement:
             if self.own.result is None:
                 if found:
                     await self.take(found)
-                elif self._is_given_up() and self._num_splits < MOST_SPLITS:
+                elif self._votes.most_withdraw() and self._num_splits < MOST_SPLITS:
                     self._give_up()
                     return False
                 await asyncio.sleep(PAUSE_S)
@@ -122,46 +156,50 @@ class ResultAgreement:
         if self.lifecycle.phase is RunPhase.TRAIN:
             self._began_s = min(self._began_s, loop_s())
         known = self._speakers()
-        asked = self.sources.rng.sample(known, min(ASKED, len(known)))
-        for entry, name in await self.sources.ask_all(asked, self._name_at, ANSWER_S):
-            if isinstance(name, GossamerError):
-                self._useless.update(() if entry.has_met else self.sources.groups.accountable(entry))
-                continue
-            self.sources.book.note_answer(entry.peer_id, loop_s())
-            had = self._held.get(entry.peer_id, b"")
-            if entry.has_met and name != had:
-                self._changed_s = loop_s()
-                if not name and had not in self._given_up:
-                    self._gave_up.add(entry.peer_id)
-            self._held[entry.peer_id] = name
+        await self._ask_votes(self.sources.rng.sample(known, min(ASKED, len(known))))
         found = Found()
         for entry in self.sources.book.live(loop_s()):
-            if held := self._held.get(entry.peer_id):
+            if held := self._votes.of(entry).name:
                 found.setdefault(held, []).append(entry)
+        if self._whole and self._whole not in found and (left := self._votes.left_with(self._whole)):
+            found[self._whole] = left
         found = {name: entries for name, entries in found.items() if self._may_take(name, entries)}
         if found:
             self._serving_until_s = loop_s() + SERVING_S
         return found
+
+    async def _ask_votes(self, asked: list[KnownPeer]) -> None:
+        """Ask peers for their votes, and see whether one of the results is agreed by them."""
+        for entry, vote in await self.sources.ask_all(asked, self._vote_of, ANSWER_S):
+            if isinstance(vote, GossamerError):
+                if not entry.has_met:
+                    self._useless.update(self.sources.groups.accountable(entry))
+                elif not self._asks(entry):
+                    self.sources.book.note_no_answer(entry.peer_id, loop_s())
+                continue
+            self.sources.book.note_answer(entry.peer_id, loop_s())
+            self._votes.note(entry, vote)
+        if self.own.result is not None and self._votes.is_agreed(self.own.result.name):
+            self._note_agreed(self.own.result.name)
+        self._is_final |= self._votes.is_settled(self.own.agreed)
 
     async def take_agreed(self) -> None:
         """Wait until there is a result that is agreed, and take it."""
         while self.own.result is None:
             async with self._taking:
                 found = await self.find() if self.own.result is None else {}
-            if any(map(self._is_agreed, found)):
+            if any(map(self._votes.is_agreed, found)):
                 await self.take(found)
             await asyncio.sleep(PAUSE_S)
 
     async def take(self, found: Found) -> None:
         """Fetch an agreed result, else that of the first peer in the order, and have the trainer take it."""
-        name = min(found, key=lambda name: (not self._is_agreed(name), min(map(self._place, found[name])), name))
+        name = min(found, key=lambda name: (not self._votes.is_agreed(name), min(map(self._place, found[name])), name))
         is_taken, is_strangers = False, not any(entry.has_met for entry in found[name])
         async with self._taking:
             if not self._may_take(name, found[name]):
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(self._stranger_transfer_s if is_strangers else self._met_transfer_s):
-                    is_taken = await self._take(name, found)
+            is_taken = await self._take(name, found, self._stranger_transfer_s if is_strangers else self._met_transfer_s)
         if not is_taken:
             for entry in found[name]:
                 self._useless.update(self.sources.groups.accountable(entry))
@@ -177,71 +215,51 @@ class ResultAgreement:
     def _patience_s(self) -> float:
         return PATIENCE_S + TURN_MEETINGS * self.meetings.typical_s
 
-    def _voters(self) -> list[KnownPeer]:
-        """Return the partners that have come to the end of the run."""
-        return [entry for entry in self.sources.groups.partners(loop_s()) if entry.finished and not entry.failures]
-
     def _may_take(self, name: bytes, entries: list[KnownPeer]) -> bool:
         """Return whether a result with these holders may become ours now."""
-        own = self.own.result
-        if own is not None and (name == own.name or not self._is_agreed(name)):
+        own, is_agreed = self.own.result, self._votes.is_agreed(name)
+        if own is not None and (name == own.name or not is_agreed):
             return False
-        if own is not None or self._is_agreed(name):
+        if own is not None or is_agreed:
             return True
         if not self.sources.groups.partners(loop_s()):
             return name not in self._refused
         turn = min((self._rank(entry) for entry in entries if entry.has_met), default=math.inf)
         return name not in self._refused and loop_s() >= self._began_s + self._turn_s * turn
 
-    def _is_agreed(self, name: bytes) -> bool:
-        """Return whether more than half of the partners at the end and we have this result."""
-        return self._share(lambda their: their == name) > 0.5
+    def _is_at_hand(self, name: bytes) -> bool:
+        """Return whether a result is here or at a peer within reach."""
+        return name in (self._whole, self.own.result.name if self.own.result else b"") or bool(self._votes.holders(name))
 
-    def _has_half(self, name: bytes) -> bool:
-        """Return whether more than half of the partners at the end and we have this result, or are about to judge it."""
-        said = self.sources.groups.share(
-            self._voters(), lambda entry: entry.peer_id in self._fetching or self._held.get(entry.peer_id) == name, own=True
-        )
-        return said > 0.5
-
-    def _share(self, says: Callable[[bytes], bool]) -> float:
-        own = self.own.result.name if self.own.result else b""
-        return self.sources.groups.share(self._voters(), lambda entry: says(self._held.get(entry.peer_id, b"")), says(own))
+    def _note_agreed(self, name: bytes) -> None:
+        """Report from now on that this result, of which all pieces are here, is agreed; a restart does not forget it."""
+        if self.own.agreed != name:
+            self.own.agreed, self._is_final = name, False
+            with contextlib.suppress(OSError):  # a full disk: then only a restart forgets it
+                write_whole(self._noted, name)
 
     def _is_split(self) -> bool:
-        """Return whether half of the partners and we have not taken ours for so long that it will not be agreed."""
+        """Return whether so few have taken ours for so long that it will not be agreed, or not be settled."""
         own = self.own.result
-        self._was_agreed |= own is not None and self._is_agreed(own.name)
-        if own is None or self._was_agreed or self._num_splits >= MOST_SPLITS or self._has_half(own.name):
+        if own is None or self._is_final or self._num_splits >= MOST_SPLITS or self._votes.is_possible(own.name):
             self._split_s = None
             return False
         self._split_s = self._split_s or loop_s()
-        return self._is_given_up() or loop_s() - self._split_s >= self._patience_s
-
-    def _is_given_up(self) -> bool:
-        """Return whether most partners and we would give up, if we did."""
-        share = self.sources.groups.share(self._voters(), lambda entry: entry.peer_id in self._gave_up, own=True)
-        return bool(self._gave_up) and share > 0.5
+        return self._votes.most_withdraw() or loop_s() - self._split_s >= self._patience_s
 
     def _give_up(self) -> None:
         """Forget our result and those of the others: none of them is taken by most."""
         self._num_splits += 1
         self.emit(ProcessReported("finishing", "the partners have different results: agreeing again"))
-        self._given_up |= {name for name in (*self._held.values(), self.own.result.name if self.own.result else b"") if name}
+        self._votes.withdraw()
         self._refused.clear()  # they are judged anew
-        self._held.clear()
-        self._fetching.clear()
-        self._gave_up.clear()
-        self.own.result, self.lifecycle.has_agreed = None, False
-        self._began_s, self._split_s, self._was_agreed = math.inf, None, False
+        self.own.result, self.own.agreed, self.lifecycle.has_agreed = None, b"", False
+        self._noted.unlink(missing_ok=True)
+        self._began_s, self._split_s = math.inf, None
 
     def _asks(self, entry: KnownPeer) -> bool:
         """Tell whether a partner asks us: it is there, even if we could not reach it."""
         return entry.has_met and loop_s() - self.own.asked_s.get(entry.peer_id, -math.inf) < AWAY_S
-
-    def _is_away(self, entry: KnownPeer) -> bool:
-        """Tell whether a partner has just gone without leaving the run: it may be back in a moment."""
-        return entry.has_met and entry.failures > 0 and loop_s() - entry.seen_s < AWAY_S
 
     def _place(self, entry: KnownPeer) -> tuple[bytes, bytes]:
         return self.sources.groups.drawn(entry.peer_id, entry.record.credential if entry.record else None, self._num_splits)
@@ -251,7 +269,7 @@ class ResultAgreement:
         client = self.sources.client
         own = self.sources.groups.drawn(client.identity.peer_id, client.credential.current, self._num_splits)
         place = own if of is None else self._place(of)
-        return min(RANKS, sum(one < place for one in (own, *map(self._place, self._voters()))))
+        return min(RANKS, sum(one < place for one in (own, *map(self._place, self._votes.at_end()))))
 
     # ------------------------------------------------------------------ taking it
 
@@ -267,33 +285,63 @@ class ResultAgreement:
         """How long the transfer from a stranger may take."""
         return STRANGERS_S + self.terms.state_bytes / STRANGERS_BYTES_PER_S
 
-    async def _take(self, name: bytes, found: Found) -> bool:
-        """Fetch a result and have the trainer judge it; return whether it took it."""
+    async def _take(self, name: bytes, found: Found, within_s: float) -> bool:
+        """Fetch a result, within this time, and have the trainer judge it; return whether it took it."""
         began_s, num_by = loop_s(), Counter[PeerId]()
         try:
             with contextlib.closing(Pieces.open(self.file, name, self.terms.state_bytes)) as pieces:
-                result = self.own.coming = await self._fetch_hashes(name, found[name], pieces)
-                if result is None:
+                self._whole = b""
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(within_s):
+                        await self._fetch(name, found, pieces, num_by)
+                if not pieces.is_whole or self.own.coming is None:
                     return False
-                transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by, result.verify)
-                await transfer.run(self._holders(found[name]), SOURCES)
-                if not pieces.is_whole:
-                    return False
-                is_agreed = self._is_agreed(name)
-                adopted = await self._adopt(pieces.path, is_agreed)
-                data = mapped(pieces.path)
+                result = RunResult(self.own.coming.hashes, mapped(pieces.path))
+                self._whole = name
+                reason = await self._judge(name, pieces.path)
         except OSError:
             return False
         finally:
             self.own.coming = None  # the pieces stay on the disk for the next try
-        if adopted.reason:  # its pieces stay too: most may take it
+        if reason:  # its pieces stay too: most may take it
             self._refused.add(name)
             self._serving_until_s = -math.inf
-            self.emit(ProcessReported("finishing", f"kept our own weights: {adopted.reason}"))
+            self.emit(ProcessReported("finishing", f"kept our own weights: {reason}"))
             return False
         self._refused |= {self.own.result.name} if self.own.result else set()
-        self._set_result(RunResult(result.hashes, data), tuple(map(str, num_by)), loop_s() - began_s)
+        self._set_result(result, tuple(map(str, num_by)), loop_s() - began_s)
         return True
+
+    async def _fetch(self, name: bytes, found: Found, pieces: Pieces, num_by: Counter[PeerId]) -> None:
+        """Fetch what is missing of a result; `own.coming` is it from then on."""
+        if pieces.is_whole:
+            whole = await asyncio.to_thread(RunResult.of, mapped(pieces.path))
+            self.own.coming = whole if whole.name == name else None
+            return
+        result = self.own.coming = await self._fetch_hashes(name, found[name], pieces)
+        if result is not None:
+            transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by, result.verify)
+            await transfer.run(self._holders(found[name]), SOURCES)
+
+    async def _judge(self, name: bytes, path: Path) -> str:
+        """Have the trainer judge a whole result; meanwhile see whether it is agreed: then it is taken. Return why it is not."""
+        if self._votes.is_agreed(name):
+            self._note_agreed(name)
+        judging = asyncio.create_task(self._adopt(path, is_agreed=self.own.agreed == name))
+        try:
+            while not (await asyncio.wait([judging], timeout=PAUSE_S))[0]:
+                await self.find()
+                if self._votes.is_agreed(name):
+                    self._note_agreed(name)
+            adopted = judging.result()
+        finally:
+            await cancel(judging)
+        if adopted.reason and adopted.is_sound and self.own.agreed == name:
+            adopted = await self._adopt(path, is_agreed=True)
+        if adopted.reason and self.own.agreed == name:
+            self.own.agreed = b""
+            self._noted.unlink(missing_ok=True)
+        return adopted.reason
 
     async def _fetch_hashes(self, name: bytes, peers: list[KnownPeer], pieces: Pieces) -> RunResult | None:
         """Ask the peers that have a result for its hashes, one after the other; None where none of them answers."""
@@ -305,7 +353,7 @@ class ResultAgreement:
 
     def _order(self, pieces: Pieces) -> list[int]:
         """Return the missing pieces; each peer at the end begins elsewhere, so that soon each has what the others want."""
-        first = pieces.num_pieces * self._rank() // (1 + len(self._voters()))
+        first = pieces.num_pieces * self._rank() // (1 + len(self._votes.at_end()))
         return sorted(pieces.missing(), key=lambda piece: (piece - first) % pieces.num_pieces)
 
     def _holders(self, have_all: list[KnownPeer]) -> list[KnownPeer]:
@@ -356,13 +404,12 @@ class ResultAgreement:
                 await asyncio.sleep(PAUSE_S)
 
     def _set_result(self, result: RunResult, sources: tuple[str, ...], seconds: float) -> None:
-        files.remove(self.file)
         self.own.result = result
         self.emit(ResultTaken(result.name.hex(), sources, self.terms.state_bytes, seconds))
 
     async def _linger(self) -> bool:
-        """Stay until all within reach have our result, or take the one that is agreed. False: there is none."""
-        began_s = self._changed_s = loop_s()
+        """Stay until all within reach have seen our result agreed, or take the one that is. False: there is none."""
+        began_s = self._votes.changed_s = loop_s()
         while loop_s() < self._until(began_s) or self._is_needed(began_s):
             result = self.own.result
             assert result is not None
@@ -371,15 +418,19 @@ class ResultAgreement:
             elif self._is_split():
                 self._give_up()
                 return False
-            elif self._split_s is None and await self._all_have(result.name, self._until(began_s)):
+            elif self.own.agreed == result.name and await self._all_have(result.name, self._until(began_s)):
                 return True
             await asyncio.sleep(PAUSE_S)
         return True
 
     def _until(self, began_s: float) -> float:
-        """Return until when to stay: longer while partners still change what they have."""
-        split_s = -math.inf if self._split_s is None else self._split_s + 2.0 * self._patience_s
-        return min(max(self._changed_s + LINGER_S, split_s), began_s + MOST_LINGER_S)
+        """Return until when to stay: longer while it is not settled which result is agreed, and while partners still change theirs."""
+        if not self._votes.is_settled(self.own.agreed):
+            self._settled_s = None
+            self._open_s = loop_s() if self._votes.is_judged() else max(began_s, self._open_s)
+            return self._open_s + MOST_OPEN_S
+        self._settled_s, linger_s = self._settled_s or loop_s(), LINGER_S - PATIENCE_S + self._patience_s
+        return min(max(self._votes.changed_s, self._settled_s) + linger_s, self._settled_s + MOST_LINGER_S)
 
     def _is_needed(self, since_s: float) -> bool:
         """Return whether a peer still fetches from us within its time; a peer that we have met has more time than a stranger."""
@@ -389,36 +440,37 @@ class ResultAgreement:
         return bool(fetching) and loop_s() < since_s + STRANGERS_S + self.terms.state_bytes / rate
 
     async def _all_have(self, name: bytes, until_s: float) -> bool:
-        """Return whether each peer within reach has this result, or all its pieces, or has left; False when asking takes too long."""
-        near, theirs = self._speakers(), dict[PeerId, bytes]()
-        if any(map(self._is_away, self.sources.book.live(loop_s()))):
-            return False
+        """Return whether each partner has seen this result agreed, or is gone for long, and each stranger within reach has all its pieces.
 
-        async def ask_name(source: Source) -> None:
-            theirs[source.peer_id] = await self._result_name(source)
-            if not theirs[source.peer_id]:
-                theirs[source.peer_id] = await complete_result_name(source, self.terms.state_bytes)
+        False when asking takes too long.
+        """
 
+        def lacks_it(entry: KnownPeer) -> bool:
+            return entry.has_met and self._votes.of(entry).agreed != name
+
+        async def has_pieces(source: Source) -> bool:
+            return await complete_result_name(source, self.terms.state_bytes) == name
+
+        near, away = self._speakers(), list(filter(self._votes.is_away, self.sources.book.live(loop_s())))
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(until_s):
-                for start in range(0, len(near), ASKED):
-                    await self.sources.ask_all(near[start : start + ASKED], ask_name, ANSWER_S)
-                    if any(their != name for their in theirs.values()):
+                for asked in (near[start : start + ASKED] for start in range(0, len(near), ASKED)):
+                    await self._ask_votes(asked)
+                    strangers = [entry for entry in asked if not entry.has_met and self._votes.of(entry).name != name]
+                    answers = await self.sources.ask_all(strangers, has_pieces, ANSWER_S)
+                    if any(map(lacks_it, (*away, *asked))) or any(answer is False for _, answer in answers):
                         return False
                 return True
         return False
 
-    async def _name_at(self, source: Source) -> bytes:
-        """Return as `_result_name`; note whether a source that has no result fetches ours."""
-        name, own = await self._result_name(source), self.own.result
-        self._fetching.discard(source.peer_id)
-        if own is not None and not name and (await source.header(ContentsKind.RESULT_PIECES)).name == own.name:
-            self._fetching.add(source.peer_id)
-        return name
-
-    async def _result_name(self, source: Source) -> bytes:
-        """Return the name of a source's result, empty where it has none; note whether it is at the end. Raises as `Source.take`."""
-        header = await source.header(ContentsKind.RESULT)
+    async def _vote_of(self, source: Source) -> Vote:
+        """Return the vote of a source; note whether it is at the end. Raises as `Source.take`."""
+        for kind in (ContentsKind.RESULT, ContentsKind.RESULT_AGREED):
+            await source.ask(kind, 0, 0)
+        (header, _), (agreed, _) = await source.take(), await source.take()
         if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
             self.sources.book.note_call(source.peer_id, loop_s(), header.global_step, finished=True)
-        return header.name
+        own, is_fetching = self.own.result, False
+        if own is not None and not header.name:
+            is_fetching = (await source.header(ContentsKind.RESULT_PIECES)).name == own.name
+        return Vote(header.name, agreed.name, is_fetching)

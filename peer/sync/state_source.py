@@ -37,7 +37,7 @@ REST_S = 600.0  # after which it may have as many more, or once our global step 
 GIVING_S = 2.0  # after a request for a part of the result, more are expected
 ASKING = 256  # peers that ask about the result and are remembered
 YIELD_S = 2.0  # the longest that one piece waits for meetings
-OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES)
+OF_RESULT = (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES, ContentsKind.RESULT_AGREED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +85,7 @@ class StateSource:
     until_quiet: Callable[[], Awaitable[None]]
     result: RunResult | None = None  # once we have one
     coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
+    agreed: bytes = b""  # name of the result that we have seen agreed, and of which all pieces are here
     asked_s: dict[PeerId, float] = field(default_factory=dict)  # when a peer last asked about the result, even in vain; loop time
     _gave_s: dict[PeerId, float] = field(default_factory=dict)  # when each peer last asked for a part of the result
     _coding: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -142,6 +143,8 @@ class StateSource:
         keep_newest(self.asked_s, partner, loop_s(), ASKING)
         if request.kind is ContentsKind.RESULT and not request.num_bytes:  # the name of the result that we have, if any
             return ServedPart(self.terms.state_bytes, memoryview(b""), global_step, self.result.name if self.result else b"")
+        if request.kind is ContentsKind.RESULT_AGREED:
+            return ServedPart(0, memoryview(b""), global_step, self.agreed)
         if result is None:
             return ServedPart(0, memoryview(b""), global_step)
         self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}

@@ -122,12 +122,13 @@ class TrainerExchange:
                 self._serve_new_node(request)
                 continue
             reply = self.carry_out(request)
+            if messages.is_about_result(request):
+                yield request  # the loop saves before the node may vote for this result: no restart takes the vote back
             if reply is not None:
                 self._link.send(reply, self._session)
-            if isinstance(request, messages.Start | messages.FinishDone):
-                yield request
-            elif isinstance(request, messages.WriteResult) or (isinstance(request, messages.Adopt) and request.is_result):
+            if messages.is_about_result(request):
                 self.send_progress()
+            elif isinstance(request, messages.Start | messages.FinishDone):
                 yield request
             elif isinstance(reply, messages.Adopted) and reply.accepted:
                 yield reply

@@ -111,7 +111,8 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
         parts = read_state(mapped(Path(request.name)), replica.fragments, is_comparable=is_comparable)
     except ValueError as error:
         return messages.Adopted(request.name, False, str(error), is_sound=False)
-    reason = _judge_result(replica, parts, request) if request.is_result else _judge(replica, parts, TOLERANCE)
+    measure = replica.program.losses
+    reason = _judge_result(replica, parts, request) if request.is_result else try_on(parts, replica.parameters, measure, TOLERANCE)
     if not reason:
         before_taking()
         replica.take_over(parts, global_step)
@@ -122,12 +123,8 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     return messages.Adopted(request.name, True, reason)
 
 
-def _judge(replica: Replica, parts: Sequence[FragmentWeights], tolerance: float) -> str:
-    return try_on(parts, replica.parameters, replica.program.losses, tolerance)
-
-
 def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: messages.Adopt) -> str:
-    """Judge a run's result; one that most partners have taken by its form alone.
+    """Put a run's result into the model, or return why not; one that is agreed is judged by its form alone, which `read_state` has done.
 
     The loss of our own weights is the worst of three: as we brought them to the last averaging, as it has left them, and of the slow ones.
     A result that other peers averaged may have a slightly higher loss on our data. It also lacks our training since the last outer step if
@@ -135,7 +132,8 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
     not agreed.
     """
     if request.is_agreed:
-        return _judge(replica, parts, math.inf)
+        _put(parts, replica.parameters)
+        return ""
     far = [part.fragment.codec.fragment.name for part in parts if not part.fragment.reaches(part.slow)]
     if far:
         return f"{far[0]} is farther from ours than the last averaging explains"

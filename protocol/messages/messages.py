@@ -163,6 +163,7 @@ class ContentsKind(IntEnum):
     PEER_LIST = 9  # peer exchange: records of members
     REVOCATIONS = 10  # the revocations that the source knows
     CREDENTIAL = 11  # the requester's own credential with a later expiry date, from its issuer
+    RESULT_AGREED = 12  # no bytes; the header names the result that the source has seen agreed, and of which it has all pieces
 
 
 @dataclass(frozen=True, slots=True)

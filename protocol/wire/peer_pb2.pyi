@@ -57,6 +57,7 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_PEER_LIST: _ClassVar[ContentsKind]
     CONTENTS_REVOCATIONS: _ClassVar[ContentsKind]
     CONTENTS_CREDENTIAL: _ClassVar[ContentsKind]
+    CONTENTS_RESULT_AGREED: _ClassVar[ContentsKind]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
 REFUSAL_UNSPECIFIED: RefusalCode
@@ -93,6 +94,7 @@ CONTENTS_ECHO: ContentsKind
 CONTENTS_PEER_LIST: ContentsKind
 CONTENTS_REVOCATIONS: ContentsKind
 CONTENTS_CREDENTIAL: ContentsKind
+CONTENTS_RESULT_AGREED: ContentsKind
 
 class Frame(_message.Message):
     __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")

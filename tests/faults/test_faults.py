@@ -17,6 +17,7 @@ SOME = {
     "R8": (3, 92),  # every clock wrong by a different amount
     "R9": range(12),
     "R15": (0,),
+    "R16": (22, 121),  # a peer has all pieces of the result, and refuses it
 }
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from gossamer.peer.sync.pieces import RunResult
+from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.network import MemoryPeer
@@ -111,18 +112,19 @@ class Strangers(Sybils):
 
     async def _give(self, key: Identity, stream: Stream, request: FetchRequest) -> None:
         self.result = self.result or self.result_of()
-        if not self.result or request.kind not in (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES):
+        if not self.result or request.kind not in OF_RESULT:
             return await super()._give(key, stream, request)
         result = RunResult.of(memoryview(self.result))
         await give(stream, key, request, result, self.result, self.global_step_of())
 
 
 async def give(stream: Stream, key: Identity, request: FetchRequest, result: RunResult, content: bytes, global_step: int) -> None:
-    """Answer a request for a result, its hashes, or its pieces."""
+    """Answer a request for a result, its hashes, its pieces, or whether it is agreed: it always is."""
     whole = {
         ContentsKind.RESULT: content,
         ContentsKind.RESULT_HASHES: result.hashes,
         ContentsKind.RESULT_PIECES: result.held(),
+        ContentsKind.RESULT_AGREED: b"",
     }[request.kind]
     part = whole[request.offset : request.offset + request.num_bytes]
     header = Contents(request.kind, len(whole), hashlib.sha256(part).digest(), global_step, result.name)

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from gossamer.peer.sync.pieces import RunResult
+from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest
 from gossamer.protocol.streams.transport import Stream
@@ -39,7 +40,7 @@ class AtTheEnd(Sybils):
         return RunResult.of(memoryview(draws.bfloat16().view(torch.int16).numpy().tobytes()))
 
     async def _give(self, key: Identity, stream: Stream, request: FetchRequest) -> None:
-        if request.kind not in (ContentsKind.RESULT, ContentsKind.RESULT_HASHES, ContentsKind.RESULT_PIECES):
+        if request.kind not in OF_RESULT:
             return await super()._give(key, stream, request)
         if self.attack == "silence":
             await asyncio.sleep(1000.0)

@@ -41,6 +41,7 @@ def an_attacker(swarm: Swarm, pause_s: float = 0.0) -> None:
         ContentsKind.RESULT: memoryview(data),
         ContentsKind.RESULT_HASHES: memoryview(result.hashes),
         ContentsKind.RESULT_PIECES: memoryview(result.held()),
+        ContentsKind.RESULT_AGREED: memoryview(b""),
     }
 
     bring_up(swarm, lambda kind: (answers[kind], result.name), pause_s)
@@ -155,23 +156,37 @@ def test_peers_do_not_linger_for_one_that_has_all_pieces(tmp_path: Path, monkeyp
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
 
-@pytest.mark.parametrize(("has", "waits"), [("all of it", False), ("some of it", True), ("all of another", True)])
-def test_one_that_lacks_pieces_of_the_result_is_waited_for(has: str, waits: bool, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("has", "is_met", "waits"),
+    [
+        ("seen it agreed", True, False),
+        ("all of it", True, True),  # it may still refuse it
+        ("seen another agreed", True, True),
+        ("all of it", False, False),
+        ("some of it", False, True),
+    ],
+)
+def test_a_peer_is_waited_for_until_it_takes_no_other_result(has: str, is_met: bool, waits: bool, tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(2)
         num_pieces = files.count(swarm.terms.state_bytes)
 
         def judging(kind: ContentsKind) -> tuple[memoryview, bytes]:
+            result = next((peer.node.source.result for peer in peers if peer.node.source.result), None)
+            name = bytes(32) if has == "seen another agreed" or result is None else result.name
+            if kind is ContentsKind.RESULT_AGREED and has.startswith("seen"):
+                return memoryview(b""), name
             if kind is not ContentsKind.RESULT_PIECES:
                 return memoryview(b""), b""
-            results = [peer.node.source.result for peer in peers if peer.node.source.result]
-            name = bytes(32) if has == "all of another" or not results else results[0].name
             return memoryview(to_bits(range(num_pieces - (has == "some of it")), num_pieces)), name
 
         bring_up(swarm, judging)
         await asyncio.sleep(5.0)
         for peer in peers:
-            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 10)
+            now_s = asyncio.get_running_loop().time()
+            peer.book.note_call(MALLORY.peer_id, now_s, 10)
+            if is_met:
+                peer.book.note_meeting(MALLORY.peer_id, now_s, 10)
         await swarm.until(lambda: all(peer.node.source.result for peer in peers), within_s=90.0)
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)

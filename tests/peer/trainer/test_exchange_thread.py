@@ -419,6 +419,16 @@ def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
         trainer.boundary()
 
 
+def test_the_node_has_the_reply_about_a_result_only_once_the_loop_has_saved_it(trainer: Trainer) -> None:
+    trainer.ask(messages.WriteResult("copy-result"))
+    trainer.exchange.wait(20)
+    boundary = trainer.exchange.at_boundary()
+    assert next(boundary) == messages.WriteResult("copy-result")
+    assert not select.select([trainer.node], [], [], 0)[0], "the loop is still saving"
+    assert list(boundary) == []
+    assert trainer.reply() == messages.Written("copy-result", "") and isinstance(trainer.reply(), messages.Progress)
+
+
 def test_closing_ends_the_thread_and_frees_the_socket(trainer: Trainer) -> None:
     trainer.exchange.close()
     assert all(thread.name != "exchange" for thread in threading.enumerate())
