@@ -161,6 +161,13 @@ class IntervalSet(Stamped):
     reason: str  # what sets it
 
 
+class StepsGivenUp(Stamped):
+    """This peer has set its global step back, because it was too far ahead of all others to meet them. Its weights stay."""
+
+    before: int  # the global step
+    after: int
+
+
 class SoloStep(Stamped):
     """A fragment took its outer step without a partner."""
 

@@ -78,7 +78,7 @@ class NodeReports:
         while True:
             await asyncio.sleep(SAVE_S)
             with contextlib.suppress(OSError):  # a full disk; all is written again soon
-                await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s()))
+                await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s(), self._peer.time.local_s()))
                 self._peer.partner_file.save()
                 if self._network.through != through:
                     through = self._network.through

@@ -118,6 +118,7 @@ class AddressBook:
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
         self._success_rate = 1.0  # of our recent calls to strangers
+        self.saved_s: float | None = None  # Unix time at which the last session saved it
 
     def __len__(self) -> int:
         """Return the number of entries, at most MAX_ENTRIES."""
@@ -311,16 +312,17 @@ class AddressBook:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""
         return [with_peer(address, entry.peer_id) for entry in self._best(now_s) for address in entry.addresses]
 
-    def to_bytes(self, now_s: float) -> bytes:
-        """Return the best peers and the bans as a file for the next session."""
+    def to_bytes(self, now_s: float, unix_s: float | None = None) -> bytes:
+        """Return the best peers and the bans as a file for the next session; `unix_s`: the time for `saved_s`."""
         known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met} for entry in self._best(now_s)]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
-        return json.dumps({"known": known, "banned": bans}, indent=1).encode()
+        return json.dumps({"saved_s": unix_s, "known": known, "banned": bans}, indent=1).encode()
 
     def load(self, path: Path, now_s: float) -> None:
         """Add the peers of the last session and the rest of its bans. An unreadable file counts as none: it only holds hints."""
         try:
             content = json.loads(path.read_text())
+            self.saved_s = float(content["saved_s"]) if content.get("saved_s") is not None else None
             for line in content["known"]:
                 peer_id = PeerId.from_text(line["peer"])
                 for address in line["addresses"]:

@@ -51,6 +51,11 @@ class SybilGroups:
         steps = [(entry.global_step, weight) for weight, peers in self._ballots(voters) for entry in peers]
         return _lower_median(steps if own_global_step is None else [*steps, (own_global_step, 1.0)])
 
+    def typical_beyond(self, now_s: float, least_steps: int, most_steps: int) -> int:
+        """Return the lower median of the partners' global steps from `least_steps` to `most_steps`, by weight; 0 if there are none."""
+        partners = [entry for entry in self.partners(now_s) if least_steps <= entry.global_step <= most_steps]
+        return _lower_median([(entry.global_step, weight) for weight, peers in self._ballots(partners) for entry in peers])
+
     def half_agree(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
         """Return whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""
         if not any(agrees(entry) for entry in voters):

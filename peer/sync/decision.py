@@ -5,7 +5,7 @@ Global steps only say where to look; the trainer judges every state by the loss 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from gossamer.peer.link.messages import Start, StepBack
@@ -13,7 +13,7 @@ from gossamer.protocol.errors import BadMessage, GossamerError
 from gossamer.protocol.messages.messages import Contents
 
 START_SHARE = 10  # of the allowed gap: others no further than a tenth of it have hardly begun, so the initial weights are near enough
-STEP_BACK_S = 60.0  # without a completed meeting, far ahead of the others: they would have caught up if they could
+STEP_BACK_S = 60.0  # of refusals, far ahead of the others: they would have begun to catch up if they could
 
 
 class NoUse(GossamerError):
@@ -28,6 +28,7 @@ class Wanted:
     earliest_step: int
     latest_step: int  # a state that is further than those of all others would end our training early
     total_steps: int
+    typical_steps: int = field(default=0, compare=False)  # where those are that it is to meet; 0: unknown
 
     def check(self, header: Contents) -> None:
         """Raise BadMessage for a state that cannot exist, NoUse for one of another time, before any of its bytes arrive."""
@@ -65,11 +66,14 @@ class SyncView:
     has_result: bool = False  # half of the partners are at the end of the run, and one of them has a result
     has_stale: bool = False  # some fragments are too old to meet about
     has_partners: bool = False  # peers that we have met are there: their statements alone count
-    since_met_s: float = 0.0  # since the last completed meeting; infinite: there was none
+    refused_s: float = 0.0  # since the first refusal for our global step after the last completed meeting; 0: there was none
+    giving_s: float = 0.0  # how long a partner that takes our state now may need for it; 0: none takes it
     is_in_company: bool = False  # a meeting has just completed, and no one with a vote has refused us since
     is_refused: bool = False  # refused in a row, by most Sybil groups, because the global steps are too far apart
     is_far: bool = False  # likewise, counting only those whose signed global steps are too far apart
     is_gated: bool = False  # stopped in a row by the merge gate, with most Sybil groups
+    is_back: bool = False  # from a pause or another absence
+    left_behind_steps: int = 0  # lower median of the partners that an absence may have put us too far behind; 0: there are none
 
 
 class Act(Enum):
@@ -96,14 +100,15 @@ def decide(view: SyncView) -> Decision | None:
     if view.has_stale:
         return Act.SYNC_FRAGMENTS
     target = wanted(view)
-    if target is None and not view.is_refused:
+    if target is None and not view.is_refused and not view.is_back:
         return None
     if not view.are_steps_fresh:
         return Act.ASK_CLOCKS
     if target is not None:
         return target
-    # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us.
-    is_ahead = view.has_partners and view.is_far and view.since_met_s > STEP_BACK_S
+    # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us. Those that
+    # come back from an absence catch up with us instead, so the time before they came back does not count.
+    is_ahead = view.has_partners and view.is_far and view.refused_s > STEP_BACK_S + view.giving_s
     return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
 
 
@@ -111,11 +116,14 @@ def wanted(view: SyncView) -> Wanted | None:
     """Return which state would be of more use than our own weights; None when ours are good enough.
 
     One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
-    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; and when it is gated.
+    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; when it is gated; and
+    when it is back from an absence in which partners went on, even if others that were away too keep it company.
     """
     own, gap = view.own_global_step, view.gap_steps
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
         return _near_step(view, view.others_steps) if view.others_steps else _between_steps(view, 0, view.total_steps)
+    if view.is_back and view.left_behind_steps:
+        return _near_step(view, view.left_behind_steps, own + 1)
     if view.typical_steps - own > gap and not view.is_in_company:
         return _near_step(view, view.typical_steps, own + 1)
     if view.is_far:
@@ -139,7 +147,8 @@ def _decide_beginning(view: SyncView) -> Decision | None:
 
 
 def _near_step(view: SyncView, global_step: int, earliest_steps: int = 0) -> Wanted:
-    return _between_steps(view, max(0, earliest_steps, global_step - view.gap_steps), min(view.total_steps, global_step + view.gap_steps))
+    earliest_steps, latest_steps = max(earliest_steps, global_step - view.gap_steps), min(view.total_steps, global_step + view.gap_steps)
+    return replace(_between_steps(view, max(0, earliest_steps), latest_steps), typical_steps=global_step)
 
 
 def _between_steps(view: SyncView, earliest_steps: int, latest_steps: int) -> Wanted:

@@ -34,6 +34,7 @@ COPY_SHARE = 0.02  # of the time, at most, goes into copies; the trainer's secon
 IDLE_S = 60.0  # without a request: then the memory of the copy is freed
 MOST_GIVEN = 4  # states, in bytes, to one peer: it may have to try again
 REST_S = 600.0  # after which it may have as many more, or once our global step has gone on by the allowed gap
+TAKING_S = 30.0  # after a request for a part of our state, more are expected, or the trainer there judges it
 GIVING_S = 2.0  # after a request for a part of the result, more are expected
 ASKING = 256  # peers that ask about the result and are remembered
 YIELD_S = 2.0  # the longest that one piece waits for meetings
@@ -72,6 +73,7 @@ class Given:
     since_s: float  # loop time
     global_step: int  # our global step then
     num_bytes: int = 0
+    last_s: float = -math.inf  # when it last asked; loop time
 
 
 @dataclass(slots=True)
@@ -119,6 +121,10 @@ class StateSource:
             async with asyncio.timeout(min(YIELD_S, last_s)):
                 await self.until_quiet()
         return answer
+
+    def takes_state(self, partner: PeerId) -> bool:
+        """Return whether a peer has just asked for a part of our state or of a fragment."""
+        return partner in self._given and loop_s() - self._given[partner].last_s < TAKING_S
 
     @property
     def fetching(self) -> set[PeerId]:
@@ -189,6 +195,7 @@ class StateSource:
         if given.num_bytes + num_bytes > MOST_GIVEN * self.terms.state_bytes:
             raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
         given.num_bytes += num_bytes
+        given.last_s = loop_s()
 
     async def _recent_copy(self) -> IdleCopy:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""

@@ -15,7 +15,7 @@ from dataclasses import KW_ONLY, dataclass, field
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.machine.events import Event, ProcessReported
+from gossamer.peer.machine.events import Event, ProcessReported, StepsGivenUp
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.swarm.address_book import loop_s
@@ -29,6 +29,7 @@ from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import RunPhase
 
 LOOK_S = 10.0  # between two decisions
@@ -39,12 +40,16 @@ OUTCAST = 6  # meetings in a row that we began and that failed for our global st
 REMEMBERED = 64  # of those meetings
 MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
 PACE = 4  # no partner is believed to be so many times as fast as before
+BACK_S = 120.0  # after an absence, to look for partners that went on without us
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
 @dataclass(slots=True)
 class StateSync:
-    """Have the trainer begin, and keep it in step with the others. `has_start`: the run's initial weights are here."""
+    """Have the trainer begin, and keep it in step with the others.
+
+    `has_start`: the run's initial weights are here. `away_s`: how long this peer was away, before it was started or in its last pause.
+    """
 
     membership: Membership
     lifecycle: Lifecycle
@@ -59,6 +64,11 @@ class StateSync:
     is_founder: bool
     has_start: bool
     wait_for_peers: int
+    away_s: float = 0.0
+    _back_s: float = -math.inf  # when it came back; loop time
+    _left_s: float | None = None  # when its last pause began
+    _steps_per_s: float = 0.0  # before that pause
+    _refused_s: float | None = None  # when it was first refused for its global step since the last completed meeting
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
     _met_s: float = -math.inf  # when the last meeting completed
@@ -73,11 +83,27 @@ class StateSync:
             return
         elif finish.refusal is RefusalCode.STEP_TOO_FAR:
             self._too_far.append(partner)
+            self._refused_s = self._refused_s or loop_s()
         elif finish.outcome is MeetingOutcome.GATED or finish.refusal is RefusalCode.GATE:
             self._gated.append(partner)
 
     async def run(self) -> None:
         """Decide and act until cancelled. Raises as `StateTransfer.take_over` when a trainer that waits for weights cannot get any."""
+        self._come_back()
+        try:
+            await self._look_for_ever()
+        finally:
+            self._left_s, self._steps_per_s = loop_s(), self._pace()
+
+    def _come_back(self) -> None:
+        """Note when we are here, and how long we were away."""
+        self._back_s = loop_s()
+        if self._left_s is not None:
+            self.away_s = self._back_s - self._left_s
+        self._began = None
+        self._forget_refusals()
+
+    async def _look_for_ever(self) -> None:
         lifecycle = self.lifecycle
         while True:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.UNKNOWN)
@@ -123,15 +149,17 @@ class StateSync:
             case Wanted():
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
                     self._reset_refusals()
-            case messages.StepBack():
+            case messages.StepBack(global_step):
                 self.link.notify(decision)
+                self.emit(StepsGivenUp(self.lifecycle.global_step, global_step))
                 self._reset_refusals()
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
         lifecycle, own_global_step = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
-        voters = self.groups.voters(loop_s())
+        voters, terms = self.groups.voters(loop_s()), self.membership.terms
+        is_given = any(entry.has_met and self.agreement.own.takes_state(entry.peer_id) for entry in voters)
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
             total_steps=self.membership.total_steps,
@@ -147,12 +175,29 @@ class StateSync:
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
             has_partners=any(entry.has_met for entry in voters),
-            since_met_s=since_met_s,
+            refused_s=0.0 if self._refused_s is None else loop_s() - self._refused_s,
+            giving_s=terms.state_bytes / SLOWEST_BYTES_PER_S if is_given else 0.0,
             is_in_company=since_met_s < COMPANY_KEPT_S and not self._voters() & {*self._too_far, *self._gated},
             is_refused=self._is_outcast(self._too_far),
             is_far=self._is_outcast([partner for partner in self._too_far if self._is_far(partner)]),
             is_gated=self._is_outcast(self._gated),
+            is_back=not is_waiting and self.away_s > 0.0 and loop_s() - self._back_s < BACK_S,
+            left_behind_steps=self._left_behind_steps(),
         )
+
+    def _left_behind_steps(self) -> int:
+        """Return where the partners are that went on while we were away; 0 where there are none.
+
+        One that claims to be further than PACE times our own rate allows is not believed: a single one may be all that went on.
+        """
+        own, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
+        most_steps = own + gap_steps + PACE * max(self._steps_per_s, self._pace()) * (self.away_s + loop_s() - self._back_s)
+        return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(self.membership.total_steps, int(most_steps)))
+
+    def _pace(self) -> float:
+        """Return our own steps per second since we first looked; 0 where that is not known yet."""
+        began_steps, began_s = self._began or (self.lifecycle.global_step, loop_s())
+        return max(0, self.lifecycle.global_step - began_steps) / max(1.0, loop_s() - began_s)
 
     def _is_ending(self) -> bool:
         """Return whether half of our partners are at the end of the run, as they may be: then there is a result, or soon will be."""
@@ -188,6 +233,7 @@ class StateSync:
     def _forget_refusals(self) -> None:
         self._too_far.clear()
         self._gated.clear()
+        self._refused_s = None
 
     def _reset_refusals(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""

@@ -77,7 +77,7 @@ class StateTransfer:
             with contextlib.closing(self._open()) as pieces:
                 errors = await self._fetch(pieces, sources, wanted)
                 if pieces.is_whole:
-                    refusal = await self._adopt(pieces, wanted().total_steps)
+                    refusal = await self._adopt(pieces, wanted)
                     if refusal is None:
                         return None
                     errors.append(refusal)
@@ -166,10 +166,10 @@ class StateTransfer:
         )
         return await transfer.run(sources, self._num_sources)
 
-    async def _adopt(self, pieces: Pieces, total_steps: int) -> GossamerError | None:
+    async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted]) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
         await self.ask_global_steps()
-        oldest, now = min(pieces.global_steps.values()), self.sources.groups.typical_global_step(loop_s(), total_steps)
+        oldest, now = min(pieces.global_steps.values()), wanted().typical_steps
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:

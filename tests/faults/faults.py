@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import daemons, disks, endings, meetings, processes, swarms
+from tests.faults import daemons, disks, endings, meetings, pauses, processes, swarms
 from tests.faults.suite import Fault
 
 FAULTS = (
@@ -21,4 +21,5 @@ FAULTS = (
     Fault("R14", "kill -9 while training and saving, then on", 100, disks.killed_and_resumed),
     Fault("R15", "a caller of another version, run, codec or size", 40, swarms.other_builds),
     Fault("R16", "restarts, unlike texts and a malicious writer at the end", 300, endings.endings, "per cent of loss"),
+    Fault("R17", "peers of a swarm pause, or are away, for seconds or many gaps", 1000, pauses.pauses, "seconds until all meet again"),
 )

@@ -22,7 +22,7 @@ from gossamer.peer.sync.decision import (
 IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_global_step=300, typical_steps=300, others_steps=300)
 BEGINNING = replace(IN_STEP, own_global_step=0, typical_steps=0, others_steps=0, is_waiting=True)
 BEHIND = replace(IN_STEP, typical_steps=400, others_steps=400)
-AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, since_met_s=math.inf, has_partners=True)
+AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, refused_s=math.inf, has_partners=True)
 
 
 def fetch(earliest_steps: int, latest_steps: int) -> Wanted:
@@ -49,6 +49,7 @@ def test_how_a_peer_begins(known: dict[str, object], decision: Decision) -> None
 
 
 FRESH = {"are_steps_fresh": True}
+LEFT = {"is_back": True, "left_behind_steps": 700}
 TO_STAY = [
     ("in step: train on", IN_STEP, {}, None),
     ("behind by what partners may be apart: train on", IN_STEP, {"typical_steps": 360, "others_steps": 360}, None),
@@ -62,7 +63,13 @@ TO_STAY = [
     ("refused, and far: take a state", BEHIND, {**FRESH, "is_refused": True, "is_far": True, "is_in_company": True}, fetch(361, 460)),
     ("far ahead: ask", AHEAD, {}, Act.ASK_CLOCKS),
     ("far ahead for long: keep the weights, set the global step back", AHEAD, FRESH, StepBack(145)),
-    ("far ahead, but not for long: wait for the others", AHEAD, {**FRESH, "since_met_s": STEP_BACK_S}, None),
+    ("far ahead, but not for long: wait for the others", AHEAD, {**FRESH, "refused_s": STEP_BACK_S}, None),
+    ("far ahead, and a partner takes our state: let it catch up", AHEAD, {**FRESH, "refused_s": 500.0, "giving_s": 500.0}, None),
+    ("but not longer than that takes", AHEAD, {**FRESH, "refused_s": 561.0, "giving_s": 500.0}, StepBack(145)),
+    ("back from an absence: ask", IN_STEP, {"is_back": True}, Act.ASK_CLOCKS),
+    ("and train on where nobody went on without us", IN_STEP, {**FRESH, "is_back": True}, None),
+    ("left behind, though most were away too: catch up", IN_STEP, {**FRESH, **LEFT, "is_in_company": True}, fetch(640, 760)),
+    ("what went on long ago is no reason to catch up", IN_STEP, {**FRESH, **LEFT, "is_back": False}, None),
     ("far ahead by the statements of strangers alone: train on", AHEAD, {**FRESH, "has_partners": False}, None),
     ("ahead by little more than the gap: set back", AHEAD, {**FRESH, "others_steps": 239}, StepBack(284)),
     ("ahead by no more than the gap: keep the global step; no state fits", AHEAD, {**FRESH, "others_steps": 240}, fetch(361, 300)),

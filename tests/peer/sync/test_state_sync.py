@@ -130,12 +130,26 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
         for other in others:
             peer.book.get(other).was_met = True
         before = peer.slow
-        for num_reports, has_moved in ((OUTCAST - 1, False), (1, True)):
+        for num_reports, later_s, has_moved in ((OUTCAST - 1, STEP_BACK_S, False), (1, 0.0, True)):
             report(sync, others, TOO_FAR, num_reports)
             assert wanted(sync.view()) is None
-            await asyncio.sleep(LOOK_S + 8.0)  # dead peers are asked for their clocks
+            await asyncio.sleep(later_s + LOOK_S + 8.0)  # dead peers are asked for their clocks
             assert (peer.global_step == 20 + 45) == has_moved
         assert torch.equal(peer.slow, before)
+
+
+def test_the_time_before_the_others_came_back_does_not_count_for_a_step_back(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        await asyncio.sleep(10 * STEP_BACK_S)
+        sync, others, before = peer.node.state_sync, know(peer, 5, 20), peer.global_step
+        for other in others:
+            peer.book.get(other).was_met = True
+        report(sync, others, TOO_FAR, OUTCAST)
+        await asyncio.sleep(STEP_BACK_S - LOOK_S)
+        assert peer.global_step > before
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
