@@ -18,6 +18,7 @@ SOME = {
     "R9": range(12),
     "R15": (0,),
     "R16": (22, 121),  # a peer has all pieces of the result, and refuses it
+    "R17": (21, 22),  # two of three were away for ten gaps
 }
 
 
