@@ -64,7 +64,7 @@ def frozen_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]
 def base_digest(model: nn.Module | Mapping[str, Tensor], whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> str:
     """Return the SHA-256 of the frozen parameters: names, shapes, types and bytes; empty without any. Takes seconds for a large model.
 
-    Holds one piece of a tensor at a time; a tensor that is not contiguous is copied whole. `whole` returns the whole of a tensor that may be
+    Holds one piece of a tensor at a time; a tensor that is not contiguous is copied whole. `whole` returns all of a tensor that may be
     sharded, before the next one is asked for. Raises BadSettings for one without storage.
     """
     frozen = frozen_tensors(model)

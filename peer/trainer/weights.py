@@ -35,11 +35,11 @@ class Weights:
     @contextlib.contextmanager
     def remembered(self, names: Collection[str] | None = None) -> Iterator[Callable[[], None]]:
         """Copy the values of these tensors, by default of all; yield what puts them back. One at a time."""
-        self._remember(names)
+        self.remember(names)
         try:
-            yield self._put_back
+            yield self.put_back
         finally:
-            self._forget()
+            self.forget()
 
     def values(self) -> dict[str, Tensor]:
         """Return whole tensors by name: the live ones, or copies on the host if they are sharded."""
@@ -51,15 +51,18 @@ class Weights:
             for name, tensor in self.tensors.items():
                 tensor.copy_(values[name])
 
-    def _remember(self, names: Collection[str] | None) -> None:
+    def remember(self, names: Collection[str] | None) -> None:
+        """Copy the values of these tensors. `remembered` calls it, like the next two."""
         self._remembered = {name: part.detach().clone() for name, part in self._parts(names).items()}
 
-    def _put_back(self) -> None:
+    def put_back(self) -> None:
+        """Put the values back."""
         with torch.no_grad():
             for name, part in self._parts(self._remembered).items():
                 part.copy_(self._remembered[name])
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Free the copies."""
         self._remembered = {}
 
     def _parts(self, names: Collection[str] | None) -> Mapping[str, Tensor]:

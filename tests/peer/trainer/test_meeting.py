@@ -47,7 +47,8 @@ def test_a_peer_without_tokens_has_no_weight(tokens: int) -> None:
 def state(fast: float, codec_name: str = "fp32", place: str = "cpu") -> FragmentState:
     """A fragment whose slow weights are 1 and whose fast weights are not."""
     parameters = {"matrix": torch.ones(5000, device=place), "norm": torch.ones(7, device=place)}
-    made = FragmentState(FragmentCodec(Fragment(0, "all", (Piece("matrix", 5000), Piece("norm", 7)), 5000), codec(codec_name)), Weights(parameters))
+    fragment = Fragment(0, "all", (Piece("matrix", 5000), Piece("norm", 7)), 5000)
+    made = FragmentState(FragmentCodec(fragment, codec(codec_name)), Weights(parameters))
     for tensor in parameters.values():
         tensor.fill_(fast)
     return made
