@@ -34,6 +34,8 @@ parser.add_argument("--goes-back", action="store_true", help="to step 20, at ste
 parser.add_argument("--pause-s", type=float, default=0.0)
 parser.add_argument("--wider", type=int, default=-1, help="the rank with another model")
 parser.add_argument("--unsteady", action="store_true")
+parser.add_argument("--raises", type=int, default=-1, help="the rank whose evaluate raises")
+parser.add_argument("--frozen", action="store_true", help="train the last layer alone, as of an adapter")
 parser.add_argument("--unjudged", action="store_true")
 parser.add_argument("--sharded", choices=("rows", "columns", "mesh"), help="FSDP2 in place of DDP, and how")
 given = parser.parse_args()
@@ -42,9 +44,10 @@ rank = int(os.environ.get("RANK", "0"))
 torch.set_num_threads(1)
 torch.manual_seed(0)
 target = nn.Linear(8, 1).requires_grad_(False)
-torch.manual_seed(rank)
+torch.manual_seed(0 if given.frozen else rank)
 width = 33 if rank == given.wider else 31  # which two ranks cannot share evenly
 bare = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 1))
+bare[0].requires_grad_(not given.frozen)
 model: nn.Module = bare
 if "RANK" in os.environ:
     store = Path(f"{given.home}.{os.environ['STORE']}").absolute()
@@ -72,7 +75,10 @@ def loss_on(network, x):
 def evaluate():
     if given.unsteady:
         return float(next(calls))
-    return loss_on(bare, held_out)
+    losses = loss_on(bare, held_out)
+    if rank == given.raises:
+        raise ValueError("no data here")
+    return losses
 
 
 def whole(tensor):
@@ -127,6 +133,7 @@ try:
         kept = swarm.state_dict().get("state")
         if kept is not None:
             print("counted", kept["tokens"] / kept["own_steps"], "a step", flush=True)
+    print("left", swarm.clock.steps, digest(*model.parameters(), *moments()), flush=True)
     trained = [value for value in bare.state_dict().values() if value.is_floating_point()]  # not how many batches a norm has seen
     end = digest(*trained)
     with torch.no_grad():
