@@ -34,7 +34,8 @@ model.load_state_dict(alone.state_dict())
 fully_shard(model[0], mesh=init_device_mesh("cpu", (count,)))
 fully_shard(model, mesh=init_device_mesh("cpu", (count,)))
 ranks = Ranks()
-own = RankProgram(model, (), None, {}, ranks)
+rows = torch.randn(5, 3)
+own = RankProgram(model, (), lambda: model(rows).square().mean(dim=1), {}, ranks)
 expected = Weights(trainable_tensors(alone))
 assert shapes_of(own.parameters) == shapes_of(expected.tensors)
 
@@ -48,18 +49,29 @@ def agree(values: dict[str, torch.Tensor]) -> None:
         assert torch.equal(values[name], tensor), name
 
 
+def agree_in_losses() -> None:
+    """The shards that were written to count in the next forward pass: no whole weights are left from the last."""
+    alone.eval()
+    with torch.no_grad():
+        ours, theirs = own.losses().values, tuple(alone(rows).square().mean(dim=1).tolist())
+        assert ours == theirs, (ours, theirs)
+
+
 def lead() -> None:
     weights = own.weights
     for fragment in fragments:
-        shift, values = torch.randn(fragment.numel), torch.randn(fragment.numel)
+        shift, values = torch.rand(fragment.numel), torch.randn(fragment.numel)  # no variance below zero
+        assert torch.equal(weights.gather(fragment), expected.gather(fragment))
         for each in (weights, expected):
-            assert torch.equal(each.gather(fragment), expected.gather(fragment))
             each.add(fragment, shift)
+        agree_in_losses()
+        for each in (weights, expected):
             with each.remembered() as put_back:
                 each.scatter(fragment, values)
                 put_back()
             with each.remembered({piece.name for piece in fragment.pieces}):
-                each.add(fragment, values)
+                each.add(fragment, shift)
+        agree_in_losses()
         own.even_out(fragment)
         agree(weights.values())
     weights.restore({name: tensor.double() for name, tensor in reversed(weights.values().items())})
