@@ -1,6 +1,7 @@
 """The channel between the ranks of one program (torch.distributed): calls of all, orders of rank 0, and tensors.
 
-Small messages travel over a gloo group of their own, for which no GPU waits; weights travel over the backend of their device.
+Small messages travel over a gloo group of their own, for which no GPU waits; weights travel over the backend of their device. Nothing is
+pickled: whoever could connect to a rank could run code in it.
 """
 
 from __future__ import annotations
@@ -91,33 +92,43 @@ class Ranks:
     def order(self, name: str, *arguments: object) -> None:
         """On rank 0: have the others do the same; arguments fit into JSON. Elsewhere nothing: the order has come."""
         if self.is_first and self.count > 1:
-            self.broadcast(torch.tensor([True, *([0] * len(News.__slots__))]))
-            self.share(json.dumps([name, arguments]))
+            text = json.dumps([name, arguments]).encode()
+            self.broadcast(torch.tensor([len(text), *([0] * len(News.__slots__))]))
+            self.broadcast(_as_tensor(text))
 
     def end(self, news: News) -> None:
         """End a call, on rank 0 alone."""
-        self.broadcast(torch.tensor([False, *map(int, astuple(news))]))
+        self.broadcast(torch.tensor([0, *map(int, astuple(news))]))
 
     def next(self) -> Order | News:
         """Wait for what rank 0 sends next, on another rank."""
         numbers = torch.empty(1 + len(News.__slots__), dtype=torch.int64)
         self.broadcast(numbers)
-        is_order, failed, closed, over, global_step, since_join = numbers.tolist()
-        return Order(*json.loads(self.share())) if is_order else News(bool(failed), bool(closed), bool(over), global_step, since_join)
+        num_bytes, failed, closed, over, global_step, since_join = numbers.tolist()
+        if not num_bytes:
+            return News(bool(failed), bool(closed), bool(over), global_step, since_join)
+        text = torch.empty(num_bytes, dtype=torch.uint8)
+        self.broadcast(text)
+        return Order(*json.loads(_as_text(text)))
 
     def collect(self, text: str) -> list[str]:
         """Send rank 0 a text; return there those of all ranks, else nothing."""
-        texts: list[Any] | None = [""] * self.count if self.is_first else None
-        with _watching():
-            dist.gather_object(text, texts, FIRST, self._group)
-        return texts or []
+        if self.is_first:
+            return [text, *(self._receive_text(number) for number in range(1, self.count))]
+        own = _as_tensor(text.encode())
+        self.send(torch.tensor([len(own)]), FIRST)
+        if len(own):
+            self.send(own, FIRST)
+        return []
 
     def share(self, text: str = "") -> str:
-        """Return the text of rank 0 on all ranks."""
-        box = [text]
-        with _watching():
-            dist.broadcast_object_list(box, FIRST, self._group)
-        return box[0]
+        """Return the text of rank 0, not an empty one, on all ranks."""
+        own = _as_tensor(text.encode())
+        num_bytes = torch.tensor([len(own)])
+        self.broadcast(num_bytes)
+        shared = own if self.is_first else torch.empty(int(num_bytes), dtype=torch.uint8)
+        self.broadcast(shared)
+        return _as_text(shared)
 
     def broadcast(self, tensor: Tensor) -> None:
         """Overwrite a contiguous tensor by that of rank 0, in place."""
@@ -143,6 +154,10 @@ class Ranks:
         del self._group  # which holds the connections open, too
         dist.destroy_process_group(group)
 
+    def _receive_text(self, sender: int) -> str:
+        num_bytes = int(self.receive(torch.empty(1, dtype=torch.int64), sender))
+        return _as_text(self.receive(torch.empty(num_bytes, dtype=torch.uint8), sender)) if num_bytes else ""
+
     def _over(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._group if tensor.device.type == "cpu" else None
 
@@ -150,6 +165,14 @@ class Ranks:
 def bytes_of(tensor: Tensor) -> Tensor:
     """Return the values of a tensor as uint8[bytes]: a view, or a copy of one that is not contiguous."""
     return tensor.detach().contiguous().view(-1).view(torch.uint8)
+
+
+def _as_tensor(text: bytes) -> Tensor:
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+
+
+def _as_text(values: Tensor) -> str:
+    return values.numpy().tobytes().decode()
 
 
 @contextlib.contextmanager
