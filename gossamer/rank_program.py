@@ -6,7 +6,7 @@ Rank 0 acts for all. What needs the other ranks begins with `Ranks.order`, by wh
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -38,6 +38,15 @@ class Share:
     fragment: Fragment  # the same, of the rows that this rank holds
     places: tuple[slice, ...]  # of its pieces in the flat vector of the whole
 
+    def of(self, flat: Tensor) -> Tensor:
+        """Return this rank's part of the flat vector of the whole: a copy."""
+        return torch.cat([flat[:0], *(flat[place] for place in self.places)])
+
+    def put(self, part: Tensor, flat: Tensor) -> None:
+        """Copy this rank's part into the flat vector of the whole."""
+        for place, values in zip(self.places, torch.split(part, [piece.numel for piece in self.fragment.pieces]), strict=True):
+            flat[place] = values
+
 
 class ShardedWeights(Weights):
     """Weights of which each rank holds some rows, and rank 0 what is not sharded."""
@@ -53,28 +62,25 @@ class ShardedWeights(Weights):
     def gather(self, fragment: Fragment) -> Tensor:
         """As Weights.gather on rank 0; nothing elsewhere."""
         ranks = self._ranks
-        ranks.order("gather", asdict(fragment))
-        flat = torch.empty(fragment.numel if ranks.is_first else 0, dtype=torch.float32, device=self._device)
-        for number, share in self._shares(fragment):
-            if number == ranks.number:
-                part = gather(share.fragment, self._parts(_names(share.fragment)))
-            else:
-                part = ranks.receive(torch.empty(share.fragment.numel, dtype=torch.float32, device=self._device), number)
-            if not ranks.is_first:
-                ranks.send(part, FIRST)
-                continue
-            for place, values in zip(share.places, torch.split(part, [piece.numel for piece in share.fragment.pieces]), strict=True):
-                flat[place] = values
+        flat = self._empty(fragment.numel if ranks.is_first else 0)
+        others = [(number, share, self._empty(share.fragment.numel)) for number, share in self._others_shares(fragment)]
+        ranks.order("gather", asdict(fragment))  # what fails for want of memory has failed before
+        own = self._own_share(fragment)
+        part = gather(own.fragment, self._parts(_names(own.fragment))) if own.places else flat[:0]
+        if ranks.is_first:
+            own.put(part, flat)
+        elif own.places:
+            ranks.send(part, FIRST)
+        for number, share, received in others:
+            share.put(ranks.receive(received, number), flat)
         return flat
 
     def scatter(self, fragment: Fragment, flat: Tensor | None) -> None:
         """As Weights.scatter; None on the other ranks."""
-        self._ranks.order("scatter", asdict(fragment))
         self._spread(fragment, flat, scatter)
 
     def add(self, fragment: Fragment, flat: Tensor | None) -> None:
         """As Weights.add; None on the other ranks."""
-        self._ranks.order("add", asdict(fragment))
         self._spread(fragment, flat, add)
 
     def values(self) -> dict[str, Tensor]:
@@ -105,22 +111,32 @@ class ShardedWeights(Weights):
         super().forget()
 
     def _spread(self, fragment: Fragment, flat: Tensor | None, change: Callable[[Fragment, Tensor, Mapping[str, Tensor]], None]) -> None:
-        for number, share in self._shares(fragment):
-            if flat is None:
-                part = self._ranks.receive(torch.empty(share.fragment.numel, dtype=torch.float32, device=self._device), FIRST)
-            else:
-                part = torch.cat([flat[place] for place in share.places]).to(self._device)
-            if number == self._ranks.number:
-                change(share.fragment, part, self._parts(_names(share.fragment)))
-            else:
-                self._ranks.send(part, number)
+        own = self._own_share(fragment)
+        if flat is None:
+            part = self._empty(own.fragment.numel)
+            if own.places:
+                self._ranks.receive(part, FIRST)
+        else:
+            if flat.shape != (fragment.numel,):
+                raise ValueError(f"Fragment {fragment.name} has {fragment.numel} values, the flat vector has shape {tuple(flat.shape)}.")
+            part = own.of(flat).to(self._device)
+            others = [(number, share.of(flat).to(self._device)) for number, share in self._others_shares(fragment)]
+            self._ranks.order(change.__name__, asdict(fragment))
+            for number, theirs in others:
+                self._ranks.send(theirs, number)
+        change(own.fragment, part, self._parts(_names(own.fragment)))
 
-    def _shares(self, fragment: Fragment) -> Iterator[tuple[int, Share]]:
-        """Return the shares that this rank reads or writes, by rank: its own, on rank 0 all. Ranks without a part of it have none."""
-        for number in range(self._ranks.count) if self._ranks.is_first else (self._ranks.number,):
-            share = share_of(fragment, self.tensors, number, self._ranks.count)
-            if share.places:
-                yield number, share
+    def _own_share(self, fragment: Fragment) -> Share:
+        return share_of(fragment, self.tensors, self._ranks.number, self._ranks.count)
+
+    def _others_shares(self, fragment: Fragment) -> list[tuple[int, Share]]:
+        """Return, on rank 0, what the other ranks hold of a fragment, if anything."""
+        count = self._ranks.count if self._ranks.is_first else 0
+        shares = [(number, share_of(fragment, self.tensors, number, count)) for number in range(1, count)]
+        return [(number, share) for number, share in shares if share.places]
+
+    def _empty(self, num_values: int) -> Tensor:
+        return torch.empty(num_values, dtype=torch.float32, device=self._device)
 
     def _parts(self, names: Collection[str] | None) -> Mapping[str, Tensor]:
         tensors = super()._parts(names)

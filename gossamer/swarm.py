@@ -80,7 +80,7 @@ def host(
     `settings`: of this peer alone and this start, as `peer config` lists them; also `wait_for_peers`, the number of other peers that must
     be known before training begins, and `alone`, which trains without meetings.
 
-    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel or shard it with
+    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel, or shard it by
     `fully_shard` (FSDP2, by rows over one mesh of all ranks), and make the same calls on all ranks but `leave`, `status` and `invite`. Rank
     0 has the home and the node. `tokens` are summed. `evaluate` runs on rank 0 alone, so it must call the bare module: DDP's forward would
     wait for the others. Of a sharded model it runs on all ranks, and rank 0's losses count. A checkpoint keeps rank 0's `state`, and
