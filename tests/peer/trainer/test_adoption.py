@@ -103,9 +103,7 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
     values *= 2.0
     parts = read_state(as_bytes(values), replica.fragments)
     assert (
-        (try_on(parts, replica.weights, lambda: Losses((next(measured),)), TOLERANCE) == "")
-        == is_taken
-        == (fingerprint(replica) != before)
+        (try_on(parts, replica.weights, lambda: Losses((next(measured),)), TOLERANCE) == "") == is_taken == (fingerprint(replica) != before)
     )
 
 
