@@ -15,11 +15,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.kept_state import pack, unpack
-from gossamer.optim.fragments import Fragment, add
+from gossamer.optim.fragments import Fragment
 from gossamer.peer.model.accelerator import forked_generators
 from gossamer.peer.model.trainable import base_digest, trainable_tensors
 from gossamer.peer.trainer.losses import Losses, MeasureFailed, measured_with
 from gossamer.peer.trainer.probe import Gain, Probe
+from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import BadSettings
 
 Evaluate = Callable[[], float | Sequence[float] | Tensor]
@@ -94,9 +95,9 @@ class EvaluateProbe(Probe):
     runs_beside = False
     most_share = PROBE_SHARE
 
-    def __init__(self, measure: Evaluation, parameters: Mapping[str, Tensor]) -> None:
+    def __init__(self, measure: Evaluation, weights: Weights) -> None:
         self._measure = measure
-        self._parameters = parameters
+        self._weights = weights
         self._scale = 0.0  # of the losses, lately
 
     def draw(self) -> Sequence[Tensor]:
@@ -105,8 +106,8 @@ class EvaluateProbe(Probe):
 
     def losses(self, fragment: Fragment, shift: Tensor, data: Tensor) -> Tensor:
         """Return the losses with a fragment shifted; the weights are as they were."""
-        moved = {piece.name: self._parameters[piece.name] for piece in fragment.pieces}
-        return torch.tensor(measured_with(lambda: add(fragment, shift, moved), moved, self._measure).values)
+        weights, names = self._weights, [piece.name for piece in fragment.pieces]
+        return torch.tensor(measured_with(lambda: weights.add(fragment, shift), weights, self._measure, names).values)
 
     def gain(self, before: Tensor, after: Tensor) -> Gain:
         """Return the gain, measured against the spread of the losses or their mean, whichever is larger or was so lately."""
@@ -128,6 +129,7 @@ class ModuleProgram:
         if len(devices) > 1:
             raise BadSettings(f"the model is spread over {' and '.join(devices)}", hint="put all trainable tensors on one device")
         self.device = next(iter(self.parameters.values())).device
+        self.weights = Weights(self.parameters)
         self._evaluation = None if evaluate is None else Evaluation(evaluate, model, self.device)
         self.num_cleared = 0  # how often the optimizers' state was cleared
         self._optimizers = optimizers
@@ -171,7 +173,7 @@ class ModuleProgram:
 
     def new_probe(self, rng: random.Random) -> Probe | None:
         """Return a probe that calls `evaluate`; None without one."""
-        return None if self._evaluation is None else EvaluateProbe(self._evaluation, self.parameters)
+        return None if self._evaluation is None else EvaluateProbe(self._evaluation, self.weights)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors in the states of optimizers and of what else is kept."""

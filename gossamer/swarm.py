@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.module_program import Evaluate, Model, ModuleProgram, Stateful, fenced
@@ -31,7 +31,7 @@ from gossamer.peer.machine.events import OVER, ModelBuilt, ProcessReported, RunK
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.machine.port import free_port
-from gossamer.peer.model.trainable import need_model_of, shapes_of
+from gossamer.peer.model.trainable import is_sharded, need_model_of, shapes_of
 from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
 from gossamer.peer.trainer.replica import Replica, peer_seed
 from gossamer.peer.trainer.stopwatch import InnerStep
@@ -80,15 +80,16 @@ def host(
     `settings`: of this peer alone and this start, as `peer config` lists them; also `wait_for_peers`, the number of other peers that must
     be known before training begins, and `alone`, which trains without meetings.
 
-    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel, and make the
-    same calls on all ranks. Rank 0 has the home and the node. `tokens` are summed. `evaluate` runs on rank 0 alone, so it must call the
-    bare module: DDP's forward would wait for the others. A checkpoint keeps rank 0's `state`, and restores it on all ranks.
+    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel, or shard it by
+    `fully_shard` (FSDP2, by rows over one mesh of all ranks), and make the same calls on all ranks but `leave`, `status` and `invite`. Rank
+    0 has the home and the node. `tokens` are summed. `evaluate` runs on rank 0 alone, so it must call the bare module: DDP's forward would
+    wait for the others. Of a sharded model it runs on all ranks, and rank 0's losses count. A checkpoint keeps rank 0's `state`, and
+    restores it on all ranks; what is sharded is kept whole, so any number of ranks goes on with it.
 
     Raises OperatorError, with a hint, for what cannot be: another model than that of the run in `home`, bf16 weights, an `evaluate` that
     varies, a home in use.
     """
-    own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
-    return _start(own, _all(optimizer), lambda: _hosting(own, run, home, settings))
+    return _started(model, _all(optimizer), evaluate, state or {}, lambda own: _hosting(own, run, home, settings))
 
 
 def _hosting(own: ModuleProgram, run: Run, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
@@ -122,8 +123,7 @@ def join(
     no worse a held-out loss than those that the model comes with, it waits. Raises OperatorError with a hint: BadInvite, BadSettings for
     another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
     """
-    own = ModuleProgram(model, _all(optimizer), evaluate, state or {})
-    swarm = _start(own, _all(optimizer), lambda: _joining(invite, home, settings))
+    swarm = _started(model, _all(optimizer), evaluate, state or {}, lambda own: _joining(invite, home, settings))
     swarm.wait()
     return swarm
 
@@ -423,12 +423,27 @@ class Swarm:
             raise BadSettings("this is another thread than the one that joined the run", hint="call it on the thread that trains")
 
 
-def _start(own: ModuleProgram, optimizers: Sequence[Optimizer], request: Callable[[], GuestRequest]) -> Swarm:
-    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
-        return Swarm(*_opened(own, request()), optimizers)
+def _started(
+    model: Model,
+    optimizers: Sequence[Optimizer],
+    evaluate: Evaluate | None,
+    kept: Mapping[str, Stateful],
+    request: Callable[[ModuleProgram], GuestRequest],
+) -> Swarm:
+    if not _is_of_ranks(model):
+        own = ModuleProgram(model, optimizers, evaluate, kept)
+        return Swarm(*_opened(own, request(own)), optimizers)
     from gossamer.ranks import started  # which builds on this module
 
-    return started(own, optimizers, lambda: _opened(own, request()))
+    return started(model, optimizers, evaluate, kept, lambda own: _opened(own, request(own)))
+
+
+def _is_of_ranks(model: Model) -> bool:
+    """Return whether other ranks run this program too, or the model is sharded, be it over one rank."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return False
+    tensors = model.parameters() if isinstance(model, nn.Module) else model.values()
+    return dist.get_world_size() > 1 or any(map(is_sharded, tensors))
 
 
 def _opened(own: ModuleProgram, request: GuestRequest) -> tuple[OwnSupervisor, Boundary]:

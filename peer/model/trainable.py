@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Final
 
 import torch
@@ -49,19 +49,30 @@ def trainable_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
     return tensors
 
 
-def base_digest(model: nn.Module | Mapping[str, Tensor]) -> str:
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether this process holds only a part of a tensor: a DTensor, as FSDP2 makes of parameters."""
+    return type(tensor).__module__.startswith(SHARDED)
+
+
+def frozen_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the parameters of a module that require no gradient, in the order of their names, tied ones once."""
+    if not isinstance(model, nn.Module):
+        return {}
+    return _named_once(item for item in model.named_parameters(remove_duplicate=False) if not item[1].requires_grad)
+
+
+def base_digest(model: nn.Module | Mapping[str, Tensor], whole: Callable[[Tensor], Tensor] = lambda tensor: tensor) -> str:
     """Return the SHA-256 of the frozen parameters: names, shapes, types and bytes; empty without any. Takes seconds for a large model.
 
-    Holds one piece of a tensor at a time; a tensor that is not contiguous is copied whole. Raises BadSettings for one without storage.
+    Holds one piece of a tensor at a time; a tensor that is not contiguous is copied whole. `whole` returns all of a tensor that may be
+    sharded, before the next one is asked for. Raises BadSettings for one without storage.
     """
-    if not isinstance(model, nn.Module):
-        return ""
-    frozen = _named_once(item for item in model.named_parameters(remove_duplicate=False) if not item[1].requires_grad)
+    frozen = frozen_tensors(model)
     digest = hashlib.sha256()
     for name, tensor in frozen.items():
         _need_storage(name, tensor)
         digest.update(json.dumps([name, str(tensor.dtype), *tensor.shape]).encode())
-        for piece in _pieces(tensor):
+        for piece in _pieces(whole(tensor)):
             digest.update(piece)
     return digest.hexdigest() if frozen else ""
 
@@ -137,11 +148,6 @@ def _bare(name: str) -> str:
 
 
 def _need_storage(name: str, tensor: Tensor) -> None:
-    if type(tensor).__module__.startswith(SHARDED):
-        raise BadSettings(
-            f"{name} is sharded over ranks ({type(tensor).__name__}); sharded parameters (FSDP2) are not supported yet",
-            hint="train the model with DistributedDataParallel, each rank with the whole of it",
-        )
     if tensor.is_meta:
         raise BadSettings(f"{name} is on the meta device, without values", hint="load the weights before you pass the model")
     if tensor.layout is not torch.strided:

@@ -24,6 +24,7 @@ from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
 from gossamer.peer.trainer.probe import Judgement, ProbeGate, TokenProbe
+from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.identity import PeerId
 
 PROBED_SHARE = 0.2  # of the meetings with partners of a good record
@@ -161,7 +162,8 @@ class PairPeer:
 
     def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
-        self.fragments = tuple(FragmentState(codec, replica.parameters) for codec in layout.codecs)
+        weights = Weights(replica.parameters)
+        self.fragments = tuple(FragmentState(codec, weights) for codec in layout.codecs)
         self.peer_id = PeerId.of_public_key(replica.number.to_bytes(32, "big"))
         self.records = PartnerRecords()
         self.probe_gate = ProbeGate()

@@ -137,7 +137,13 @@ class TrainerExchange:
 
     @contextlib.contextmanager
     def while_weights_are_read(self) -> Iterator[None]:
-        """Answer the node while the code inside only reads the weights. The model itself moves at the next step boundary."""
+        """Answer the node while the code inside only reads the weights. The model itself moves at the next step boundary.
+
+        Weights that are sharded over ranks are read at step boundaries only: there this does nothing.
+        """
+        if self._replica.weights.is_sharded:
+            yield
+            return
         self._still = mark(self._replica.program.device)
         self._weights.release()
         try:

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragment_codec import FragmentCodec
-from gossamer.optim.fragments import add, gather
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.accelerator import has_own_memory
+from gossamer.peer.trainer.weights import Weights
 
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host
@@ -155,17 +155,17 @@ class MergeGate:
 
 
 class FragmentState:
-    """One fragment of a replica. `parameters` are the model's own tensors, by name, and are written to by `move_fast_weights` alone.
+    """One fragment of a replica. `weights` are the model's own, and are written to by `move_fast_weights` alone.
 
     Slow weights and momentum are needed at meetings only, so beside a device with its own memory they rest in pinned memory of the host.
     They are replaced and never written to: a reader on another thread keeps a whole tensor. An outer step changes them at once, the model
     at the next boundary.
     """
 
-    def __init__(self, codec: FragmentCodec, parameters: Mapping[str, Tensor], has_momentum: bool = True) -> None:
+    def __init__(self, codec: FragmentCodec, weights: Weights, has_momentum: bool = True) -> None:
         self.codec = codec
         self.has_momentum = has_momentum
-        fast = gather(codec.fragment, parameters)
+        fast = weights.gather(codec.fragment)
         self.device = fast.device
         self.slow = self.to_host(fast)  # f32[numel]
         nothing = self.slow.new_zeros(()).expand(self.slow.shape)  # one stored zero: a run without momentum keeps none
@@ -175,7 +175,7 @@ class FragmentState:
         self.meeting: int | None = None  # the number of the meeting that holds the fragment
         self.num_writes = 0  # to the fast weights, by anything else than the optimizer
         self.final_gap = 0.0  # the longest in the last averaging; 0: there was none
-        self._parameters = parameters
+        self._weights = weights
         self._owed: Tensor | None = None  # still to be added to the model's fast weights
 
     def count(self, num_tokens: int) -> None:
@@ -205,7 +205,7 @@ class FragmentState:
 
     def fast(self) -> Tensor:
         """Return the fast weights as they are after the next `move_fast_weights`: a new f32[numel]."""
-        fast = gather(self.codec.fragment, self._parameters)
+        fast = self._weights.gather(self.codec.fragment)
         return fast if self._owed is None else fast.add_(self._owed)
 
     def reaches(self, weights: Tensor) -> bool:
@@ -235,7 +235,7 @@ class FragmentState:
         if self._owed is not None:
             if has_own_memory(self.device.type):  # made on another stream: not to be reused there before this stream has read it
                 self._owed.record_stream(torch.accelerator.current_stream(self.device))
-            add(self.codec.fragment, self._owed, self._parameters)
+            self._weights.add(self.codec.fragment, self._owed)
             self._owed = None
             self.num_writes += 1
 

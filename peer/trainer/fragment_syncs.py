@@ -8,20 +8,20 @@ then.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from gossamer.optim.fragments import add
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.trainer.fragment_state import FragmentState, bytes_on
 from gossamer.peer.trainer.losses import Losses, try_change
 from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.weights import Weights
 
 SYNC_TOLERANCE: Final = 0.05  # times the size of our own loss: fragments that have not come yet hold these back
 
@@ -93,7 +93,7 @@ class FragmentSyncs:
     def move(self, request: messages.MoveFragments, replica: Replica) -> messages.FragmentsMoved:
         """Move fragments, slow and fast weights alike, by what was decoded and `try_shifts` accepts. Call at a step boundary."""
         sources = [[shift for shift in self._take(names) if shift.fragment.meeting is None] for names in request.sources]
-        moved, reason = try_shifts(list(filter(None, sources)), replica.parameters, replica.program.losses)
+        moved, reason = try_shifts(list(filter(None, sources)), replica.weights, replica.program.losses)
         for shift in moved:
             fragment = shift.fragment
             fragment.slow = fragment.to_host(fragment.on_device(fragment.slow) + fragment.on_device(shift.values))
@@ -120,7 +120,7 @@ class FragmentSyncs:
 
 
 def try_shifts(
-    sources: Sequence[Sequence[FragmentShift]], parameters: Mapping[str, Tensor], measure: Callable[[], Losses]
+    sources: Sequence[Sequence[FragmentShift]], weights: Weights, measure: Callable[[], Losses]
 ) -> tuple[list[FragmentShift], str]:
     """Move the fast weights by all shifts, else by those of each source, after which the loss on our own held-out data is no worse.
 
@@ -131,9 +131,9 @@ def try_shifts(
     def shift(shifts: Sequence[FragmentShift]) -> str:
         def add_all() -> None:
             for part in shifts:
-                add(part.fragment.codec.fragment, part.fragment.on_device(part.values), parameters)
+                weights.add(part.fragment.codec.fragment, part.fragment.on_device(part.values))
 
-        reason = try_change(add_all, parameters, own, measure, SYNC_TOLERANCE)
+        reason = try_change(add_all, weights, own, measure, SYNC_TOLERANCE)
         moved.extend(() if reason else shifts)
         return reason
 

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import Final
 
-import torch
-from torch import Tensor
-
+from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import OperatorError
 
 MEASURE_TOPIC: Final = "evaluation"  # of warnings
@@ -63,40 +61,28 @@ class Losses:
         return min(STANDARD_ERRORS * error, MOST_NOISE * statistics.fmean(map(abs, own.values)))
 
 
-def try_change(
-    change: Callable[[], None], parameters: Mapping[str, Tensor], own: Losses, measure: Callable[[], Losses], tolerance: float
-) -> str:
+def try_change(change: Callable[[], None], weights: Weights, own: Losses, measure: Callable[[], Losses], tolerance: float) -> str:
     """Change the model; return why its losses are too bad, with the model as it was, or nothing. `own`: the losses before."""
-    undo = _remember(parameters)
-    try:
-        change()
-        theirs = measure()
-    except BaseException:  # a program's own measure may raise
-        undo()
-        raise
-    if theirs.may_replace(own, tolerance):
-        return ""
-    undo()
+    with weights.remembered() as put_back:
+        try:
+            change()
+            theirs = measure()
+        except BaseException:  # a program's own measure may raise
+            put_back()
+            raise
+        if theirs.may_replace(own, tolerance):
+            return ""
+        put_back()
     return f"its held-out loss is {theirs.mean:.4f}, that of our own weights {own.mean:.4f}"
 
 
-def measured_with(change: Callable[[], None], parameters: Mapping[str, Tensor], measure: Callable[[], Losses]) -> Losses:
-    """Return the losses that the model has after a change, with the model as it was."""
-    undo = _remember(parameters)
-    try:
-        change()
-        return measure()
-    finally:
-        undo()
-
-
-def _remember(parameters: Mapping[str, Tensor]) -> Callable[[], None]:
-    """Copy a model's values; return what puts them back."""
-    before = [parameter.detach().clone() for parameter in parameters.values()]
-
-    def undo() -> None:
-        with torch.no_grad():
-            for parameter, values in zip(parameters.values(), before, strict=True):
-                parameter.copy_(values)
-
-    return undo
+def measured_with(
+    change: Callable[[], None], weights: Weights, measure: Callable[[], Losses], names: Collection[str] | None = None
+) -> Losses:
+    """Return the losses that the model has after a change, of these tensors alone if they are named, with the model as it was."""
+    with weights.remembered(names) as put_back:
+        try:
+            change()
+            return measure()
+        finally:
+            put_back()

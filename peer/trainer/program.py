@@ -14,14 +14,15 @@ from torch import Tensor
 
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import Probe
+from gossamer.peer.trainer.weights import Weights
 
 
 class Program(Protocol):
     """The weights that travel between peers, how they are measured, and what else a checkpoint keeps. Belongs to the trainer's thread."""
 
     @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The tensors that travel, f32, by name: the program's own; the caller writes to them between two steps."""
+    def weights(self) -> Weights:
+        """The tensors that travel: the program's own; the caller writes to them between two steps."""
 
     @property
     def device(self) -> torch.device:

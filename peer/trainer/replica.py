@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any, Final
 
-import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import Countdown
@@ -44,10 +43,11 @@ class Replica:
         self._clock_budget = clock_budget(manifest)
         self._joined = (0, 0)  # clock and own steps when the weights were last taken over from other peers
         self._is_founder = True
-        self.parameters = program.parameters
+        self.weights = program.weights
+        self.parameters = self.weights.tensors
         codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
         self._rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
-        self.fragments = tuple(FragmentState(codec, self.parameters, self._rule.alpha > 0.0) for codec in codecs)
+        self.fragments = tuple(FragmentState(codec, self.weights, self._rule.alpha > 0.0) for codec in codecs)
         self.probe_gate = ProbeGate()
         self.countdown = Countdown(len(codecs), manifest.outer.nominal_steps, peer_seed)
 
@@ -136,8 +136,8 @@ class Replica:
     # ------------------------------------------------------------------ checkpoints
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the replica by name: the live ones, but copies of some of the program's."""
-        tensors = {f"{FAST}{name}": parameter.detach() for name, parameter in self.parameters.items()}
+        """Return every tensor of the replica by name: the live ones, but copies of what is sharded, and of some of the program's."""
+        tensors = {f"{FAST}{name}": tensor for name, tensor in self.weights.values().items()}
         for index, fragment in enumerate(self.fragments):
             tensors[f"slow/{index}"] = fragment.slow
             if fragment.has_momentum:
@@ -146,7 +146,9 @@ class Replica:
 
     def changes(self, name: str) -> bool:
         """Return whether the next inner step writes to this one of `tensors`."""
-        return name.startswith(FAST) or (not name.startswith(REPLACED) and self.program.changes(name))
+        if name.startswith(FAST):
+            return not self.weights.is_sharded
+        return not name.startswith(REPLACED) and self.program.changes(name)
 
     def state(self) -> dict[str, Any]:
         """Return the rest of a checkpoint, JSON-able. Open meetings are not part of it."""
@@ -171,9 +173,7 @@ class Replica:
 
         Raises KeyError or ValueError for a checkpoint of another model.
         """
-        with torch.no_grad():
-            for name, parameter in self.parameters.items():
-                parameter.copy_(tensors[f"{FAST}{name}"])
+        self.weights.restore({name: tensors[f"{FAST}{name}"] for name in self.parameters})
         for index, fragment in enumerate(self.fragments):
             slow = tensors[f"slow/{index}"]
             momentum = tensors[f"momentum/{index}"] if fragment.has_momentum else fragment.momentum

@@ -7,19 +7,19 @@ sane size, and have no worse a loss on our own held-out data than our weights.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 import torch
 from torch import Tensor
 
-from gossamer.optim.fragments import scatter
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
 from gossamer.peer.trainer.losses import Losses, measured_with, try_change
 from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.weights import Weights
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
@@ -92,7 +92,7 @@ def write_result(replica: Replica) -> None:
     for fragment in replica.fragments:
         momentum = fragment.momentum.bfloat16().float() if fragment.has_momentum else fragment.momentum
         fragment.replace(fragment.slow.bfloat16().float(), momentum)
-        scatter(fragment.codec.fragment, fragment.slow, replica.parameters)
+        replica.weights.scatter(fragment.codec.fragment, fragment.slow)
 
 
 def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[], None]) -> messages.Adopted:
@@ -112,7 +112,7 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     except ValueError as error:
         return messages.Adopted(request.name, False, str(error), is_sound=False)
     measure = replica.program.losses
-    reason = _judge_result(replica, parts, request) if request.is_result else try_on(parts, replica.parameters, measure, TOLERANCE)
+    reason = _judge_result(replica, parts, request) if request.is_result else try_on(parts, replica.weights, measure, TOLERANCE)
     if not reason:
         before_taking()
         replica.take_over(parts, global_step)
@@ -132,26 +132,26 @@ def _judge_result(replica: Replica, parts: Sequence[FragmentWeights], request: m
     not agreed.
     """
     if request.is_agreed:
-        _put(parts, replica.parameters)
+        _put(parts, replica.weights)
         return ""
     far = [part.fragment.codec.fragment.name for part in parts if not part.fragment.reaches(part.slow)]
     if far:
         return f"{far[0]} is farther from ours than the last averaging explains"
     own = [FragmentWeights(fragment, fragment.slow, fragment.momentum) for fragment in replica.fragments]
-    measure, parameters = replica.program.losses, replica.parameters
-    losses = [measure(), measured_with(lambda: _put(own, parameters), parameters, measure)]
+    measure, weights = replica.program.losses, replica.weights
+    losses = [measure(), measured_with(lambda: _put(own, weights), weights, measure)]
     worst = max([*losses, *filter(None, [replica.brought])], key=lambda measured: measured.mean)
-    return try_change(lambda: _put(parts, parameters), parameters, worst, measure, TOLERANCE * SPLIT_GROWTH**request.num_splits)
+    return try_change(lambda: _put(parts, weights), weights, worst, measure, TOLERANCE * SPLIT_GROWTH**request.num_splits)
 
 
-def try_on(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor], measure: Callable[[], Losses], tolerance: float) -> str:
+def try_on(parts: Sequence[FragmentWeights], weights: Weights, measure: Callable[[], Losses], tolerance: float) -> str:
     """Put slow weights into the model; return why they do not work, with the model as it was, or nothing."""
-    return try_change(lambda: _put(parts, parameters), parameters, measure(), measure, tolerance)
+    return try_change(lambda: _put(parts, weights), weights, measure(), measure, tolerance)
 
 
-def _put(parts: Sequence[FragmentWeights], parameters: Mapping[str, Tensor]) -> None:
+def _put(parts: Sequence[FragmentWeights], weights: Weights) -> None:
     for part in parts:
-        scatter(part.fragment.codec.fragment, part.slow, parameters)
+        weights.scatter(part.fragment.codec.fragment, part.slow)
 
 
 def _size(tensor: Tensor) -> float:

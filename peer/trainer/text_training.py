@@ -28,6 +28,7 @@ from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import TokenProbe
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.stopwatch import InnerStep
+from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
 
@@ -57,12 +58,8 @@ class TextProgram:
         self.model = model
         self.corpus = corpus
         self.inner = InnerLoop(manifest, model, corpus, computing, emit, devices)
+        self.weights = Weights(self.inner.parameters)
         self._sizes = manifest.inner
-
-    @property
-    def parameters(self) -> Mapping[str, Tensor]:
-        """The model's parameters."""
-        return self.inner.parameters
 
     @property
     def device(self) -> torch.device:

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 import gossamer
@@ -33,23 +34,30 @@ parser.add_argument("--goes-back", action="store_true", help="to step 20, at ste
 parser.add_argument("--pause-s", type=float, default=0.0)
 parser.add_argument("--wider", type=int, default=-1, help="the rank with another model")
 parser.add_argument("--unsteady", action="store_true")
+parser.add_argument("--raises", type=int, default=-1, help="the rank whose evaluate raises")
+parser.add_argument("--frozen", action="store_true", help="train the last layer alone, as of an adapter")
 parser.add_argument("--unjudged", action="store_true")
-parser.add_argument("--sharded", action="store_true")
+parser.add_argument("--sharded", choices=("rows", "columns", "mesh"), help="FSDP2 in place of DDP, and how")
 given = parser.parse_args()
 rank = int(os.environ.get("RANK", "0"))
 
 torch.set_num_threads(1)
 torch.manual_seed(0)
 target = nn.Linear(8, 1).requires_grad_(False)
-torch.manual_seed(rank)
-width = 33 if rank == given.wider else 32
+torch.manual_seed(0 if given.frozen else rank)
+width = 33 if rank == given.wider else 31  # which two ranks cannot share evenly
 bare = nn.Sequential(nn.Linear(8, width), nn.BatchNorm1d(width), nn.Tanh(), nn.Linear(width, 1))
+bare[0].requires_grad_(not given.frozen)
 model: nn.Module = bare
 if "RANK" in os.environ:
     store = Path(f"{given.home}.{os.environ['STORE']}").absolute()
     dist.init_process_group("gloo", init_method=store.as_uri(), rank=rank, world_size=int(os.environ["WORLD_SIZE"]))
     if given.sharded:
-        fully_shard(bare, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+        shape = (dist.get_world_size(), 1) if given.sharded == "mesh" else (dist.get_world_size(),)
+        mesh = init_device_mesh("cpu", shape, mesh_dim_names=("replicas", "shards")[: len(shape)])
+        place = None if given.sharded == "rows" else lambda parameter: Shard(parameter.ndim - 1)
+        for module in (bare[0], bare):  # the rest with the whole
+            fully_shard(module, mesh=mesh, shard_placement_fn=place if given.sharded == "columns" and module is not bare else None)
     elif given.wider < 0:  # else DDP refuses it
         model = DistributedDataParallel(bare)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -67,11 +75,18 @@ def loss_on(network, x):
 def evaluate():
     if given.unsteady:
         return float(next(calls))
-    return loss_on(bare, held_out)
+    losses = loss_on(bare, held_out)
+    if rank == given.raises:
+        raise ValueError("no data here")
+    return losses
+
+
+def whole(tensor):
+    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
 
 
 def digest(*tensors):
-    return f"{zlib.crc32(torch.cat([tensor.detach().float().flatten() for tensor in tensors]).numpy().tobytes()):08x}"
+    return f"{zlib.crc32(torch.cat([whole(tensor).float().flatten() for tensor in tensors]).numpy().tobytes()):08x}"
 
 
 def moments():
@@ -101,7 +116,7 @@ try:
             optimizer.step()
             optimizer.zero_grad()
             if rank == given.stops_early and own_steps == 20:
-                break
+                swarm.finish()
             swarm.step(loss=loss, tokens=32)
             own_steps += 1
             if given.goes_back and own_steps == 20:
@@ -115,14 +130,17 @@ try:
                 print("step", own_steps, swarm.clock.steps, digest(*model.parameters(), *moments()), flush=True)
             if own_steps == given.own_steps > 0 and rank == given.leaves:
                 swarm.leave()
-        if rank == 0:
-            kept = swarm.state_dict()["state"]
+        kept = swarm.state_dict().get("state")
+        if kept is not None:
             print("counted", kept["tokens"] / kept["own_steps"], "a step", flush=True)
+    print("left", swarm.clock.steps, digest(*model.parameters(), *moments()), flush=True)
+    trained = [value for value in bare.state_dict().values() if value.is_floating_point()]  # not how many batches a norm has seen
+    end = digest(*trained)
+    with torch.no_grad():
+        print("end", swarm.clock.steps, end, loss_on(bare.eval(), held_out).mean().item(), flush=True)
 except gossamer.errors.GossamerError as error:
     print("failed", type(error).__name__, error, "|", error.hint, flush=True)
     os._exit(2)  # torch may abort at exit where another rank has gone before
 finally:
     if dist.is_initialized():  # else torch may abort at exit
         dist.destroy_process_group()
-trained = [value for value in bare.state_dict().values() if value.is_floating_point()]  # not how many batches a norm has seen
-print("end", swarm.clock.steps, digest(*trained), loss_on(bare.eval(), held_out).mean().item(), flush=True)

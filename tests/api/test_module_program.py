@@ -16,6 +16,7 @@ from gossamer.module_program import EvaluateProbe, Evaluation, ModuleProgram, fe
 from gossamer.optim.fragments import STATISTICS, split
 from gossamer.peer.trainer.losses import Losses, MeasureFailed
 from gossamer.peer.trainer.probe import ProbeGate, Shifts
+from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import BadSettings
 
 CPU = torch.device("cpu")
@@ -122,7 +123,7 @@ def test_a_probe_sees_which_merge_harms_and_leaves_the_weights() -> None:
     target = torch.linspace(0.5, 1.0, 8)
     measured = Evaluation(lambda: (weight - target).square(), {"w": weight}, CPU)
     (fragment,) = split({"w": (8,)}, 100)
-    probe, gate = EvaluateProbe(measured, {"w": weight}), ProbeGate()
+    probe, gate = EvaluateProbe(measured, Weights({"w": weight})), ProbeGate()
     towards, away = 0.5 * target, -2.0 * target
     for pair, is_harmful in ((towards, False), (away, True)):
         judgement = probe.judge(gate, fragment, Shifts(pair, 0.1 * target, 0.1 * target), 0.5, is_behind=False)

@@ -17,6 +17,8 @@ from tests.peer.waiting import wait_until
 PROGRAM = [sys.executable, "-P", str(Path(__file__).with_name("program_of_ranks.py"))]
 LONG = ("--steps", "1000000")
 SLOW = ("--pause-s", "0.01")
+SHARDED = ("--sharded", "rows")
+KINDS = pytest.mark.parametrize("kind", [(), SHARDED], ids=["DDP", "FSDP2"])
 FAR_STEPS = 250  # behind the host, so that its weights are taken over
 
 
@@ -45,9 +47,10 @@ def steps_of(rank: Started) -> list[str]:
 
 
 @pytest.mark.timeout(240)
-def test_two_ranks_and_a_program_of_one_process_meet_and_end_alike(programs: Ranks) -> None:
-    first, second = programs.two("host", "--steps", "300", "--peers", "1", *SLOW)
-    alone = programs.one("guest", "--invite", first.says("invite"), *SLOW)
+@pytest.mark.parametrize("kind", [(), SHARDED, (*SHARDED, "--frozen")], ids=" ".join)
+def test_two_ranks_and_a_program_of_one_process_meet_and_end_alike(programs: Ranks, kind: tuple[str, ...]) -> None:
+    first, second = programs.two("host", "--steps", "300", "--peers", "1", *SLOW, *kind)
+    alone = programs.one("guest", "--invite", first.says("invite"), *SLOW, *kind[2:])
     end = alone.end().split()
     assert first.end().split() == second.end().split() == end
     assert end[1] == "300" and float(end[3]) < 0.05
@@ -56,14 +59,27 @@ def test_two_ranks_and_a_program_of_one_process_meet_and_end_alike(programs: Ran
 
 
 @pytest.mark.timeout(240)
-def test_two_ranks_go_on_from_their_checkpoint_and_clear_the_optimizer_together(programs: Ranks, tmp_path: Path) -> None:
+def test_one_process_two_ddp_ranks_and_two_fsdp2_ranks_meet_in_one_swarm_and_end_alike(programs: Ranks) -> None:
+    alone = programs.one("host", "--steps", "300", "--peers", "2", *SLOW)
+    invite = ("--invite", alone.says("invite"), "--peers", "2", *SLOW)
+    ranks = (*programs.two("replicas", *invite), *programs.two("shards", *invite, *SHARDED))
+    end = alone.end().split()
+    assert all(rank.end().split() == end for rank in ranks)
+    assert end[1] == "300" and float(end[3]) < 0.05
+
+
+@pytest.mark.timeout(240)
+@KINDS
+def test_two_ranks_go_on_from_their_checkpoint_and_clear_the_optimizer_together(
+    programs: Ranks, tmp_path: Path, kind: tuple[str, ...]
+) -> None:
     host = programs.one("host", *LONG, *SLOW)
-    ranks = programs.two("guest", "--invite", host.says("invite"), "--own-steps", "40", "--leaves", "1")
+    ranks = programs.two("guest", "--invite", host.says("invite"), "--own-steps", "40", "--leaves", "1", *kind)
     left_at = ranks[0].end().split()[1]
     assert ranks[1].end().split()[1] == left_at
     assert steps_of(ranks[0]) == steps_of(ranks[1]) and len(steps_of(ranks[0])) == 2
     wait_until(lambda: int((steps_of(host) or ["step 0 0"])[-1].split()[2]) > int(left_at) + FAR_STEPS, "steps of the host", 60.0)
-    again = programs.two("guest", "--go-on", "--unjudged", *LONG, *SLOW)
+    again = programs.two("guest", "--go-on", "--unjudged", *LONG, *SLOW, *kind)
     began = [rank.says("began") for rank in again]
     assert began[0] == began[1] and began[0].split()[0] == left_at and int(began[0].split()[2]) > 0
     adopted = [rank.says("adopted after", 90.0) for rank in again]
@@ -75,9 +91,22 @@ def test_two_ranks_go_on_from_their_checkpoint_and_clear_the_optimizer_together(
     assert steps_of(again[0]) == steps_of(again[1])
 
 
+@pytest.mark.timeout(180)
+def test_a_checkpoint_goes_from_shards_to_one_process_and_back(programs: Ranks) -> None:
+    first, _ = programs.two("host", *LONG, *SHARDED, "--own-steps", "20")
+    first.end()
+    alone = programs.one("host", *LONG, "--own-steps", "20")
+    alone.end()
+    again = programs.two("host", *LONG, *SHARDED, "--own-steps", "20")
+    again[0].end()
+    assert alone.find("began").split()[1:3] == first.find("left").split()[1:]
+    assert again[0].find("began").split()[1:3] == again[1].find("began").split()[1:3] == alone.find("left").split()[1:]
+
+
 @pytest.mark.timeout(120)
-def test_all_ranks_go_back_to_the_state_of_rank_0(programs: Ranks) -> None:
-    first, second = programs.two("host", *LONG, "--goes-back", "--own-steps", "60")
+@KINDS
+def test_all_ranks_go_back_to_the_state_of_rank_0(programs: Ranks, kind: tuple[str, ...]) -> None:
+    first, second = programs.two("host", *LONG, "--goes-back", "--own-steps", "60", *kind)
     assert first.end().split()[1] == second.end().split()[1]
     assert steps_of(first) == steps_of(second) and len(steps_of(first)) == 3
     assert first.find("back at") == second.find("back at")
@@ -85,9 +114,18 @@ def test_all_ranks_go_back_to_the_state_of_rank_0(programs: Ranks) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize(("option", "words"), [("--unsteady", "for the same weights"), ("--go-on", "holds no run")])
-def test_an_error_of_rank_0_is_raised_on_every_rank(programs: Ranks, option: str, words: str) -> None:
-    first, second = programs.two("host", option)
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--unsteady",), "for the same weights"),
+        (("--go-on",), "holds no run"),
+        ((*SHARDED, "--raises", "0"), "evaluate() raised ValueError: no data here (rank 0)"),
+        ((*SHARDED, "--raises", "1"), "evaluate() raised ValueError: no data here (rank 1)"),
+    ],
+    ids=str,
+)
+def test_an_error_is_raised_on_every_rank(programs: Ranks, options: tuple[str, ...], words: str) -> None:
+    first, second = programs.two("host", *options)
     assert (first.process.wait(60), second.process.wait(60)) == (2, 2)
     failed = first.find("failed")
     assert failed == second.find("failed") and words in failed and not failed.endswith("| ")
@@ -102,9 +140,9 @@ def test_another_model_on_one_rank_is_refused_on_both(programs: Ranks) -> None:
 
 
 @pytest.mark.timeout(120)
-@pytest.mark.parametrize("early", [0, 1])
-def test_ranks_that_call_unlike_methods_all_raise_which(programs: Ranks, early: int) -> None:
-    first, second = programs.two("host", *LONG, "--stops-early", str(early))
+@pytest.mark.parametrize(("early", "kind"), [(0, ()), (1, ()), (0, SHARDED)], ids=str)
+def test_ranks_that_call_unlike_methods_all_raise_which(programs: Ranks, early: int, kind: tuple[str, ...]) -> None:
+    first, second = programs.two("host", *LONG, "--stops-early", str(early), *kind)
     assert (first.process.wait(60), second.process.wait(60)) == (2, 2)
     assert first.find("failed") == second.find("failed")
     calls = ("finish", "step") if early == 1 else ("step", "finish")
@@ -112,8 +150,9 @@ def test_ranks_that_call_unlike_methods_all_raise_which(programs: Ranks, early: 
 
 
 @pytest.mark.timeout(120)
-def test_pause_holds_both_ranks_and_leave_ends_both(programs: Ranks, tmp_path: Path) -> None:
-    (first, second), home = programs.two("host", *LONG), tmp_path / "host"
+@KINDS
+def test_pause_holds_both_ranks_and_leave_ends_both(programs: Ranks, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    (first, second), home = programs.two("host", *LONG, *kind), tmp_path / "host"
     first.says("step")
     ask(home, {"verb": "pause"})
     wait_until(lambda: ask(home, {"verb": "status"})["state"] == "paused", "pause")
@@ -128,15 +167,18 @@ def test_pause_holds_both_ranks_and_leave_ends_both(programs: Ranks, tmp_path: P
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("signals_of_a_terminal")
-def test_ctrl_c_at_rank_0_alone_saves_and_ends_the_other_rank(programs: Ranks, tmp_path: Path) -> None:
-    first, second = programs.two("host", *LONG)
+@KINDS
+def test_ctrl_c_at_rank_0_alone_leaves_and_ends_the_other_rank(programs: Ranks, tmp_path: Path, kind: tuple[str, ...]) -> None:
+    first, second = programs.two("host", *LONG, *kind)
     first.says("step")
     first.process.send_signal(signal.SIGINT)
     assert first.process.wait(60) != 0 and second.process.wait(60) != 0
     assert first.lines()[-1].endswith("KeyboardInterrupt")
     assert Home(tmp_path / "host").last_status()["state"] == "left"
-    again = programs.two("host", *LONG)
-    assert int(again[1].says("began").split()[0]) >= 20
+    newest = max(int(path.name.removeprefix("step-")) for path in Home(tmp_path / "host").checkpoints.iterdir())
+    assert newest >= 20 or kind == SHARDED, "what the other rank holds of its weights cannot be saved without it"
+    again = programs.two("host", *LONG, *kind)
+    assert int(again[1].says("began").split()[0]) == newest
 
 
 @pytest.mark.timeout(120)
@@ -149,8 +191,15 @@ def test_the_death_of_a_rank_ends_the_other_and_the_peer(programs: Ranks, tmp_pa
     wait_until(lambda: not Home(tmp_path / "host").holder(), "end of the peer", 30.0)
 
 
-@pytest.mark.timeout(60)
-def test_sharded_parameters_are_refused_on_every_rank(programs: Ranks) -> None:
-    for rank in programs.two("host", "--sharded"):
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [
+        ("columns", "0.weight is placed as S(1), not sharded by its rows"),
+        ("mesh", "0.bias lies on a mesh of 2 dimensions [2, 1]; a peer shards over one"),
+    ],
+)
+def test_shards_of_another_kind_are_refused_on_every_rank(programs: Ranks, how: str, words: str) -> None:
+    for rank in programs.two("host", "--sharded", how):
         assert rank.process.wait(60) == 2
-        assert "0.bias is sharded over ranks (DTensor)" in rank.find("failed") and "DistributedDataParallel" in rank.find("failed")
+        assert words in rank.find("failed") and "fully_shard over one mesh of all ranks" in rank.find("failed")

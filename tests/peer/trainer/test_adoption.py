@@ -103,9 +103,7 @@ def test_weights_that_predict_worse_are_taken_off_again(tmp_path: Path, losses: 
     values *= 2.0
     parts = read_state(as_bytes(values), replica.fragments)
     assert (
-        (try_on(parts, replica.parameters, lambda: Losses((next(measured),)), TOLERANCE) == "")
-        == is_taken
-        == (fingerprint(replica) != before)
+        (try_on(parts, replica.weights, lambda: Losses((next(measured),)), TOLERANCE) == "") == is_taken == (fingerprint(replica) != before)
     )
 
 
@@ -127,7 +125,7 @@ def test_synced_fragments_count_together_or_source_by_source(tmp_path: Path, los
         for name, fragment in zip("abc", replica.fragments, strict=True)
     }
     before = {name: shift.fragment.fast() for name, shift in shifts.items()}
-    moved, reason = try_shifts([[shifts["a"], shifts["b"]], [shifts["c"]]], replica.parameters, lambda: Losses((next(measured),)))
+    moved, reason = try_shifts([[shifts["a"], shifts["b"]], [shifts["c"]]], replica.weights, lambda: Losses((next(measured),)))
     assert "".join(shift.name for shift in moved) == taken and bool(reason) == (taken != "abc")
     assert next(measured, None) is None, "where all are honest two looks at the text are enough"
     for name, shift in shifts.items():

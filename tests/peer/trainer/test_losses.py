@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.peer.trainer.losses import Losses, measured_with, try_change
+from gossamer.peer.trainer.weights import Weights
 
 TOLERANCE = 0.01
 values = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8).map(tuple)
@@ -65,6 +66,8 @@ def test_losses_too_large_for_a_mean_are_refused() -> None:
 def test_weights_on_trial_are_put_back() -> None:
     weight = torch.ones(3)
 
+    weights = Weights({"weight": weight})
+
     def double() -> None:
         weight.mul_(2.0)
 
@@ -74,9 +77,9 @@ def test_weights_on_trial_are_put_back() -> None:
     def fail() -> Losses:
         raise ZeroDivisionError
 
-    assert measured_with(double, {"weight": weight}, measure) == Losses((6.0,)) and weight.tolist() == [1.0] * 3
-    assert "6.0000" in try_change(double, {"weight": weight}, measure(), measure, TOLERANCE) and weight.tolist() == [1.0] * 3
+    assert measured_with(double, weights, measure) == Losses((6.0,)) and weight.tolist() == [1.0] * 3
+    assert "6.0000" in try_change(double, weights, measure(), measure, TOLERANCE) and weight.tolist() == [1.0] * 3
     with pytest.raises(ZeroDivisionError):
-        try_change(double, {"weight": weight}, measure(), fail, TOLERANCE)
+        try_change(double, weights, measure(), fail, TOLERANCE)
     assert weight.tolist() == [1.0] * 3
-    assert try_change(double, {"weight": weight}, Losses((7.0,)), measure, TOLERANCE) == "" and weight.tolist() == [2.0] * 3
+    assert try_change(double, weights, Losses((7.0,)), measure, TOLERANCE) == "" and weight.tolist() == [2.0] * 3

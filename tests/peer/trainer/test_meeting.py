@@ -16,6 +16,7 @@ from gossamer.optim.noloco import AVERAGE, NoLoCo, token_weight
 from gossamer.peer.trainer.fragment_state import FragmentState, Since
 from gossamer.peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
 from gossamer.peer.trainer.probe import Gain, Judgement, Probe, ProbeGate, Shifts
+from gossamer.peer.trainer.weights import Weights
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
@@ -46,7 +47,8 @@ def test_a_peer_without_tokens_has_no_weight(tokens: int) -> None:
 def state(fast: float, codec_name: str = "fp32", place: str = "cpu") -> FragmentState:
     """A fragment whose slow weights are 1 and whose fast weights are not."""
     parameters = {"matrix": torch.ones(5000, device=place), "norm": torch.ones(7, device=place)}
-    made = FragmentState(FragmentCodec(Fragment(0, "all", (Piece("matrix", 5000), Piece("norm", 7)), 5000), codec(codec_name)), parameters)
+    fragment = Fragment(0, "all", (Piece("matrix", 5000), Piece("norm", 7)), 5000)
+    made = FragmentState(FragmentCodec(fragment, codec(codec_name)), Weights(parameters))
     for tensor in parameters.values():
         tensor.fill_(fast)
     return made
@@ -159,7 +161,7 @@ def test_beside_a_gpu_slow_weights_rest_on_the_host_and_meetings_come_to_the_sam
 def statistics(mean: float, variance: float) -> FragmentState:
     parameters = {f"{STATISTICS}mean": torch.ones(4), f"{STATISTICS}var": torch.ones(4)}
     (fragment,) = split({name: (4,) for name in parameters}, 100)
-    made = FragmentState(FragmentCodec(fragment, codec("fp32")), parameters)
+    made = FragmentState(FragmentCodec(fragment, codec("fp32")), Weights(parameters))
     for tensor, value in zip(parameters.values(), (mean, variance), strict=True):
         tensor.fill_(value)
     return made
