@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossamer.optim.compiled import Compiled
+
 
 @dataclass(frozen=True, slots=True)
 class NoLoCo:
@@ -52,8 +54,22 @@ class NoLoCo:
         pull = torch.mul(progress, 2.0 * self.beta * weight).add_(gap, alpha=0.5)
         if failed is not None:
             pull = torch.where(failed, progress.mul_(self.beta), pull)
-        new_momentum = pull.add_(momentum, alpha=self.alpha)
+        new_momentum = torch.mul(momentum, self.alpha).add_(pull)  # rounds twice on every machine, as the compiled part does
         return slow + new_momentum, new_momentum
+
+    def compiled_pair_step(
+        self,
+        compiled: Compiled,
+        slow: Tensor,
+        momentum: Tensor | None,
+        fast: Tensor,
+        weight: float,
+        gap: Tensor,
+        failed: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Take the same step on contiguous CPU tensors in one pass; return also the shift, phi' - theta. A momentum of None is zero."""
+        factors = 2.0 * self.beta * weight, self.beta, self.alpha
+        return compiled.pair_step((slow, fast), momentum, gap, failed, factors)
 
     def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
         """Take the outer step without a partner: delta' = alpha*delta - beta*g and phi' = phi + delta'; return (phi', delta')."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import Gap
+from gossamer.optim.compiled import compiled_for
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.model.accelerator import mark
@@ -163,6 +164,11 @@ class MeetingSide:
         """Compute this part of the outer step with the partner; the rest is the step without one."""
         accepted, state = self._need_accepted(), self.state
         failed = state.codec.failed_values(failed_blocks)
+        compiled = compiled_for(self.snapshot.device)
+        if compiled is not None and taken == 1.0:
+            momentum, gap = state.momentum if state.has_momentum else None, accepted.gap.values
+            slow, moved, shift = self._rule.compiled_pair_step(compiled, state.slow, momentum, self.snapshot, self._weight, gap, failed)
+            return OuterStep(slow, state.momentum if moved is None else moved, shift)
 
         def step(slow: Tensor, momentum: Tensor, part: slice) -> tuple[Tensor, Tensor]:
             alone, gap, fast = None if failed is None else failed[part], accepted.gap.values[part], self.snapshot[part]
