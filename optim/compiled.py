@@ -8,8 +8,9 @@ between two integers to within the rounding of f32, since the compiled part adds
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -115,16 +116,27 @@ def _load() -> tuple[Compiled | None, str]:
         return None, f"the compiled part cannot be used: {error}; {HINT}"
 
 
-PART, WHY_NOT = _load()
+_part, _why_not = _load()
 
 
 def compiled_for(device: torch.device) -> Compiled | None:
     """Return the compiled part if there is one for tensors on this device."""
-    return PART if device.type == "cpu" else None
+    return _part if device.type == "cpu" else None
+
+
+@contextlib.contextmanager
+def without_compiled() -> Iterator[None]:
+    """Let torch do everything meanwhile, on all threads: to compare the two."""
+    global _part
+    part, _part = _part, None
+    try:
+        yield
+    finally:
+        _part = part
 
 
 def coding_words(device: torch.device) -> str:
     """Return what codes messages on this device, and why, for people."""
     if compiled_for(device) is not None:
         return "compiled"
-    return f"torch ({WHY_NOT if device.type == 'cpu' else f'on {device.type}'})"
+    return f"torch ({_why_not if device.type == 'cpu' else f'on {device.type}'})"

@@ -126,7 +126,8 @@ class Modulo(Codec):
     def _encode_slab(self, encoded: ModuloEncoded, part: slice, rows: Tensor, dither: Tensor, scratch: Tensor) -> None:
         one, two = scratch
         transform(torch.mul(rows, window(encoded.signs, part), out=one), two)
-        torch.addcmul(window(dither, part), one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two)
+        # Not addcmul: it rounds once on some machines and twice on others; the compiled part always rounds twice.
+        torch.mul(one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two).add_(window(dither, part))
         integers = two.add_(ROUNDING).view(torch.int32)
         checks.sums(integers, one.view(torch.int32), encoded.sums[part])
         codes = integers.bitwise_and_(2**self.bits - 1).to(torch.uint8)

@@ -12,6 +12,7 @@ from torch.utils._triton import has_triton
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.optim.compiled import coding_words
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import ModelBuilt, RunKnown
@@ -113,6 +114,6 @@ def build(child: Child) -> TextTrainer:
     flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length)
     computing = program.inner.computing
     peak = peak_flops(program.device, computing.dtype) * computing.num_devices
-    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
+    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(program.device)))
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))
