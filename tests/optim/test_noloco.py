@@ -167,7 +167,14 @@ def test_token_weights() -> None:
 
 
 def step_by(
-    coding: str, rule: NoLoCo, state: tuple[Tensor, Tensor, Tensor], weight: float, gap: Tensor, failed: Tensor | None, *, has_momentum: bool
+    coding: str,
+    rule: NoLoCo,
+    state: tuple[Tensor, Tensor, Tensor],
+    weight: float,
+    gap: Tensor,
+    failed: Tensor | None,
+    *,
+    has_momentum: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The outer step by one form of coding: slow weights, momentum, shift."""
     slow, momentum, fast = state
@@ -211,9 +218,7 @@ def test_every_form_of_coding_takes_the_step_of_the_oracle(coding: str, rule: No
     slow, momentum, fast = replicas(2, 20, seed=1)
     weights = (token_weight(*tokens), token_weight(*tokens[::-1]))
     u = [rule.message(slow[k], fast[k], weights[k]) for k in (0, 1)]
-    steps = [
-        step_by(coding, rule, (slow[k], momentum[k], fast[k]), weights[k], u[1 - k] - u[k], None, has_momentum=True) for k in (0, 1)
-    ]
+    steps = [step_by(coding, rule, (slow[k], momentum[k], fast[k]), weights[k], u[1 - k] - u[k], None, has_momentum=True) for k in (0, 1)]
     expected = [reference.noloco_token_weighted(*oracle(slow, momentum, fast, column), tokens, *astuple(rule)) for column in range(20)]
     assert_matches(torch.stack([step[0] for step in steps]), torch.stack([step[1] for step in steps]), expected)
     assert torch.equal(steps[0][2], steps[0][0] - fast[0])

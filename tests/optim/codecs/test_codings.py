@@ -44,7 +44,9 @@ def rotated(message: Tensor) -> Tensor:
     rows = torch.zeros(count * 1024, dtype=torch.float64)
     rows[: len(message)] = message.double()
     side = hadamard_matrix(CPU).double()
-    return (side @ (rows.view(count, 1024) * window(sign_pool(SEED, count, CPU), slice(0, count))).view(-1, 32, 32) @ side).view(count, 1024)
+    return (side @ (rows.view(count, 1024) * window(sign_pool(SEED, count, CPU), slice(0, count))).view(-1, 32, 32) @ side).view(
+        count, 1024
+    )
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
