@@ -176,21 +176,22 @@ EACH_PROCESSOR void gossamer_decode(const uint8_t *partner, const uint8_t *own, 
     if (bits == 3) decode(partner, own, count, 3, signs, steps, weights, sums, values, shifts, tied);
 }
 
-/* Take the outer step with a partner, and write the next slow weights and momentum, and what to add to the fast weights.
+/* Take a part of the outer step with a partner, the rest as without one, and write the next slow weights and momentum, and what to add to the fast weights.
  * `failed` (bool, one per value) may be null; so may both momenta, together: then the momentum is zero, and stays so. */
 EACH_PROCESSOR void gossamer_pair_step(const float *restrict slow, const float *restrict momentum, const float *restrict fast,
-                                       const float *restrict gap, const uint8_t *restrict failed, int64_t num_values, float share, float beta,
-                                       float alpha, float *restrict next_slow, float *restrict next_momentum, float *restrict shift) {
-    enum { PART = 1024 };
-    for (int64_t start = 0; start < num_values; start += PART) {
-        int count = (int)(num_values - start < PART ? num_values - start : PART);
-        float pull[PART];
+                                       const float *restrict gap, const uint8_t *restrict failed, int64_t num_values, float part,
+                                       float share, float beta, float alpha, float *restrict next_slow, float *restrict next_momentum, float *restrict shift) {
+    enum { SLAB = 1024 };
+    for (int64_t start = 0; start < num_values; start += SLAB) {
+        int count = (int)(num_values - start < SLAB ? num_values - start : SLAB);
+        float pull[SLAB], alone[SLAB];
         for (int i = 0; i < count; ++i) pull[i] = (fast[start + i] - slow[start + i]) * share + gap[start + i] * 0.5f;
+        if (failed || part < 1.0f)
+            for (int i = 0; i < count; ++i) alone[i] = (fast[start + i] - slow[start + i]) * beta;
+        if (part < 1.0f)
+            for (int i = 0; i < count; ++i) pull[i] = (pull[i] - alone[i]) * part + alone[i];
         if (failed)
-            for (int i = 0; i < count; ++i) {
-                float alone = (fast[start + i] - slow[start + i]) * beta;
-                pull[i] = failed[start + i] ? alone : pull[i];
-            }
+            for (int i = 0; i < count; ++i) pull[i] = failed[start + i] ? alone[i] : pull[i];
         if (momentum)
             for (int i = 0; i < count; ++i) next_momentum[start + i] = pull[i] = pull[i] + momentum[start + i] * alpha;
         for (int i = 0; i < count; ++i) {

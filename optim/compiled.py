@@ -60,7 +60,7 @@ class Compiled:
         self._sketch = function("sketch", F32, COUNT, F32, F32)
         self._encode = function("encode", F32, COUNT, BITS, F32, F32, F32, I16, U8, I32)
         self._decode = function("decode", U8, U8, COUNT, BITS, F32, F32, I16, I32, F32, I32, BOOL)
-        self._pair_step = function("pair_step", F32, F32, F32, F32, BOOL, COUNT, NUMBER, NUMBER, NUMBER, F32, F32, F32)
+        self._pair_step = function("pair_step", F32, F32, F32, F32, BOOL, COUNT, *[NUMBER] * 4, F32, F32, F32)
 
     def sketch(self, message: Tensor, signs: Tensor, out: Tensor) -> None:
         """Write the first 8 values of each rotated block, divided by 32, into f32[blocks, 8]."""
@@ -92,11 +92,11 @@ class Compiled:
         momentum: Tensor | None,
         gap: Tensor,
         failed: Tensor | None,
-        factors: tuple[float, float, float],
+        factors: tuple[float, float, float, float],
     ) -> tuple[Tensor, Tensor | None, Tensor]:
         """Return the next slow weights, the next momentum (None: it is zero and stays so), and what to add to the fast weights.
 
-        `weights` are slow and fast; `factors` are those of the progress, of the solo step's progress, and of the momentum.
+        `weights` are slow and fast; `factors`: the part that is taken, and the factors of progress, solo step and momentum.
         """
         slow, fast = weights
         next_slow, shift = torch.empty_like(slow), torch.empty_like(slow)
