@@ -10,7 +10,7 @@
 #if defined(__x86_64__) && defined(__GLIBC__) && defined(__has_attribute)
 #if __has_attribute(target_clones)
 #undef EACH_PROCESSOR
-#define EACH_PROCESSOR __attribute__((target_clones("avx512f", "avx2", "default"))) /* the dynamic loader chooses */
+#define EACH_PROCESSOR __attribute__((target_clones("avx2", "default"))) /* the dynamic loader chooses */
 #endif
 #endif
 #define INSIDE static inline __attribute__((always_inline)) /* so compiled for each processor with its caller */
