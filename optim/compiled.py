@@ -105,9 +105,9 @@ class Compiled:
         return next_slow, next_momentum, shift
 
 
-def _load() -> tuple[Compiled | None, str]:
-    """Return the compiled part, or None and the reason."""
-    file = next(Path(__file__).parent.glob(FILES), None)
+def load(folder: Path) -> tuple[Compiled | None, str]:
+    """Return the compiled part that lies in a folder, or None and the reason."""
+    file = next(folder.glob(FILES), None)
     if file is None:
         return None, f"no compiled part here; {HINT}"
     try:
@@ -116,7 +116,7 @@ def _load() -> tuple[Compiled | None, str]:
         return None, f"the compiled part cannot be used: {error}; {HINT}"
 
 
-_part, _why_not = _load()
+_part, _why_not = load(Path(__file__).parent)
 
 
 def compiled_for(device: torch.device) -> Compiled | None:
