@@ -3,7 +3,9 @@
     python -m benchmarks.codecs [--values N] [--threads T] [--device cuda] [--spread S] [NAME ...]
 
 Speed is GB of f32 input per second, the best of several runs: `sketch`, `encode` and `gap` (decoding both sides' payloads and taking the
-difference). `noise` is the squared error of the gap over the squared gap, for messages of deviation 0.02 that differ by `spread` of that.
+difference). `by` is what codes: torch, or on the CPU the compiled part (optim/compiled.py), which has the modulo codecs and the outer step
+of a meeting; the last rows are that step, in milliseconds too. `noise` is the squared error of the gap over the squared gap, for messages
+of deviation 0.02 that differ by `spread` of that.
 """
 
 from __future__ import annotations
@@ -11,13 +13,21 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import CODECS, Codec, Packing, codec
+from gossamer.optim.codecs.modulo import Modulo
 from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
+from gossamer.optim.compiled import compiled_for, without_compiled
+from gossamer.optim.fragment_codec import FragmentCodec
+from gossamer.optim.fragments import Fragment, Piece
+from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.accelerator import finish
+from gossamer.peer.trainer.fragment_state import FragmentState
+from gossamer.peer.trainer.meeting import MeetingSide
 
 
 class PlainInt4(Packing):
@@ -79,6 +89,27 @@ def measure(coder: Codec, pair: tuple[Tensor, Tensor], repeats: int) -> dict[str
     return {**speeds, "bits": 8.0 * sent / num_values, "noise": float(error), "failed": failed}
 
 
+def step_seconds(pair: tuple[Tensor, Tensor], repeats: int) -> float:
+    """Return the time of the outer step of one side of a meeting."""
+    sides = []
+    for values in pair:
+        fragment = Fragment(0, "all", (Piece("all", values.numel()),), values.numel())
+        sides.append(MeetingSide(FragmentState(FragmentCodec(fragment, codec("modulo4")), {"all": values}, has_momentum=False)))
+    own, partner = sides
+    sketches = [side.prepare(NoLoCo(alpha=0.0), 0.5, 1) for side in sides]
+    own.encode(sketches[1])
+    if reason := own.judge(partner.encode(sketches[0])):
+        raise ValueError(reason)
+    nothing_failed = torch.zeros_like(own.failed_blocks)
+    return best_seconds(lambda: own.step(nothing_failed), pair[0].device, repeats)
+
+
+def forms(coder: Codec | None, device: torch.device) -> list[str]:
+    """Return what can run a codec, or None for the outer step, on this device."""
+    has_compiled = compiled_for(device) is not None and (coder is None or isinstance(coder, Modulo))
+    return ["torch", "compiled"] if has_compiled else ["torch"]
+
+
 def copies(values: Tensor, repeats: int) -> tuple[float, float]:
     """Return the GB/s of a copy into used memory, and into newly allocated memory."""
     target = torch.empty_like(values)
@@ -106,16 +137,22 @@ def main() -> None:
     used, fresh = copies(pair[0], chosen.repeats)
     print(f"{chosen.values} values on {chosen.device}, {torch.get_num_threads()} threads, gap {chosen.spread:g} of the weights")
     print(f"memory copy: {used:.2f} GB/s into memory in use, {fresh:.2f} GB/s into fresh memory")
-    print(f"{'codec':18}{'bits/value':>11}{'sketch':>9}{'encode':>9}{'gap':>9}  GB/s{'encode/copy':>13}{'noise':>11}{'failed':>9}")
+    print(f"{'codec':18}{'by':9}{'bits/value':>11}{'sketch':>9}{'encode':>9}{'gap':>9}  GB/s{'encode/copy':>13}{'noise':>11}{'failed':>9}")
     coders: list[Codec] = [codec(name) for name in chosen.names or CODECS]
     for coder in [*coders, PlainInt4()]:
-        row = measure(coder, pair, chosen.repeats)
-        sketch = f"{row['sketch']:.2f}" if "sketch" in row else "-"
-        print(
-            f"{coder.name:18}{row['bits']:11.4f}{sketch:>9}{row['encode']:9.2f}{row['gap']:9.2f}      {row['encode'] / used:13.3f}"
-            f"{row['noise']:11.2e}{row['failed']:9.3%}",
-            flush=True,
-        )
+        for form in forms(coder, pair[0].device):
+            with without_compiled() if form == "torch" else nullcontext():
+                row = measure(coder, pair, chosen.repeats)
+            sketch = f"{row['sketch']:.2f}" if "sketch" in row else "-"
+            print(
+                f"{coder.name:18}{form:9}{row['bits']:11.4f}{sketch:>9}{row['encode']:9.2f}{row['gap']:9.2f}"
+                f"      {row['encode'] / used:13.3f}{row['noise']:11.2e}{row['failed']:9.3%}",
+                flush=True,
+            )
+    for form in forms(None, pair[0].device):
+        with without_compiled() if form == "torch" else nullcontext():
+            seconds = step_seconds(pair, chosen.repeats)
+        print(f"{'outer step':18}{form:9}{4e-9 * chosen.values / seconds:9.2f} GB/s{1000 * seconds:9.2f} ms", flush=True)
 
 
 if __name__ == "__main__":

@@ -69,6 +69,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "my part": part_text(answer, now_s),
         "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time, waiting for synchronization",
         "meetings": f"{meetings_text(answer['meetings'])}; {interval if answer['inner_steps'] else 'how often is not known yet'}",
+        **({"coding": answer["coding"]} if answer["coding"] else {}),
         "partners": f"{answer['peers_seen']} in sight" + (f"; connected: {routes}" if routes else ""),
         "traffic": f"{bytes_text(in_meetings['sent'])} up, {bytes_text(in_meetings['received'])} down in meetings, in this start; "
         f"{bytes_text(answer['month_bytes'])} in all this month",

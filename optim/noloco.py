@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossamer.optim.compiled import Compiled
+
 
 @dataclass(frozen=True, slots=True)
 class NoLoCo:
@@ -40,20 +42,40 @@ class NoLoCo:
         return torch.mul(slow, self.gamma - fast_share).add_(fast, alpha=fast_share)
 
     def pair_step(
-        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None = None
+        self, slow: Tensor, momentum: Tensor, fast: Tensor, weight: float, gap: Tensor, failed: Tensor | None = None, part: float = 1.0
     ) -> tuple[Tensor, Tensor]:
         """Take the outer step with a partner and return (new slow weights, new momentum).
 
         delta' = alpha*delta - 2*beta*w*g + gap/2 and phi' = phi + delta', with gap = Q(u_j) - Q(u_i). Q is what the partner decodes,
         also of this peer's own message: so the pair's mean moves exactly. `failed` (bool, one per value) marks values that did not
-        decode on one of the two sides. These values take the solo step, whatever `gap` holds there.
+        decode on one of the two sides. These values take the solo step, whatever `gap` holds there. `part`: how much of the step is taken;
+        the rest is the solo step.
         """
         progress = fast - slow
         pull = torch.mul(progress, 2.0 * self.beta * weight).add_(gap, alpha=0.5)
-        if failed is not None:
-            pull = torch.where(failed, progress.mul_(self.beta), pull)
-        new_momentum = pull.add_(momentum, alpha=self.alpha)
+        if failed is not None or part < 1.0:
+            alone = progress.mul_(self.beta)
+            if part < 1.0:
+                pull.sub_(alone).mul_(part).add_(alone)
+            if failed is not None:
+                pull = torch.where(failed, alone, pull)
+        new_momentum = torch.mul(momentum, self.alpha).add_(pull)  # rounds twice on every machine, as the compiled part does
         return slow + new_momentum, new_momentum
+
+    def compiled_pair_step(
+        self,
+        compiled: Compiled,
+        slow: Tensor,
+        momentum: Tensor | None,
+        fast: Tensor,
+        weight: float,
+        gap: Tensor,
+        failed: Tensor | None = None,
+        part: float = 1.0,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Take the same step on contiguous CPU tensors in one pass; return also the shift, phi' - theta. A momentum of None is zero."""
+        factors = part, 2.0 * self.beta * weight, self.beta, self.alpha
+        return compiled.pair_step((slow, fast), momentum, gap, failed, factors)
 
     def solo_step(self, slow: Tensor, momentum: Tensor, fast: Tensor) -> tuple[Tensor, Tensor]:
         """Take the outer step without a partner: delta' = alpha*delta - beta*g and phi' = phi + delta'; return (phi', delta')."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
+import sysconfig
 import tomllib
 import zipfile
 from collections.abc import Iterable
@@ -30,7 +32,17 @@ def run_python(python: Path, *arguments: str, folder: Path) -> str:
     return done.stdout
 
 
-def build_wheel(source: Path, target: Path) -> Path:
+def copied(folder: Path) -> Path:
+    """Copy what our wheel is built from."""
+    folder.mkdir()
+    for name in (*FOLDERS, "gossamer"):
+        shutil.copytree(ROOT / name, folder / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def build_wheel(source: Path, target: Path, **environment: str) -> Path:
     pip = (
         sys.executable,
         "-m",
@@ -42,7 +54,7 @@ def build_wheel(source: Path, target: Path) -> Path:
         "--no-deps",
         "--no-build-isolation",
     )
-    subprocess.run([*pip, "--wheel-dir", target, source], check=True, capture_output=True, timeout=50)
+    subprocess.run([*pip, "--wheel-dir", target, source], check=True, capture_output=True, timeout=50, env=os.environ | environment)
     return next(target.glob(f"{source.name}*.whl"))
 
 
@@ -50,13 +62,7 @@ def build_wheel(source: Path, target: Path) -> Path:
 def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Return our wheel and, by name, a wheel for each namesake."""
     folder = tmp_path_factory.mktemp("wheels")
-    ours = folder / "gossamer_peer"
-    ours.mkdir()
-    for name in (*FOLDERS, "gossamer"):
-        shutil.copytree(ROOT / name, ours / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, ours)
-    sources = {"gossamer": ours}
+    sources = {"gossamer": copied(folder / "gossamer_peer")}
     for name in NAMESAKES:
         sources[name] = folder / name
         (folder / name / name).mkdir(parents=True)
@@ -80,9 +86,25 @@ def test_the_wheel_installs_one_top_level_package(wheels: dict[str, Path]) -> No
     names = zipfile.ZipFile(wheels["gossamer"]).namelist()
     assert {name.split("/")[0] for name in names if ".dist-info/" not in name} == {"gossamer"}
     files = {name.removeprefix("gossamer/") for name in names}
-    sources = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and "__pycache__" not in path.parts]
+    made = {"__pycache__", "_compiled.abi3.so"}
+    sources = [path for folder in FOLDERS for path in (ROOT / folder).rglob("*") if path.is_file() and not made & set(path.parts)]
     assert not [path for path in sources if path.relative_to(ROOT).as_posix() not in files]
     assert "py.typed" in files
+
+
+def has_compiler() -> bool:
+    return shutil.which((os.environ.get("CC") or sysconfig.get_config_var("CC")).split()[0]) is not None
+
+
+@pytest.mark.parametrize("compiler", ["there", "missing"])
+def test_a_machine_without_a_c_compiler_gets_a_peer_that_codes_with_torch(wheels: dict[str, Path], tmp_path: Path, compiler: str) -> None:
+    there = compiler == "there" and has_compiler()
+    wheel = wheels["gossamer"] if there else build_wheel(copied(tmp_path / "gossamer_peer"), tmp_path / "built", CC="/no/compiler")
+    assert wheel.name.split("-")[2:4] == ["cp311", "abi3"], "one wheel for every Python"
+    python = new_environment(tmp_path / "environment", [wheel])
+    ask = "import torch; from gossamer.optim.compiled import coding_words; print(coding_words(torch.device('cpu')))"
+    words = run_python(python, "-c", ask, folder=tmp_path).strip()
+    assert words == ("compiled" if there else "torch (no compiled part here; `pip install` with a C compiler builds it)")
 
 
 @pytest.mark.parametrize("order", [(*NAMESAKES, "gossamer"), ("gossamer", *NAMESAKES)], ids=["namesakes first", "gossamer first"])

@@ -31,6 +31,7 @@ from gossamer.optim.codecs.hadamard import (
 )
 from gossamer.optim.codecs.interface import Codec, Encoded, Gap, aligned, require_bounded, require_payload, require_vector
 from gossamer.optim.codecs.packings import blocks, num_blocks
+from gossamer.optim.compiled import compiled_for
 
 ROUNDING = 12582912.0  # 1.5 * 2^23: adding it to |x| < 2^22 in f32 rounds x and leaves the integer in the low bits
 CPU_SLAB_BLOCKS = 128  # blocks per thread that pass all operations together: two buffers of 512 KiB stay in the cache of its core
@@ -77,8 +78,11 @@ class Modulo(Codec):
         signs = sign_pool(seed, count, message.device)
         values = torch.empty((count, sketches.VALUES), dtype=torch.float32, device=message.device)
         need_exact_products()
-        for part, rows in _slabs(message):
-            values[part] = leading_columns(rows * window(signs, part), sketches.VALUES).div_(SIDE)
+        if compiled := compiled_for(message.device):
+            compiled.sketch(message, signs, values)
+        else:
+            for part, rows in _slabs(message):
+                values[part] = leading_columns(rows * window(signs, part), sketches.VALUES).div_(SIDE)
         require_bounded(values, "message")
         return sketches.to_bytes(values)
 
@@ -90,8 +94,12 @@ class Modulo(Codec):
         payload = torch.empty(self.payload_bytes(message.numel()), dtype=torch.uint8, device=device)
         sums = torch.empty(count, dtype=torch.int32, device=device)
         encoded = ModuloEncoded(payload, message.numel(), sums, steps, sign_pool(seed, count, device))
-        dither, scratch = dither_pool(seed, count, device), _scratch(count, device)
+        dither = dither_pool(seed, count, device)
         need_exact_products()
+        if compiled := compiled_for(device):
+            compiled.encode(message, self.bits, encoded.signs, dither, steps, checks.weights(device), payload, sums)
+            return encoded
+        scratch = _scratch(count, device)
         for part, rows in _slabs(message):
             self._encode_slab(encoded, part, rows, dither, scratch[:, : len(rows)])
         payload[count * self._row_bytes :].view(torch.int16).copy_(checks.sent_bits(sums, self.bits))
@@ -118,7 +126,8 @@ class Modulo(Codec):
     def _encode_slab(self, encoded: ModuloEncoded, part: slice, rows: Tensor, dither: Tensor, scratch: Tensor) -> None:
         one, two = scratch
         transform(torch.mul(rows, window(encoded.signs, part), out=one), two)
-        torch.addcmul(window(dither, part), one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two)
+        # Not addcmul: it rounds once on some machines and twice on others; the compiled part always rounds twice.
+        torch.mul(one, (1.0 / (SIDE * encoded.steps[part]))[:, None], out=two).add_(window(dither, part))
         integers = two.add_(ROUNDING).view(torch.int32)
         checks.sums(integers, one.view(torch.int32), encoded.sums[part])
         codes = integers.bitwise_and_(2**self.bits - 1).to(torch.uint8)
@@ -131,6 +140,7 @@ class _Decoding:
     def __init__(self, coder: Modulo, own: ModuloEncoded, payload: Tensor, room: int) -> None:
         self._bits = coder.bits
         self._own = own
+        self._payloads = payload, own.payload
         self._own_codes, self._partner_codes = coder.codes(own.payload), coder.codes(payload)
         self._partner_checks = coder.checks(payload).to(torch.int32)
         count, device = len(own.sums), payload.device
@@ -144,8 +154,13 @@ class _Decoding:
 
     def gap(self) -> Gap:
         """Decode all blocks, then correct those whose checks differ."""
-        for part in _parts(len(self._values), self._values.device):
-            self._decode(part)
+        own, device = self._own, self._values.device
+        if compiled := compiled_for(device):
+            out = self._values, self._shifts, self._tied
+            compiled.decode(self._payloads, self._bits, own.signs, own.steps, checks.weights(device), own.sums, out)
+        else:
+            for part in _parts(len(self._values), device):
+                self._decode(part)
         failed = torch.zeros_like(self._tied)
         suspects = (self._tied | (self._shifts != 0)).nonzero().view(-1)
         for part in _parts(len(suspects), suspects.device):

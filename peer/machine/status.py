@@ -49,6 +49,7 @@ class Status:
     checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
     evaluation_seconds: float = 0.0  # beside train_seconds: measuring the held-out loss
     computing: dict[str, Any] = field(default_factory=dict)  # the inner step: precision, micro_batch, recompute, compiled, reason
+    coding: str = ""  # what codes messages: compiled, or torch and why; empty before the model is built
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
@@ -145,7 +146,7 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, run_id=event.run_id, total_steps=event.total_steps, unit=event.unit, program=event.program)
         case events.ModelBuilt():
             flops = event.flops_per_token, event.peak_flops
-            return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops)
+            return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops, coding=event.coding)
         case events.ComputingSet():
             return replace(status, computing={name: getattr(event, name) for name in COMPUTING})
         case events.OthersTrained():

@@ -8,8 +8,7 @@ Threads. Two threads use it, with one lock between them, `_weights`: its holder 
   gets the lock without waiting, that is while the weights are only read. Every other request waits for the next `at_boundary`. A `Check`
   needs the lock only if the loss is measured, and then waits for the weights to be only read.
 - Requests that wait are carried out in the order of their arrival, and no `BesideRequest` overtakes them.
-
-A merge changes slow weights at once. The model's own weights follow at `Replica.move_fast_weights`, on the trainer's thread.
+- A merge changes slow weights at once. The model's own follow at `Replica.move_fast_weights`, on the trainer's thread.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import Gap
+from gossamer.optim.compiled import compiled_for
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.model.accelerator import mark
@@ -92,17 +93,17 @@ class MeetingSide:
             return str(error)
         gap_length = length_of(gap.values)
         own = self._lengths(self._message, gap.values, gap_length)
-        if reason := state.gate.judge(gap_length, own) or self._signs(self._message + gap.values):
+        if reason := state.gate.judge(gap_length, own) or self._signs(self._message, gap.values):
             return reason
         self._accepted = Accepted(gap, gap_length, state.gate.kept(gap_length, own, share), own)
         return ""
 
-    def _signs(self, theirs: Tensor) -> str:
+    def _signs(self, message: Tensor, gap: Tensor) -> str:
         """Return why statistics cannot be those of the same model: values below zero where ours have none, as in a variance."""
         fragment, start = self.state.codec.fragment, 0
         for piece in fragment.pieces if fragment.holds_statistics else ():
             place = slice(start, start + piece.numel)
-            if bool((self.snapshot[place] >= 0.0).all()) and bool((theirs[place] < 0.0).any()):
+            if bool((self.snapshot[place] >= 0.0).all()) and bool((message[place] + gap[place] < 0.0).any()):
                 return f"{piece.name} has values below zero, ours has none"
             start += piece.numel
         return ""
@@ -163,14 +164,17 @@ class MeetingSide:
         """Compute this part of the outer step with the partner; the rest is the step without one."""
         accepted, state = self._need_accepted(), self.state
         failed = state.codec.failed_values(failed_blocks)
+        compiled = compiled_for(self.snapshot.device)
+        if compiled is not None:
+            momentum, gap = state.momentum if state.has_momentum else None, accepted.gap.values
+            slow, moved, shift = self._rule.compiled_pair_step(
+                compiled, state.slow, momentum, self.snapshot, self._weight, gap, failed, taken
+            )
+            return OuterStep(slow, state.momentum if moved is None else moved, shift)
 
         def step(slow: Tensor, momentum: Tensor, part: slice) -> tuple[Tensor, Tensor]:
             alone, gap, fast = None if failed is None else failed[part], accepted.gap.values[part], self.snapshot[part]
-            pair = self._rule.pair_step(slow, momentum, fast, self._weight, gap, alone)
-            if taken == 1.0:
-                return pair
-            solo = self._rule.solo_step(slow, momentum, fast)
-            return solo[0].lerp_(pair[0], taken), solo[1].lerp_(pair[1], taken)
+            return self._rule.pair_step(slow, momentum, fast, self._weight, gap, alone, taken)
 
         return state.in_slabs(self.snapshot, step)
 

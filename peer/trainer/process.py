@@ -10,6 +10,7 @@ import torch
 from torch.utils._triton import has_triton
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.optim.compiled import coding_words
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import ModelBuilt, RunKnown
@@ -109,6 +110,6 @@ def build(child: Child) -> TextTrainer:
     computing = program.inner.computing
     counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
     peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work
-    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak))
+    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(program.device)))
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))

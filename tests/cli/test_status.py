@@ -113,3 +113,9 @@ def test_the_last_state_of_a_stopped_peer_is_shown(shell: Shell) -> None:
     result = shell("status")
     assert result.code == 2
     assert result.complaint[0].endswith("its last state: failed for 0 s: the port is busy; choose another")
+
+
+def test_what_codes_messages_has_a_line_once_it_is_known() -> None:
+    why = "torch (no compiled part here; `pip install` with a C compiler builds it)"
+    assert rows(coding=why)["coding"] == why
+    assert "coding" not in rows()

@@ -7,6 +7,8 @@ from gossamer.optim.codecs import CODECS, codec
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, Piece
 
+pytestmark = pytest.mark.usefixtures("coding")
+
 
 def fragment(coded: int, plain: int) -> Fragment:
     pieces = [Piece("large", coded)] * bool(coded) + [Piece("small", plain)] * bool(plain)

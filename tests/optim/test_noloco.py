@@ -5,10 +5,14 @@ from dataclasses import astuple
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
+from gossamer.optim.compiled import compiled_for
 from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from tests import reference
+from tests.optim.codings import CODINGS, coded_by
 from tests.reference import Replica
 
 RULES = [NoLoCo(), NoLoCo(0.0, 1.0, 1.0), NoLoCo(0.3, 0.9, 0.4), NoLoCo(0.9, 0.7, 0.19)]
@@ -160,3 +164,76 @@ def test_token_weights() -> None:
     assert token_weight(5, 0) + token_weight(0, 5) == 1.0
     with pytest.raises(ValueError, match="negative"):
         token_weight(-1, 4)
+
+
+def step_by(
+    coding: str,
+    rule: NoLoCo,
+    state: tuple[Tensor, Tensor, Tensor],
+    weight: float,
+    gap: Tensor,
+    failed: Tensor | None,
+    part: float = 1.0,
+    *,
+    has_momentum: bool,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The outer step by one form of coding: slow weights, momentum, shift."""
+    slow, momentum, fast = state
+    with coded_by(coding):
+        compiled = compiled_for(slow.device)
+    if compiled is not None:
+        new_slow, moved, shift = rule.compiled_pair_step(
+            compiled, slow, momentum if has_momentum else None, fast, weight, gap, failed, part
+        )
+        return new_slow, new_slow - slow if moved is None else moved, shift
+    zero = torch.zeros_like(momentum)
+    new_slow, moved = rule.pair_step(slow, momentum if has_momentum else zero, fast, weight, gap, failed, part)
+    return new_slow, moved if has_momentum else new_slow - slow, new_slow - fast
+
+
+@given(
+    st.sampled_from(RULES),
+    st.integers(0, 3000),
+    st.floats(0.0, 1.0, width=32),
+    st.sampled_from([0.0, 1e-40, 1e-3, 1.0, 1e28]),
+    st.sampled_from(["none", "some", "all"]),
+    st.booleans(),
+    st.sampled_from([0.0, 0.3, 0.75, 1.0]),
+    st.integers(0, 1000),
+)
+@settings(max_examples=200, deadline=None, derandomize=True)
+def test_every_form_of_coding_takes_the_same_step_bit_for_bit(
+    rule: NoLoCo, size: int, weight: float, scale: float, fails: str, has_momentum: bool, part: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    slow, momentum, fast = (tensor[0] * scale for tensor in replicas(1, size, seed))
+    gap = scale * torch.randn(size, generator=generator)
+    gap[gap.abs() < 2.0**-125] = 0.0  # half of a denormal number is not exact, and some machines round it with the sum
+    failed = None if fails == "none" else torch.rand(size, generator=generator) < (0.3 if fails == "some" else 2.0)
+    steps = [step_by(coding, rule, (slow, momentum, fast), weight, gap, failed, part, has_momentum=has_momentum) for coding in CODINGS]
+    for step in steps:
+        assert all(torch.equal(one, other) for one, other in zip(step, steps[0], strict=True))
+
+
+@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("tokens", [(1, 1), (4, 1), (0, 7)])
+def test_every_form_of_coding_takes_the_step_of_the_oracle(coding: str, rule: NoLoCo, tokens: tuple[int, int]) -> None:
+    slow, momentum, fast = replicas(2, 20, seed=1)
+    weights = (token_weight(*tokens), token_weight(*tokens[::-1]))
+    u = [rule.message(slow[k], fast[k], weights[k]) for k in (0, 1)]
+    steps = [step_by(coding, rule, (slow[k], momentum[k], fast[k]), weights[k], u[1 - k] - u[k], None, has_momentum=True) for k in (0, 1)]
+    expected = [reference.noloco_token_weighted(*oracle(slow, momentum, fast, column), tokens, *astuple(rule)) for column in range(20)]
+    assert_matches(torch.stack([step[0] for step in steps]), torch.stack([step[1] for step in steps]), expected)
+    assert torch.equal(steps[0][2], steps[0][0] - fast[0])
+
+
+@pytest.mark.parametrize("part", [0.0, 0.25, 1.0])
+@pytest.mark.parametrize("coding", CODINGS)
+def test_the_part_of_a_step_that_is_not_taken_is_the_solo_step(coding: str, part: float) -> None:
+    rule, (slow, momentum, fast) = NoLoCo(), (tensor[0] for tensor in replicas(1, 500))
+    gap = torch.randn(500)
+    taken = step_by(coding, rule, (slow, momentum, fast), 0.3, gap, None, part, has_momentum=True)
+    pair, solo = rule.pair_step(slow, momentum, fast, 0.3, gap), rule.solo_step(slow, momentum, fast)
+    for got, with_partner, without in zip(taken, pair, solo, strict=False):
+        torch.testing.assert_close(got, without.lerp(with_partner, part), atol=1e-6, rtol=1e-6)

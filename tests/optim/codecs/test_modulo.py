@@ -10,6 +10,8 @@ from gossamer.optim.codecs import Gap, codec
 from gossamer.optim.codecs.hadamard import hadamard_matrix, sign_pool, window
 from gossamer.optim.codecs.modulo import Modulo
 
+pytestmark = pytest.mark.usefixtures("coding")
+
 NAMES = ["modulo8", "modulo6", "modulo4", "modulo3"]
 
 

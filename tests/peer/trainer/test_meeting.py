@@ -17,6 +17,7 @@ from gossamer.peer.trainer.fragment_state import FragmentState, Since
 from gossamer.peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
 from gossamer.peer.trainer.probe import Gain, Judgement, Probe, ProbeGate, Shifts
 from gossamer.peer.trainer.weights import Weights
+from tests.optim.codings import CODINGS, coded_by
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
@@ -74,6 +75,37 @@ def test_what_is_out_of_turn_raises_and_what_follows_still_counts() -> None:
     for side in (one, other):
         side.merge(side.step(side.failed_blocks))
     assert torch.allclose(states[0].slow + states[1].slow, 2.0 + 0.7 * torch.full((5007,), 0.4))
+
+
+@pytest.mark.parametrize("partner", CODINGS)
+@pytest.mark.parametrize("has_momentum", [True, False])
+def test_a_meeting_ends_the_same_by_every_form_of_coding(partner: str, has_momentum: bool) -> None:
+    """One side decodes and steps by each form in turn; its partner uses either."""
+    generator = torch.Generator().manual_seed(1)
+    states = [state(1.0, "modulo4"), state(1.0, "modulo4")]
+    for each in states:
+        each.has_momentum = has_momentum
+        for tensor in each._parameters.values():
+            tensor.add_(0.01 * torch.randn(tensor.shape, generator=generator))
+    one, other = (MeetingSide(each) for each in states)
+    with coded_by(partner):
+        theirs = other.prepare(RULE, 0.25, 7)
+    own = one.prepare(RULE, 0.75, 7)
+    one.encode(theirs)
+    with coded_by(partner):
+        payload = other.encode(own)
+    steps = []
+    for coding in CODINGS:
+        with coded_by(coding):
+            assert one.judge(payload) == ""
+            failed = one.failed_blocks.clone()
+            failed[2] = True  # on the partner's side only
+            steps.append(one.step(failed))
+    for step in steps:
+        assert torch.equal(step.slow, steps[0].slow)
+        assert torch.equal(step.shift, steps[0].shift)
+        assert torch.equal(step.momentum, steps[0].momentum)
+        assert float(step.momentum.abs().max() > 0) == has_momentum
 
 
 def test_a_message_that_was_accepted_counts_no_more_once_another_one_is_refused() -> None:

@@ -1,0 +1,142 @@
+"""Coding and the pair step on the CPU, each in one pass over memory, where this installation has the compiled part (compiled.c).
+
+torch is the reference and does the same without it, and on every other device. What a pair merges is the same bit for bit, whichever of
+the two either side uses: decoding is exact on integers up to one product. A sender's own codes may differ by one where a value lies
+between two integers to within the rounding of f32, since the compiled part adds in another order
+(docs/decisions/2026-11-26-compiled-coding.md).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+FILES: Final = "_compiled.*so"
+INTERFACE: Final = 1  # of compiled.c
+HINT: Final = "`pip install` with a C compiler builds it"
+
+
+class _Pointer:
+    """An argument's type: a contiguous tensor of one dtype on the CPU, or None."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype = dtype
+
+    def from_param(self, tensor: Tensor | None) -> ctypes.c_void_p:
+        if tensor is None:
+            return ctypes.c_void_p(None)
+        if tensor.dtype != self._dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
+            raise TypeError(f"A contiguous {self._dtype} on the CPU was expected, not {tensor.dtype} on {tensor.device}.")
+        return ctypes.c_void_p(tensor.data_ptr())
+
+
+F32, I32, I16, U8, BOOL = map(_Pointer, (torch.float32, torch.int32, torch.int16, torch.uint8, torch.bool))
+COUNT, BITS, NUMBER = ctypes.c_int64, ctypes.c_int32, ctypes.c_float
+
+
+class Compiled:
+    """The functions of compiled.c, on contiguous CPU tensors whose sizes the caller has checked.
+
+    They run on the calling thread alone, without the GIL: coding runs beside inner steps that have the other cores. Threads may share it.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Load the library. Raises OSError for one of another machine or another version of Gossamer."""
+        library = ctypes.CDLL(str(file))
+        if getattr(library, "gossamer_interface", int)() != INTERFACE:
+            raise OSError(f"{file} belongs to another version of Gossamer")
+
+        def function(name: str, *arguments: Any) -> Callable[..., None]:
+            found = getattr(library, f"gossamer_{name}")
+            found.argtypes, found.restype = arguments, None
+            return found  # type: ignore[no-any-return] # ctypes' functions have no type of their own
+
+        self._sketch = function("sketch", F32, COUNT, F32, F32)
+        self._encode = function("encode", F32, COUNT, BITS, F32, F32, F32, I16, U8, I32)
+        self._decode = function("decode", U8, U8, COUNT, BITS, F32, F32, I16, I32, F32, I32, BOOL)
+        self._pair_step = function("pair_step", F32, F32, F32, F32, BOOL, COUNT, *[NUMBER] * 4, F32, F32, F32)
+
+    def sketch(self, message: Tensor, signs: Tensor, out: Tensor) -> None:
+        """Write the first 8 values of each rotated block, divided by 32, into f32[blocks, 8]."""
+        self._sketch(message.contiguous(), message.numel(), signs, out)
+
+    def encode(
+        self, message: Tensor, bits: int, signs: Tensor, dither: Tensor, steps: Tensor, weights: Tensor, payload: Tensor, sums: Tensor
+    ) -> None:
+        """Write a modulo payload (codes and checks), and the weighted sum of each block's integers into int32[blocks]."""
+        self._encode(message.contiguous(), message.numel(), bits, signs, dither, steps, weights.short(), payload, sums)
+
+    def decode(
+        self,
+        payloads: tuple[Tensor, Tensor],
+        bits: int,
+        signs: Tensor,
+        steps: Tensor,
+        weights: Tensor,
+        own_sums: Tensor,
+        out: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Write the partner's payload minus the own one into `out`: f32[blocks, 1024], shifts of the checks (int32) and ties (bool)."""
+        partner, own = payloads
+        self._decode(partner.contiguous(), own, own_sums.numel(), bits, signs, steps, weights.short(), own_sums, *out)
+
+    def pair_step(
+        self,
+        weights: tuple[Tensor, Tensor],
+        momentum: Tensor | None,
+        gap: Tensor,
+        failed: Tensor | None,
+        factors: tuple[float, float, float, float],
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the next slow weights, the next momentum (None: it is zero and stays so), and what to add to the fast weights.
+
+        `weights` are slow and fast; `factors`: the part that is taken, and the factors of progress, solo step and momentum.
+        """
+        slow, fast = weights
+        next_slow, shift = torch.empty_like(slow), torch.empty_like(slow)
+        next_momentum = None if momentum is None else torch.empty_like(momentum)
+        self._pair_step(slow, momentum, fast, gap, failed, slow.numel(), *factors, next_slow, next_momentum, shift)
+        return next_slow, next_momentum, shift
+
+
+def load(folder: Path) -> tuple[Compiled | None, str]:
+    """Return the compiled part that lies in a folder, or None and the reason."""
+    file = next(folder.glob(FILES), None)
+    if file is None:
+        return None, f"no compiled part here; {HINT}"
+    try:
+        return Compiled(file), ""
+    except (OSError, AttributeError) as error:
+        return None, f"the compiled part cannot be used: {error}; {HINT}"
+
+
+_part, _why_not = load(Path(__file__).parent)
+
+
+def compiled_for(device: torch.device) -> Compiled | None:
+    """Return the compiled part if there is one for tensors on this device."""
+    return _part if device.type == "cpu" else None
+
+
+@contextlib.contextmanager
+def without_compiled() -> Iterator[None]:
+    """Let torch do everything meanwhile, on all threads: to compare the two."""
+    global _part
+    part, _part = _part, None
+    try:
+        yield
+    finally:
+        _part = part
+
+
+def coding_words(device: torch.device) -> str:
+    """Return what codes messages on this device, and why, for people."""
+    if compiled_for(device) is not None:
+        return "compiled"
+    return f"torch ({_why_not if device.type == 'cpu' else f'on {device.type}'})"

@@ -1,0 +1,49 @@
+from __future__ import annotations
+
+import _ctypes
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+from gossamer.optim.compiled import F32, coding_words, load, without_compiled
+from tests.optim.codings import CODINGS
+
+NAME = "_compiled.abi3.so"
+
+
+def test_a_folder_without_it_says_how_to_get_it(tmp_path: Path) -> None:
+    assert load(tmp_path) == (None, "no compiled part here; `pip install` with a C compiler builds it")
+
+
+def test_a_library_of_another_version_is_not_used(tmp_path: Path) -> None:
+    shutil.copy(_ctypes.__file__, tmp_path / NAME)
+    part, reason = load(tmp_path)
+    assert part is None
+    assert "another version" in reason
+
+
+def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
+    (tmp_path / NAME).write_text("compiled for another machine")
+    part, reason = load(tmp_path)
+    assert part is None
+    assert "cannot be used" in reason
+    assert "C compiler" in reason
+
+
+def test_words_name_what_codes() -> None:
+    cpu = torch.device("cpu")
+    assert coding_words(cpu).split()[0] == CODINGS[-1]
+    assert coding_words(torch.device("cuda:1")) == "torch (on cuda)"
+    with without_compiled():
+        assert coding_words(cpu).startswith("torch (")
+    assert coding_words(cpu).split()[0] == CODINGS[-1]
+
+
+@pytest.mark.parametrize(
+    "tensor", [torch.zeros(4, dtype=torch.float64), torch.zeros(8)[::2], torch.zeros(4, device="meta")], ids=["dtype", "strides", "device"]
+)
+def test_only_what_c_may_read_is_passed_on(tensor: torch.Tensor) -> None:
+    with pytest.raises(TypeError, match="contiguous"):
+        F32.from_param(tensor)
