@@ -28,6 +28,7 @@ from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.accelerator import finish
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.weights import Weights
 
 
 class PlainInt4(Packing):
@@ -94,7 +95,7 @@ def step_seconds(pair: tuple[Tensor, Tensor], repeats: int) -> float:
     sides = []
     for values in pair:
         fragment = Fragment(0, "all", (Piece("all", values.numel()),), values.numel())
-        sides.append(MeetingSide(FragmentState(FragmentCodec(fragment, codec("modulo4")), {"all": values}, has_momentum=False)))
+        sides.append(MeetingSide(FragmentState(FragmentCodec(fragment, codec("modulo4")), Weights({"all": values}), has_momentum=False)))
     own, partner = sides
     sketches = [side.prepare(NoLoCo(alpha=0.0), 0.5, 1) for side in sides]
     own.encode(sketches[1])
