@@ -322,7 +322,6 @@ class AddressBook:
         """Add the peers of the last session and the rest of its bans. An unreadable file counts as none: it only holds hints."""
         try:
             content = json.loads(path.read_text())
-            self.saved_s = float(content["saved_s"]) if content.get("saved_s") is not None else None
             for line in content["known"]:
                 peer_id = PeerId.from_text(line["peer"])
                 for address in line["addresses"]:
@@ -331,6 +330,7 @@ class AddressBook:
                     self._entries[peer_id].was_met = bool(line.get("met", False))
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
+            self.saved_s = None if (saved_s := content.get("saved_s")) is None else float(saved_s)
         except (OSError, ValueError, KeyError, TypeError, GossamerError):
             return
 

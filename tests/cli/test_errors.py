@@ -33,7 +33,8 @@ EXIT_CODES = {
 def classes(of: type[GossamerError] = GossamerError) -> Iterator[type[GossamerError]]:
     """Yield an error and every one that is derived from it, in all modules of the product."""
     for module in pkgutil.walk_packages(gossamer.__path__, "gossamer."):
-        importlib.import_module(module.name)
+        if not module.name.endswith("._compiled"):  # a library of C, which is no module
+            importlib.import_module(module.name)
     found = [of]
     for one in found:
         found += one.__subclasses__()

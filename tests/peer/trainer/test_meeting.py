@@ -85,7 +85,7 @@ def test_a_meeting_ends_the_same_by_every_form_of_coding(partner: str, has_momen
     states = [state(1.0, "modulo4"), state(1.0, "modulo4")]
     for each in states:
         each.has_momentum = has_momentum
-        for tensor in each._parameters.values():
+        for tensor in each._weights.values().values():
             tensor.add_(0.01 * torch.randn(tensor.shape, generator=generator))
     one, other = (MeetingSide(each) for each in states)
     with coded_by(partner):
