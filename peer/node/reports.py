@@ -75,10 +75,12 @@ class NodeReports:
 
     async def _save_for_ever(self) -> None:
         through: tuple[str, ...] | None = None
+        awake_s = self._peer.time.local_s()
         while True:
             await asyncio.sleep(SAVE_S)
+            awake_s = awake_s if self._peer.lifecycle.is_paused else self._peer.time.local_s()  # a pause is an absence too
             with contextlib.suppress(OSError):  # a full disk; all is written again soon
-                await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s(), self._peer.time.local_s()))
+                await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s(), awake_s))
                 self._peer.partner_file.save()
                 if self._network.through != through:
                     through = self._network.through

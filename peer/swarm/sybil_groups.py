@@ -99,9 +99,10 @@ class SybilGroups:
         )
 
     def _ballots(self, voters: Sequence[KnownPeer]) -> list[tuple[float, SybilGroup]]:
-        """Return the voters by invite, with the weight of each one of them."""
+        """Return the voters by invite, with the weight of each of them: that of a group, if they and all partners have one invite."""
         invites = self._invites(voters)
-        return [(1.0, peers) for _, peers in invites] if len(invites) == 1 else [(weight / len(peers), peers) for weight, peers in invites]
+        is_only = len(invites) == 1 and len(self._invites([*voters, *self.partners(max(entry.seen_s for entry in voters))])) == 1
+        return [(1.0 if is_only else weight / len(peers), peers) for weight, peers in invites]
 
     def _invites(self, voters: Sequence[KnownPeer]) -> list[tuple[float, SybilGroup]]:
         """Return the voters by invite, with the weight of all of an invite; of two groups at least, if there are two invites."""

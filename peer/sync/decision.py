@@ -29,6 +29,7 @@ class Wanted:
     latest_step: int  # a state that is further than those of all others would end our training early
     total_steps: int
     typical_steps: int = field(default=0, compare=False)  # where those are that it is to meet; 0: unknown
+    takes_clock: bool = field(default=True, compare=False)  # the global step alone is taken over from a state with a higher loss than ours
 
     def check(self, header: Contents) -> None:
         """Raise BadMessage for a state that cannot exist, NoUse for one of another time, before any of its bytes arrive."""
@@ -123,7 +124,7 @@ def wanted(view: SyncView) -> Wanted | None:
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
         return _near_step(view, view.others_steps) if view.others_steps else _between_steps(view, 0, view.total_steps)
     if view.is_back and view.left_behind_steps:
-        return _near_step(view, view.left_behind_steps, own + 1)
+        return replace(_near_step(view, view.left_behind_steps, own + 1), takes_clock=False)  # perhaps one partner alone says so
     if view.typical_steps - own > gap and not view.is_in_company:
         return _near_step(view, view.typical_steps, own + 1)
     if view.is_far:

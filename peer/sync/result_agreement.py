@@ -41,7 +41,7 @@ from gossamer.peer.sync.result_votes import AWAY_S, ResultVotes, Vote
 from gossamer.peer.sync.sources import OwnMeetings, Sources
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.transfer import Transfer
-from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.errors import GossamerError, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind, RunPhase
@@ -86,6 +86,7 @@ class ResultAgreement:
     _votes: ResultVotes = field(init=False)
     _refused: set[bytes] = field(default_factory=set)  # results that our trainer, or too many partners, have refused
     _whole: bytes = b""  # name of the result of which `file` holds all pieces
+    _failed: dict[bytes, tuple[int, float]] = field(default_factory=dict)  # tries that brought nothing, and the first one's time
     _useless: Counter[object] = field(default_factory=Counter)  # answers, by the peer, invite or network that is accountable for them
     _names: itertools.count[int] = field(default_factory=itertools.count)
     _taking: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -103,6 +104,11 @@ class ResultAgreement:
 
     async def resume(self) -> None:
         """Take the result that this peer had seen agreed before its restart, if it had."""
+        async with self._taking:
+            if self.own.result is None:
+                await self._resume()
+
+    async def _resume(self) -> None:
         name = self._noted.read_bytes() if self._noted.exists() else b""
         if len(name) != HASH_BYTES:
             return
@@ -174,7 +180,7 @@ class ResultAgreement:
             if isinstance(vote, GossamerError):
                 if not entry.has_met:
                     self._useless.update(self.sources.groups.accountable(entry))
-                elif not self._asks(entry):
+                elif not isinstance(vote, Refused) and not self._asks(entry):
                     self.sources.book.note_no_answer(entry.peer_id, loop_s())
                 continue
             self.sources.book.note_answer(entry.peer_id, loop_s())
@@ -201,8 +207,16 @@ class ResultAgreement:
                 return
             is_taken = await self._take(name, found, self._stranger_transfer_s if is_strangers else self._met_transfer_s)
         if not is_taken:
+            self._note_failure(name)
             for entry in found[name]:
                 self._useless.update(self.sources.groups.accountable(entry))
+
+    def _note_failure(self, name: bytes) -> None:
+        """Refuse a result that is announced and, time after time, not given: it would keep the turn of all others for ever."""
+        tries, first_s = self._failed.get(name, (0, loop_s()))
+        self._failed[name] = tries + 1, first_s
+        if tries + 1 >= TRIES and loop_s() - first_s >= SERVING_S:
+            self._refused.add(name)
 
     # ------------------------------------------------------------------ which one
 
@@ -253,6 +267,7 @@ class ResultAgreement:
         self.emit(ProcessReported("finishing", "the partners have different results: agreeing again"))
         self._votes.withdraw()
         self._refused.clear()  # they are judged anew
+        self._failed.clear()
         self.own.result, self.own.agreed, self.lifecycle.has_agreed = None, b"", False
         self._noted.unlink(missing_ok=True)
         self._began_s, self._split_s = math.inf, None
@@ -467,10 +482,16 @@ class ResultAgreement:
         """Return the vote of a source; note whether it is at the end. Raises as `Source.take`."""
         for kind in (ContentsKind.RESULT, ContentsKind.RESULT_AGREED):
             await source.ask(kind, 0, 0)
-        (header, _), (agreed, _) = await source.take(), await source.take()
+        header, _ = await source.take()
         if self.lifecycle.finished and header.global_step >= self.lifecycle.global_step:
             self.sources.book.note_call(source.peer_id, loop_s(), header.global_step, finished=True)
+        try:
+            agreed = (await source.take())[0].name
+        except Refused as refusal:  # an older release does not know the question, and ends the stream
+            if refusal.code is not RefusalCode.OTHER:
+                raise
+            return Vote(header.name)
         own, is_fetching = self.own.result, False
         if own is not None and not header.name:
             is_fetching = (await source.header(ContentsKind.RESULT_PIECES)).name == own.name
-        return Vote(header.name, agreed.name, is_fetching)
+        return Vote(header.name, agreed, is_fetching)

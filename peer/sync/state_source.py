@@ -23,6 +23,7 @@ from gossamer.peer.sync.client import part_bytes, sync_seed, take_chunks
 from gossamer.peer.sync.pieces import RunResult
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.newest import keep_newest
@@ -123,8 +124,10 @@ class StateSource:
         return answer
 
     def takes_state(self, partner: PeerId) -> bool:
-        """Return whether a peer has just asked for a part of our state or of a fragment."""
-        return partner in self._given and loop_s() - self._given[partner].last_s < TAKING_S
+        """Return whether a peer takes our state, or a fragment, at the slowest rate that peers wait for at least."""
+        given, now_s = self._given.get(partner), loop_s()
+        is_asking = given is not None and now_s - given.last_s < TAKING_S
+        return given is not None and is_asking and given.num_bytes >= SLOWEST_BYTES_PER_S / 8 * (now_s - given.since_s - TAKING_S)
 
     @property
     def fetching(self) -> set[PeerId]:

@@ -192,7 +192,8 @@ class StateSync:
         """
         own, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
         most_steps = own + gap_steps + PACE * max(self._steps_per_s, self._pace()) * (self.away_s + loop_s() - self._back_s)
-        return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(self.membership.total_steps, int(most_steps)))
+        latest_steps = self.membership.total_steps - gap_steps  # later ones are `_is_ending`'s
+        return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(latest_steps, int(most_steps)))
 
     def _pace(self) -> float:
         """Return our own steps per second since we first looked; 0 where that is not known yet."""

@@ -174,7 +174,7 @@ class StateTransfer:
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
             async with self.meetings.set_aside():
-                adopted = await self.link.request(messages.Adopt(str(pieces.path), global_step))
+                adopted = await self.link.request(messages.Adopt(str(pieces.path), global_step, takes_clock=wanted().takes_clock))
         except LinkLost:
             return NoUse("our own trainer is being restarted")
         files.remove(pieces.path)

@@ -124,8 +124,8 @@ class Transfer:
 
     async def _use(self, peer: PeerId, source: Source) -> None:
         """Ask and take at the same time, until the content is whole. Raises what ends it: GossamerError, OSError."""
-        if self.pieces.num_bytes - self.pieces.done_bytes > BULK_WORTH_BYTES:
-            await source.stream.open_bulk()
+        is_large = self.pieces.num_bytes - self.pieces.done_bytes > BULK_WORTH_BYTES
+        opening = [asyncio.create_task(source.stream.open_bulk())] if is_large else []  # beside the first requests, which must come soon
         asked, flow, holding = deque[range](), Flow(loop_s()), Holding(self.kind is not ContentsKind.RESULT, news_s=loop_s())
         asking = asyncio.create_task(self._ask(source, asked, flow, holding))
         try:
@@ -139,7 +139,7 @@ class Transfer:
                 else:
                     await self._wait_for_change()
         finally:
-            await cancel(asking)
+            await cancel(asking, *opening)
             self._free |= dict.fromkeys(piece for run in asked for piece in run)
             self._changes.notify()
 

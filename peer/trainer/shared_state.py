@@ -117,7 +117,7 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
         before_taking()
         replica.take_over(parts, global_step)
         return messages.Adopted(request.name, True, "")
-    if request.is_result or not replica.own_steps:
+    if request.is_result or not request.takes_clock or not replica.own_steps:
         return messages.Adopted(request.name, False, reason)
     replica.set_global_step(global_step)
     return messages.Adopted(request.name, True, reason)

@@ -125,12 +125,12 @@ async def open_bulk(control: Control, partner: PeerId, token: bytes, *carried: C
             remote[1].write(token)
             if await remote[0].readexactly(len(READY)) != READY:
                 raise Unreachable("the partner does not know this bulk stream")
-    except (OSError, EOFError, TimeoutError) as error:
-        raise Unreachable("the partner accepts no bulk stream") from error
-    except BaseException:
+        return BulkStream(remote, *carried)
+    except BaseException as error:
         drop(remote[1])
+        if isinstance(error, OSError | EOFError):  # TimeoutError is an OSError
+            raise Unreachable("the partner accepts no bulk stream") from error
         raise
-    return BulkStream(remote, *carried)
 
 
 def new_token() -> bytes:
@@ -179,14 +179,15 @@ class BulkDoor:
                 with self._place(partner):
                     token = await remote[0].readexactly(TOKEN_BYTES)
                 stream, carried = self._calls.pop((partner, token))
+            bulk = BulkStream(remote, *carried)
         except (OSError, EOFError, BadMessage, TimeoutError, KeyError):
             drop(remote[1])
         except BaseException:
             drop(remote[1])
             raise
         else:
+            stream.attach(bulk)
             remote[1].write(READY)
-            stream.attach(BulkStream(remote, *carried))
 
     @contextmanager
     def _place(self, partner: PeerId) -> Iterator[None]:

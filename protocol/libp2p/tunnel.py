@@ -127,16 +127,21 @@ class Inbound:
         """Run until the call ends: its context must not be used afterwards."""
         closed = asyncio.Event()
         stream = GrpcStream(connection.partner, context.write, lambda _: closed.set(), connection.observed)
-        try:
-            await context.send_initial_metadata(ACCEPTED)
-        except BROKEN:  # the caller has ended the call already
-            return
+        with self._bulk.expecting(token_of(context), stream, carried, self._carried):
+            try:
+                await context.send_initial_metadata(ACCEPTED)
+            except BROKEN:  # the caller has ended the call already
+                return
+            await self._serve_call(connection, purpose, stream, closed, context)
+
+    async def _serve_call(
+        self, connection: InboundConnection, purpose: Purpose, stream: GrpcStream, closed: asyncio.Event, context: Context
+    ) -> None:
         pump = asyncio.create_task(stream.pump(context.read), name="inbound frames")
         try:
-            with self._bulk.expecting(token_of(context), stream, carried, self._carried):
-                if await stream.wait_for_message() and self._admission.note_message(connection):
-                    spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
-                    await closed.wait()
+            if await stream.wait_for_message() and self._admission.note_message(connection):
+                spawn(handle(self._handler, purpose, stream), self._handlers, f"inbound {purpose.value}")
+                await closed.wait()
         finally:
             stream.end("the connection to the partner broke")
             await cancel(pump)

@@ -86,6 +86,19 @@ def test_one_invite_is_one_group_with_any_number_of_identities(num_identities: i
     assert not groups.half_list(voters, [entry.peer_id for entry in book.live(0.0) if entry.global_step == 900], 3)
 
 
+@pytest.mark.parametrize("num_identities", [2, 100])
+def test_one_invite_is_one_group_also_where_its_identities_alone_are_at_the_end(num_identities: int) -> None:
+    book = AddressBook(ME.peer_id)
+    learn(book, ISSUER, 100)
+    learn(book, somebody(1), 102, invite=0, place=2)
+    add_identities(book, num_identities, 900, invite=1)
+    meet_all(book)
+    groups = SybilGroups(book, TERMS)
+    at_end = [entry for entry in groups.partners(0.0) if entry.finished]
+    assert len(at_end) == num_identities
+    assert groups.share(at_end, lambda entry: True, own=False) == pytest.approx(1 / 2)
+
+
 @pytest.mark.parametrize("num_strangers", [3, 100])
 def test_strangers_have_no_vote_beside_partners_whatever_they_claim(num_strangers: int) -> None:
     book = AddressBook(ME.peer_id)

@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from gossamer.peer.sync import result_agreement
 from gossamer.peer.sync.pieces import Pieces, RunResult, to_bits
 from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import BadContents, RefusalCode, Refused
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -59,7 +61,11 @@ def bring_up(swarm: Swarm, answer: Callable[[ContentsKind], tuple[memoryview, by
             if request.kind not in OF_RESULT:
                 await stream.send(Refusal(RefusalCode.NOT_READY))
                 return
-            whole, name = answer(request.kind)
+            try:
+                whole, name = answer(request.kind)
+            except Refused as refusal:
+                await stream.send(Refusal(refusal.code))
+                return
             part = bytes(whole[request.offset : request.offset + request.num_bytes])
             if part and request.kind is ContentsKind.RESULT:
                 await asyncio.sleep(pause_s)
@@ -109,6 +115,33 @@ def test_one_that_has_met_us_and_gives_its_result_drop_by_drop_is_given_up(tmp_p
             peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
         await swarm.until(lambda: all(peer.lifecycle.finished for peer in peers))
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=240.0)  # to the end it would give for sixteen minutes
+        assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_one_that_comes_first_and_names_a_result_that_it_never_gives_ends_nobodys_ending(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn = SybilGroups.drawn
+
+    def first(groups: SybilGroups, peer: PeerId, *rest: Any) -> tuple[bytes, bytes]:
+        return (b"", b"") if peer == MALLORY.peer_id else drawn(groups, peer, *rest)
+
+    monkeypatch.setattr(SybilGroups, "drawn", first)
+
+    def answer(kind: ContentsKind) -> tuple[memoryview, bytes]:
+        if kind is ContentsKind.RESULT_HASHES:
+            raise Refused(RefusalCode.BUSY)
+        return memoryview(b""), bytes(31) + b"x"
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(3)
+        bring_up(swarm, answer)
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.note_meeting(MALLORY.peer_id, asyncio.get_running_loop().time(), 40, finished=True)
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=300.0)
         assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
