@@ -68,6 +68,7 @@ class StateSync:
     _back_s: float = -math.inf  # when it came back; loop time
     _left_s: float | None = None  # when its last pause began
     _steps_per_s: float = 0.0  # before that pause
+    _session: tuple[int, float] | None = None  # our global step when we first looked while training, since we came back, and that loop time
     _refused_s: float | None = None  # when it was first refused for its global step since the last completed meeting
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
@@ -100,7 +101,7 @@ class StateSync:
         self._back_s = loop_s()
         if self._left_s is not None:
             self.away_s = self._back_s - self._left_s
-        self._began = None
+        self._session = None
         self._forget_refusals()
 
     async def _look_for_ever(self) -> None:
@@ -117,7 +118,8 @@ class StateSync:
                     async with asyncio.timeout(START_S):
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
-                self._began = self._began or (lifecycle.global_step, loop_s())
+                now = lifecycle.global_step, loop_s()
+                self._began, self._session = self._began or now, self._session or now
                 await self._carry_out()
             await self._wait()
 
@@ -196,8 +198,8 @@ class StateSync:
         return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(latest_steps, int(most_steps)))
 
     def _pace(self) -> float:
-        """Return our own steps per second since we first looked; 0 where that is not known yet."""
-        began_steps, began_s = self._began or (self.lifecycle.global_step, loop_s())
+        """Return our own steps per second since we came back; 0 where that is not known yet."""
+        began_steps, began_s = self._session or (self.lifecycle.global_step, loop_s())
         return max(0, self.lifecycle.global_step - began_steps) / max(1.0, loop_s() - began_s)
 
     def _is_ending(self) -> bool:

@@ -138,6 +138,26 @@ def test_one_far_ahead_keeps_its_weights_and_sets_its_clock_back(tmp_path: Path)
         assert torch.equal(peer.slow, before)
 
 
+def test_the_time_of_a_pause_counts_for_how_far_partners_may_have_come(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        await swarm.until(lambda: peer.global_step >= 200)
+        (other,) = know(peer, 1, 200)
+        peer.book.get(other).was_met = True
+        peer.lifecycle.pause()
+        peer.save()
+        peer.kill_trainer()
+        await asyncio.sleep(500.0)
+        peer.book.note_call(other, asyncio.get_running_loop().time(), 1200, finished=True)
+        peer.lifecycle.resume()
+        peer.restart_trainer()
+        await swarm.until(lambda: peer.lifecycle.may_meet)
+        await asyncio.sleep(2.0)
+        assert peer.node.state_sync._is_ending(), "the run may have ended meanwhile"
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 1200})), story)
+
+
 def test_the_time_before_the_others_came_back_does_not_count_for_a_step_back(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
