@@ -1,4 +1,4 @@
-"""What a step boundary costs a program of several ranks, and what each rank holds: DDP beside FSDP2, over gloo on this machine.
+"""Time of a step boundary in a program of several ranks, and memory of each rank: DDP beside FSDP2, over gloo on this machine.
 
     python -m benchmarks.program_ranks [--millions N] [--ranks N] [--steps N]
 

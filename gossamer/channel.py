@@ -41,7 +41,7 @@ class Call(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """What one rank calls."""
+    """The call that one rank makes."""
 
     call: Call
     tokens: int  # of its step
@@ -50,7 +50,7 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What rank 0 tells the others at the end of a call, as of which it counts on all ranks."""
+    """The state of the peer at the end of a call: rank 0 sends it, and all ranks use it until the next call ends."""
 
     has_failed: bool  # the error follows
     is_closed: bool
@@ -61,7 +61,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What rank 0 has the others do within a call: a method of RankProgram, and its arguments."""
+    """An order of rank 0 to the other ranks within a call: the name of a method of RankProgram, and its arguments."""
 
     name: str
     arguments: Sequence[Any]

@@ -1,6 +1,6 @@
 """A program of several ranks. Its tensors are whole on each rank (DDP), or sharded over the ranks by rows (FSDP2).
 
-Rank 0 acts for all. What needs the other ranks begins with `Ranks.order`, by which the others run the same method beside rank 0.
+Rank 0 acts for all ranks. A method that needs the other ranks begins with `Ranks.order`: then they run the same method beside rank 0.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ BY_ROWS: Final = "shard the model with fully_shard over one mesh of all ranks, b
 
 @dataclass(frozen=True, slots=True)
 class Share:
-    """What one rank holds of a fragment."""
+    """The part of a fragment that one rank holds."""
 
     fragment: Fragment  # the same, of the rows that this rank holds
     places: tuple[slice, ...]  # of its pieces in the flat vector of the whole
@@ -185,7 +185,7 @@ class RankProgram(ModuleProgram):
 
     @property
     def layout(self) -> str:
-        """What must be the same on all ranks."""
+        """The layout of the model and the names of its sharded tensors: equal on all ranks, or the program is refused."""
         return f"{layout_digest(shapes_of(self.parameters))} {[name for name, tensor in self.parameters.items() if is_sharded(tensor)]}"
 
     @functools.cached_property
