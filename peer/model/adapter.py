@@ -10,7 +10,7 @@ import math
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeGuard
 
 import torch
 from safetensors.torch import save_file
@@ -29,7 +29,7 @@ NAME: Final = "default"  # peft's for an only adapter
 INNER, OUTER = f".lora_A.{NAME}.weight", f".lora_B.{NAME}.weight"  # how the names of factors end: [rank, in] and [out, rank]
 
 
-def has_adapter(section: ModelSection) -> bool:
+def has_adapter(section: ModelSection) -> TypeGuard[FineTuningModelSection]:
     """Return whether a run trains an adapter in place of all weights."""
     return isinstance(section, FineTuningModelSection) and section.lora_rank > 0
 
@@ -52,7 +52,7 @@ def add_adapter(model: nn.Module, section: ModelSection) -> None:
 
     Raises BadManifest for a target that the model does not have, or that is no linear layer, and for a rank above a layer's width.
     """
-    if not isinstance(section, FineTuningModelSection) or not section.lora_rank:
+    if not has_adapter(section):
         return
     need_extra("lora")
     from peft import inject_adapter_in_model

@@ -8,8 +8,9 @@ from typing import Final
 
 from gossamer.peer.machine.events import EvalDone, Event, MeetingDone, StateTransferred
 from gossamer.peer.machine.status import VERSION
+from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.weights import Trained
-from gossamer.protocol.run.manifest import AnyManifest, FineTuningManifest, Manifest, ProgramManifest
+from gossamer.protocol.run.manifest import AnyManifest, Manifest, ProgramManifest
 
 MAX_NAMED: Final = 64  # contributors
 HUGGING_FACE: Final = """library_name: transformers
@@ -61,7 +62,7 @@ class MeasuredLoss:
 
 def is_adapter(manifest: AnyManifest) -> bool:
     """Return whether what a run trains is an adapter."""
-    return isinstance(manifest, FineTuningManifest) and manifest.model.lora_rank > 0
+    return isinstance(manifest, Manifest) and has_adapter(manifest.model)
 
 
 def model_card(trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss, *, merges: bool = False) -> str:
@@ -101,9 +102,7 @@ def _text_rows(manifest: Manifest, measured: MeasuredLoss) -> dict[str, str]:
     return {
         "model": _plain(manifest.model.hub or manifest.model.architecture),
         **(
-            {"frozen weights": f"SHA-256 `{manifest.model.base}`"}
-            if isinstance(manifest, FineTuningManifest) and manifest.model.base
-            else {}
+            {"frozen weights": f"SHA-256 `{manifest.model.base}`"} if isinstance(manifest, Manifest) and has_adapter(manifest.model) else {}
         ),
         "tokenizer": _plain(manifest.tokenizer.name),
         "data": _plain(manifest.data.name or manifest.data.source),

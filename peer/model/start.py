@@ -61,7 +61,7 @@ def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
 
 def need_base(section: ModelSection, folder: Path | None) -> None:
     """Raise OperatorError where a run has an adapter, and its package or a folder that may hold the frozen weights is missing."""
-    if not isinstance(section, FineTuningModelSection) or section.base is None:
+    if not has_adapter(section):
         return
     need_extra("lora")
     if folder is None:
@@ -87,7 +87,7 @@ def keep_base(home: Home, folder: Path) -> None:
 
 def _given_digest(section: ModelSection) -> str | None:
     """Return the digest of the weights that a run begins with; None for random ones."""
-    return (section.base if isinstance(section, FineTuningModelSection) else None) or section.weights
+    return section.base if has_adapter(section) else section.weights
 
 
 def load_start(section: ModelSection, folder: Path, seed: int) -> PreTrainedModel:

@@ -144,7 +144,7 @@ class NodePeer:
             for address in addresses:
                 self.book.add_address(peer, address, loop_s())
         self.book.load(home.peers, loop_s())
-        self._start_s = self.time.local_s()
+        self._away_s = 0.0 if self.book.saved_s is None else max(0.0, self.time.local_s() - self.book.saved_s)
         self.records = PartnerRecords(lambda peer: self.book.get(peer).seen_origins)
         self.partner_file = PartnerFile(home, self.records, emit)
         self.partner_file.load()
@@ -300,7 +300,7 @@ class NodePeer:
             is_founder=self._run.is_founder,
             has_start=self._has_weights or member.manifest.has_start(is_founder=self._run.is_founder),
             wait_for_peers=self._wait_for_peers,
-            away_s=0.0 if self.book.saved_s is None else max(0.0, self._start_s - self.book.saved_s),
+            away_s=self._away_s,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
         node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit)

@@ -48,13 +48,13 @@ class SybilGroups:
         """
         least_steps = 1 if own_global_step is None else 0
         voters = [entry for entry in self.voters(now_s) if least_steps <= entry.global_step <= total_steps]
-        steps = [(entry.global_step, weight) for weight, peers in self._ballots(voters) for entry in peers]
+        steps = self._weighted_steps(voters)
         return _lower_median(steps if own_global_step is None else [*steps, (own_global_step, 1.0)])
 
     def typical_beyond(self, now_s: float, least_steps: int, most_steps: int) -> int:
         """Return the lower median of the partners' global steps from `least_steps` to `most_steps`, by weight; 0 if there are none."""
         partners = [entry for entry in self.partners(now_s) if least_steps <= entry.global_step <= most_steps]
-        return _lower_median([(entry.global_step, weight) for weight, peers in self._ballots(partners) for entry in peers])
+        return _lower_median(self._weighted_steps(partners))
 
     def half_agree(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
         """Return whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""
@@ -91,6 +91,9 @@ class SybilGroups:
     def group(self, entries: Sequence[KnownPeer]) -> list[SybilGroup]:
         """Group peers, in the order of their first member."""
         return [[entry for peers in group for entry in peers] for group in self._groups(entries)]
+
+    def _weighted_steps(self, voters: Sequence[KnownPeer]) -> list[tuple[int, float]]:
+        return [(entry.global_step, weight) for weight, peers in self._ballots(voters) for entry in peers]
 
     def _share(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool]) -> tuple[float, float]:
         ballots = self._ballots(voters)

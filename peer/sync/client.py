@@ -154,27 +154,24 @@ class Source:
         `check` raises for a header whose bytes are not wanted. A source that sends nothing for `within_s` has fallen silent. Raises
         TransportError, PeerMisbehaved or Refused, and what `check` raises.
         """
-        request, header = await self._header(check, within_s)
-        data = await self._chunk(request, header, within_s)
-        _need_hash(data, header)
-        return header, data
+        header, data = await self.take_run(check, within_s)
+        return header, bytes(data)
 
     async def take_run(self, check: Callable[[Contents], None], within_s: float) -> tuple[Contents, bytes | memoryview]:
         """Return an answer like `take`, also one over the bulk stream. The bytes are valid until the next answer."""
         request, header = await self._header(check, within_s)
-        if (num_bytes := part_bytes(request, header.total_bytes)) <= CHUNK_BYTES:
-            data: bytes | memoryview = await self._chunk(request, header, within_s)
-        else:
-            data = await self._bytes(num_bytes, within_s)
-        _need_hash(data, header)
+        num_bytes = part_bytes(request, header.total_bytes)
+        if not num_bytes:
+            return header, b""
+        is_chunk = num_bytes <= CHUNK_BYTES
+        data = await (self._chunk(request.offset, num_bytes, within_s) if is_chunk else self._bytes(num_bytes, within_s))
+        _need_hash(hashlib.sha256(data).digest(), header)
         return header, data
 
-    async def _chunk(self, request: FetchRequest, header: Contents, within_s: float) -> bytes:
-        if not (num_bytes := part_bytes(request, header.total_bytes)):
-            return b""
+    async def _chunk(self, offset: int, num_bytes: int, within_s: float) -> bytes:
         chunk = await receive(self.stream, within_s)
-        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, request.offset, num_bytes):
-            raise BadMessage(f"expected {num_bytes} bytes from {request.offset} on, got another {type(chunk).__name__}")
+        if not isinstance(chunk, Chunk) or (chunk.part, chunk.offset, len(chunk.data)) != (Part.CONTENTS, offset, num_bytes):
+            raise BadMessage(f"expected {num_bytes} bytes from {offset} on, got another {type(chunk).__name__}")
         return chunk.data
 
     async def _bytes(self, num_bytes: int, within_s: float) -> memoryview:
@@ -192,8 +189,7 @@ class Source:
         if header.total_bytes != num_bytes:
             raise BadMessage(f"a fragment of {header.total_bytes} bytes; the manifest implies {num_bytes}")
         sha256 = await take_chunks(self.stream, Part.CONTENTS, num_bytes, keep)
-        if sha256 != header.sha256:
-            raise BadContents("the bytes do not have the hash that was promised")
+        _need_hash(sha256, header)
         return header
 
     async def _header(self, check: Callable[[Contents], None], within_s: float) -> tuple[FetchRequest, Contents]:
@@ -256,8 +252,8 @@ async def take_chunks(stream: Stream, part: Part, num_bytes: int, keep: Callable
     return digest.digest()
 
 
-def _need_hash(data: bytes | memoryview, header: Contents) -> None:
-    if data and hashlib.sha256(data).digest() != header.sha256:
+def _need_hash(sha256: bytes, header: Contents) -> None:
+    if sha256 != header.sha256:
         raise BadContents("the bytes do not have the hash that was promised")
 
 

@@ -6,7 +6,7 @@ id. The first token of a document has BEGINS added to its id, and never trains: 
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +17,7 @@ BEGINS: Final = 1 << 29  # above every id
 IGNORED: Final = -100  # as a target: torch's word for one without a loss
 SIGN: Final = 31  # bits to the right of it: marks fit into int32
 Marks = npt.NDArray[np.int32]
+T = TypeVar("T", npt.NDArray[np.int32], Tensor)
 
 
 def marked(ids: npt.NDArray[Any], is_trained: npt.NDArray[np.bool_]) -> Marks:
@@ -28,20 +29,25 @@ def marked(ids: npt.NDArray[Any], is_trained: npt.NDArray[np.bool_]) -> Marks:
     return np.where(is_target, marks, ~marks)
 
 
+def _unsigned(marks: T) -> T:
+    """Return tokens as if all of them trained."""
+    return marks ^ (marks >> SIGN)
+
+
 def beginnings(marks: Marks) -> npt.NDArray[np.int64]:
     """Return the places where documents begin."""
-    return np.flatnonzero((marks ^ (marks >> SIGN)) & BEGINS)
+    return np.flatnonzero(_unsigned(marks) & BEGINS)
 
 
 def ids_of(marks: Tensor) -> Tensor:
     """Return the ids of tokens, int64 as they are."""
-    return (marks ^ (marks >> SIGN)) & (BEGINS - 1)
+    return _unsigned(marks) & (BEGINS - 1)
 
 
 def positions_of(marks: Tensor) -> Tensor:
     """Return each token's position in its document: int64[B, L]."""
     places = torch.arange(marks.shape[1], device=marks.device).expand_as(marks)
-    begins = ((marks ^ (marks >> SIGN)) & BEGINS) != 0
+    begins = (_unsigned(marks) & BEGINS) != 0
     return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 

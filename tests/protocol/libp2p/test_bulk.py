@@ -22,8 +22,8 @@ from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
 from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
 from gossamer.protocol.streams.transport import Purpose, Stream
-from tests.protocol.libp2p.test_outbound import open_tunnel
-from tests.protocol.peers import chunk, nobody, number_of, seeded
+from tests.protocol.libp2p.test_outbound import called
+from tests.protocol.peers import chunk, number_of, seeded
 
 DATA = os.urandom(3 * CHUNK_BYTES + 17)
 OPENER, OTHER = seeded(1).peer_id, seeded(2).peer_id
@@ -42,11 +42,8 @@ def converse(giver: Callable[[Stream], Awaitable[None]], story: Story) -> None:
     async def main() -> None:
         carried = CarriedBytes(), CarriedBytes()
         with tempfile.TemporaryDirectory() as home:
-            async with AsyncExitStack() as stack:
-                _, here = await open_tunnel(stack, Path(home) / "a", nobody, carried[0])
-                there, _ = await open_tunnel(stack, Path(home) / "b", handle, carried[1])
-                assert there.peer_id is not None
-                stream = await here.connect(there.peer_id, there.addresses, Purpose.FETCH)
+            async with called(Path(home), handle, carried) as connect:
+                stream = await connect(Purpose.FETCH)
                 await story(stream, carried)
                 await stream.close()
         assert len(asyncio.all_tasks()) == 1

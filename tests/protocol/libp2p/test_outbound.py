@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import tempfile
-from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -28,15 +28,25 @@ async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler,
     return daemon, await stack.enter_async_context(tunnel_transport(daemon.control, home / "run", handler, Admission(), carried))
 
 
+@asynccontextmanager
+async def called(
+    home: Path, handler: StreamHandler, carried: tuple[CarriedBytes, CarriedBytes]
+) -> AsyncIterator[Callable[[Purpose], Awaitable[Stream]]]:
+    """Run two p2pds with tunnels, of the caller and of the handler; yield what opens a stream between them."""
+    async with AsyncExitStack() as stack:
+        _, here = await open_tunnel(stack, home / "a", nobody, carried[0])
+        there, _ = await open_tunnel(stack, home / "b", handler, carried[1])
+        peer_id = there.peer_id
+        assert peer_id is not None
+        yield lambda purpose: here.connect(peer_id, there.addresses, purpose)
+
+
 def test_a_stream_costs_little_and_leaves_nothing() -> None:
     async def main() -> None:
         carried = CarriedBytes(), CarriedBytes()
         with tempfile.TemporaryDirectory() as home:
-            async with AsyncExitStack() as stack:
-                _, a = await open_tunnel(stack, Path(home) / "a", nobody, carried[0])
-                there, _ = await open_tunnel(stack, Path(home) / "b", echo, carried[1])
-                assert there.peer_id is not None
-                stream = await a.connect(there.peer_id, there.addresses, Purpose.MEET)
+            async with called(Path(home), echo, carried) as connect:
+                stream = await connect(Purpose.MEET)
                 await stream.send(chunk(1, 200_000))
                 assert await number_of(stream) == 1
                 await stream.close()
