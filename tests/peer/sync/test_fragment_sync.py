@@ -49,7 +49,8 @@ def test_a_joiner_on_a_line_of_any_rate_meets_with_what_it_has(tmp_path: Path, m
         assert joiner.trainer.started, "it trains as soon as it has a whole state"
         await swarm.until(lambda: joiner.partners(), within_s=300.0)
         met_s = asyncio.get_running_loop().time() - began_s
-        assert met_s < 1.5 * 1.3 * swarm.terms.state_bytes / bytes_per_s + 5.0
+        search_s = 10.0  # until a search finds a resident that is free; how often depends on the bits of the training, so on the processor
+        assert met_s < 1.5 * 1.3 * swarm.terms.state_bytes / bytes_per_s + search_s
         await swarm.until(lambda: len({done.fragment for done in joiner.meetings if done.outcome == "completed"}) == 3, within_s=300.0)
         assert not joiner.lifecycle.stale and len(joiner.transfers) == 1
         assert bool(synced) == (gaps > 0.25)
