@@ -260,7 +260,7 @@ class NodePeer:
             await asyncio.sleep(LOOK_S)
 
     def _make_member(self, signed: SignedManifest, manifest: AnyManifest, network: PeerNetwork) -> Member:
-        membership = Membership.of(self._identity, manifest, self._credential)
+        membership = Membership.of(self._identity, manifest, self._credential, self._home.read_generation())
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
