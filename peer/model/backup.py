@@ -62,7 +62,7 @@ class About:
             raise ValueError("no backup of a peer")
         if number != FORMAT:
             raise BadSettings(
-                f"the backup has format {number}, of Gossamer {found.get('version')}; this is Gossamer {VERSION}, which reads format {FORMAT}",
+                f"the backup has format {number}, of Gossamer {found.get('version')}; this is Gossamer {VERSION}, with format {FORMAT}",
                 hint="install that version of Gossamer, or take the backup anew with this one",
             )
         about = cls(number, str(found["version"]), str(found["peer_id"]), int(found["generation"]), int(found["saved_s"]))
