@@ -218,6 +218,7 @@ class NodePeer:
         member.gossip.take_all(named)
         member.renewal.load_revocations()
         self._emit(RunKnown.of(manifest))
+        self._emit(ProcessReported("joining", "has the run's manifest; the trainer builds its model"))
         async with asyncio.TaskGroup() as tasks:
             work = [member.anti_entropy.run(), member.renewal.run()]
             work += [member.presence.run()] if member.presence else []

@@ -445,11 +445,11 @@ class Supervisor:
         self._update_pause()
 
     def _resume(self) -> dict[str, Any]:
-        self._pauses.asked = None
+        was_paused, self._pauses.asked = self.condition.pause is not None, None
         self._update_pause()
         if (rest := self.condition.pause) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
-        return {"state": self.status.state, "reason": self.status.reason}
+        return {"state": self.status.state, "reason": self.status.reason, "was_paused": was_paused}
 
     def _set(self, key: str, text: str | None) -> dict[str, Any]:
         """Change a setting in `config.toml` and in this peer. Raises BadSettings with nothing changed."""

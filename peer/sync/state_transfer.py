@@ -219,7 +219,9 @@ class TransferProgress:
     num_by: Counter[PeerId] = field(default_factory=Counter)  # pieces, by source
 
     def describe(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
-        """Return a sentence with per cent, rate and time left, and a warning where it takes long."""
+        """Return a sentence: per cent, rate, time left, and a warning where it takes long; or what follows once all is here."""
+        if done_bytes >= total_bytes:
+            return f"downloaded {total_bytes / 1e6:.1f} MB of weights from {len(self.num_by)} peers; the trainer compares them with its own"
         rate = (done_bytes - self.began_bytes) / max(1e-9, now_s - self.began_s)
         words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {total_bytes / 1e6:.1f} MB"
         if rate <= 0.0:

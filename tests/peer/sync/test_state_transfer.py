@@ -20,7 +20,7 @@ from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import FetchClient, as_final
 from gossamer.peer.sync.decision import Wanted
 from gossamer.peer.sync.sources import Sources
-from gossamer.peer.sync.state_transfer import StateTransfer
+from gossamer.peer.sync.state_transfer import StateTransfer, TransferProgress
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -194,3 +194,11 @@ def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Pa
         assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_whole_transfer_says_what_follows_and_no_time_left() -> None:
+    progress = TransferProgress(0.0, 0)
+    assert progress.describe(50_000_000, 100_000_000, 10.0) == "downloading weights: 50 % of 100.0 MB from 0 peers, 5.00 MB/s, 10 s left"
+    assert progress.describe(100_000_000, 100_000_000, 20.0) == (
+        "downloaded 100.0 MB of weights from 0 peers; the trainer compares them with its own"
+    )
