@@ -34,7 +34,7 @@ PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
 def test_a_clock_that_is_wrong(ahead_s: list[float], level: Level, words: str) -> None:
     finding = clock(ahead_s)
     assert finding.level is level and words in finding.found
-    assert level is Level.OK or "timedatectl" in finding.way_out
+    assert level in (Level.OK, Level.SKIP) or "timedatectl" in finding.way_out
 
 
 @pytest.mark.parametrize(
