@@ -77,8 +77,8 @@ def ruled_pause(settings: LocalSettings, now_s: float, around: Surroundings) -> 
         )
     if around.too_hot:
         limit_c = settings.pause_above_temperature
-        cooler = f"ends when it has cooled to {limit_c - COOLER_C} °C; `peer config pause_above_temperature 0` ends it now"
-        return Pause(f"{around.too_hot}, more than {limit_c} °C", cooler, is_limit=True)
+        cooler = f"ends when it has cooled to {limit_c - COOLER_C} C; `peer config pause_above_temperature 0` ends it now"
+        return Pause(f"{around.too_hot}, more than {limit_c} C", cooler, is_limit=True)
     if around.says_pause:
         return Pause(f"`{settings.pause_when}` says so", "ends when that command exits with 1; `peer config pause_when ''` ends it now")
     if settings.only_idle and around.cores_of_others:

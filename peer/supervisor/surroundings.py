@@ -197,7 +197,7 @@ class Thermometer:
         self.is_blind = not known and (self._gpus.code is not None or bool(self._gpus.failure))
         name, degrees = max(known.items(), key=lambda item: item[1], default=("", 0.0))
         self._was_too_hot = degrees > limit_c - (COOLER_C if self._was_too_hot else 0)
-        return f"{name} has {degrees:.0f} °C" if self._was_too_hot else ""
+        return f"{name} has {degrees:.0f} C" if self._was_too_hot else ""
 
     def close(self) -> None:
         """End the driver's tool."""
