@@ -315,6 +315,29 @@ class OthersTrained(Report):
     tokens: int
 
 
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """One member by its newest signed record. Every figure is the member's own claim; None where its release publishes none."""
+
+    peer_id: str  # base58
+    state: str  # training finished paused
+    sequence: int  # of the record
+    expires: float  # Unix seconds of this machine; a member that leaves publishes a record that expires at once
+    step: int  # the member's global step
+    tokens: int  # trained since it joined
+    own_steps: int | None = None
+    loss: float | None = None
+    joined: int | None = None  # Unix seconds
+    carried_mb: int | None = None  # in its meetings since it joined
+    is_own: bool = False  # this peer itself
+
+
+class MembersSeen(Report):
+    """The members of the run, this peer among them, by their newest records; sent when a record is new."""
+
+    members: tuple[MemberSeen, ...]
+
+
 class MonthCounted(Report):
     """Network traffic of this peer in the current month (local time), over all its starts."""
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine import events
-from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.child import ChildSettings, OwnPart
 from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.events import QUIET, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
@@ -34,6 +34,7 @@ from gossamer.peer.supervisor.condition import Condition, LastReport
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
+from gossamer.peer.supervisor.run_watch import RunWatch
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -128,6 +129,7 @@ class Supervisor:
         self._log = EventLog(self._home.events)
         self.condition = Condition(config.children)
         self._logged = ("", "")
+        self._run_watch = RunWatch(self._home)
         self._housekeeping = Housekeeping(self._home)
         self._leave_reason = ""  # empty until the peer is asked to leave
         self._children: dict[str, ChildProcess | GuestProcess] = {}
@@ -157,6 +159,7 @@ class Supervisor:
             finally:
                 await self._stop(work, looking)
                 self._housekeeping.keep(self.status)
+                self._run_watch.keep()
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         for task in work:
@@ -343,6 +346,8 @@ class Supervisor:
     # ------------------------------------------------------------------ events and requests
 
     def _on_event(self, name: str, event: Event) -> None:
+        if isinstance(event, events.MembersSeen | events.RunKnown):
+            self._run_watch.take(event)
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
@@ -368,7 +373,14 @@ class Supervisor:
             self._update_pause()
             for event in self._housekeeping.look(self.status):
                 self._note(event)
+            self._publish(self._run_watch.look(time.time(), self.status))
             self._describe()
+
+    def _publish(self, part: OwnPart | None) -> None:
+        """Send the node what it publishes about this peer's part in the run."""
+        node = self._children.get(NODE)
+        if part is not None and node is not None and NODE in self._awake and node.is_running:
+            node.notify(self._settings().model_copy(update={"part": part}).to_line())
 
     def _set_final_state(self, state: str, reason: str, way_out: str = "") -> None:
         self.condition.ending = changed(state, reason, way_out)
@@ -397,6 +409,8 @@ class Supervisor:
                 return {"peers": [asdict(partner) for partner in self.status.partners.values()]}
             case {"verb": "history"}:
                 return self.status.history.to_json()
+            case {"verb": "run"}:
+                return self._run_watch.shown()
             case {"verb": "leave"}:
                 self._leave(finish=bool(request.get("finish")))
                 return {"leaving": True}
