@@ -15,7 +15,7 @@ from gossamer.cli.figures import age_text, bytes_text, loss_text, share_text, ta
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
-from gossamer.peer.supervisor.run_watch import kept_view
+from gossamer.peer.machine.run_view import kept_view
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 

@@ -7,6 +7,7 @@ survives a restart in the home folder: no other member is asked for what this on
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,6 +15,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from gossamer.peer.machine.events import MemberSeen, MembersSeen
+from gossamer.peer.machine.home import Home
 
 MAX_MEMBERS = 512  # ever seen; of more, those that left with the fewest tokens are dropped
 MAX_CHANGES = 200
@@ -234,6 +236,14 @@ class RunView:
             changes=[Change(**one) for one in record["changes"]],
             points=[RunPoint(**one) for one in record["points"]],
         )
+
+
+def kept_view(home: Home) -> RunView:
+    """Return what a home holds of its run; an empty view if that is nothing readable."""
+    try:
+        return RunView.from_record(json.loads(home.run.read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return RunView()
 
 
 def typical_step(members: Iterable[Member]) -> int:

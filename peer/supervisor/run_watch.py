@@ -10,7 +10,7 @@ from typing import Any
 from gossamer.peer.machine.child import OwnPart
 from gossamer.peer.machine.events import MembersSeen, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.machine.run_view import RunView
+from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.status import Status
 
 KEEP_S = 30.0  # between two writes
@@ -55,14 +55,6 @@ class RunWatch:
     def shown(self) -> dict[str, Any]:
         """Return what `peer run` and the page show."""
         return self._view.to_json(time.time())
-
-
-def kept_view(home: Home) -> RunView:
-    """Return what a home holds of its run; an empty view if that is nothing readable."""
-    try:
-        return RunView.from_record(json.loads(home.run.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
-        return RunView()
 
 
 def own_part(status: Status) -> OwnPart:
