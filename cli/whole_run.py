@@ -24,9 +24,12 @@ SHORT: Final = 6  # characters of a peer id, its last ones: the first are the sa
 MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
 CHANGES = 8  # shown in the terminal
 CURVE_ROWS = 8
-CLAIMS: Final = "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow."
+CLAIMS: Final = (
+    "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
+    "that is far from all others is not shown."
+)
 _FIGURES: Final = ("step", "live", "ever", "tokens", "tokens_per_second", "one_more_tokens_per_second", "carried_mb")
-_MEMBER: Final = ("is_own", "state", "step", "tokens", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
+_MEMBER: Final = ("is_own", "state", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
 
 
 def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
@@ -135,7 +138,7 @@ def seen_text(shown: Mapping[str, Any]) -> str:
     """Return since when, and until when, the member that shows this has watched the run."""
     if shown["since"] is None:
         return "nothing yet"
-    since = f"by this member, since {age_text(shown['now'] - shown['since'])} ago"
+    since = f"by this member, for {age_text(shown['now'] - shown['since'])}"
     last = shown["points"]["ts"][-1:] or [shown["since"]]
     return since if shown["is_watched"] else f"{since}; it does not run now: as of {age_text(shown['now'] - last[0])} ago"
 
@@ -154,7 +157,7 @@ def member_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
         f"{row['peer']} (this)" if row["is_own"] else row["peer"],
         row["state"],
         f"{100 * row['share']:.1f} %",
-        number_text(row["step"]),
+        "-" if row["step"] is None else number_text(row["step"]),
         "-" if row["own_steps"] is None else number_text(row["own_steps"]),
         loss_text(row["loss"]),
         "-" if carried is None else bytes_text(1e6 * carried) if carried else "< 1 MB",

@@ -167,7 +167,8 @@ class RunView:
         together = sum(counted.values())
         rates = [member.tokens_per_second for member in live if member.state(now_s) == "training"]
         typical = statistics.median(rates) if rates else 0.0
-        rows = [self._row(peer, member, counted[peer], together, now_s) for peer, member in self.members.items()]
+        most = self._most(now_s)
+        rows = [self._row(peer, member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
         return {
             "run_id": self.run_id,
             "since": self.since or None,
@@ -193,23 +194,37 @@ class RunView:
         first = next(point for point in self.points if point.ts >= last.ts - PACE_S)
         return max(0.0, (last.step - first.step) / (last.ts - first.ts)) if last.ts > first.ts else 0.0
 
-    def _row(self, peer: str, member: Member, counted: float, together: float, now_s: float) -> dict[str, Any]:
+    def _most(self, now_s: float) -> dict[str, float]:
+        """Return the largest credible claims, by what the members claim together: steps, seconds in the run, megabytes."""
+        seen = [member.seen for member in self.members.values()]
+        ages = [now_s - one.joined for one in seen if one.joined is not None and one.joined <= now_s]
+        carried = [one.carried_mb for one in seen if one.carried_mb]
+        steps = max([typical_step(self.live() or self.members.values()), *(point.step for point in self.points)])
+        return {
+            "steps": MANY_TIMES * max(1, steps),
+            "age_s": MANY_TIMES * statistics.median(ages) if ages else 0.0,
+            "carried_mb": MANY_TIMES * statistics.median(carried) if carried else math.inf,
+        }
+
+    def _row(self, peer: str, member: Member, counted: float, together: float, most: Mapping[str, float], now_s: float) -> dict[str, Any]:
+        """Return what is shown of a member; a claim that is not credible is None."""
         seen = member.seen
+        joined = None if seen.joined is None or now_s - seen.joined > most["age_s"] else min(float(seen.joined), member.heard)
         return {
             "peer_id": peer,
             "is_own": seen.is_own,
             "state": member.state(now_s),
-            "step": seen.step,
+            "step": _credible(seen.step, most["steps"]),
             "tokens": seen.tokens,
             "counted": round(counted),
             "share": counted / together if together else 0.0,
-            "own_steps": seen.own_steps,
+            "own_steps": _credible(seen.own_steps, most["steps"]),
             "loss": seen.loss,
-            "joined": None if seen.joined is None else min(float(seen.joined), member.heard),
+            "joined": joined,
             "first_seen": member.first_seen,
             "heard": member.heard,
             "gone": member.gone,
-            "carried_mb": seen.carried_mb,
+            "carried_mb": _credible(seen.carried_mb, most["carried_mb"]),
             "tokens_per_second": member.tokens_per_second,
         }
 
@@ -265,6 +280,10 @@ def _bounded(claims: Sequence[float]) -> list[float]:
     positive = [claim for claim in claims if claim > 0]
     most = MANY_TIMES * statistics.median(positive) if positive else 0.0
     return [min(claim, most) for claim in claims]
+
+
+def _credible(claim: int | None, most: float) -> int | None:
+    return None if claim is None or claim > most else claim
 
 
 def _rate(before: Member, now: MemberSeen, now_s: float) -> float:

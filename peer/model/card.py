@@ -82,8 +82,8 @@ def model_card(
 ) -> str:
     """Write the card of a checkpoint; its contributors, and a program's loss, come from the peer's event log.
 
-    `seen`: what this peer has seen of the run, for the members' shares. `merges`: the weights are those of the model into which the run's adapter is merged. The card of a text run has a Hugging Face header.
-    Names from other people are plain text in it.
+    `seen`: what this peer has seen of the run, for the members' shares. `merges`: the weights are those of the model into which the run's
+    adapter is merged. The card of a text run has a Hugging Face header. Names from other people are plain text in it.
     """
     manifest, state = trained.manifest, trained.checkpoint.state
     partners = contributors(events)
@@ -108,7 +108,7 @@ def model_card(
         title=_plain(manifest.run.name),
         load=load,
         table=table,
-        members=members_table(seen, _plain(manifest.unit)) if seen is not None else "",
+        members=members_table(seen, _plain(manifest.unit)) if seen is not None and seen.run_id == manifest.run_id.hex() else "",
         contributors=named + more or "None in this peer's log.\n",
     )
 
