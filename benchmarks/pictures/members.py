@@ -24,7 +24,6 @@ from gossamer.protocol.run.manifest import Manifest
 
 HOURS, EVERY_S = 2.0, 60.0
 STEP_S = 4.0
-STEP_TOKENS = 512
 
 
 @dataclass
@@ -33,6 +32,7 @@ class Life:
 
     identity: Identity
     joins_s: float
+    speed: float  # of the run's steps, the share that it makes
     leaves_s: float = math.inf
     dies_s: float = math.inf
     pauses_s: float = math.inf
@@ -46,7 +46,7 @@ def lives(num_members: int) -> list[Life]:
     for number in range(num_members):
         identity = Identity(hashlib.sha256(f"member {number}".encode()).digest())
         begin_s = 0.0 if number < num_members // 2 else rng.uniform(0, 0.9 * HOURS * 3600)
-        life = Life(identity, begin_s)
+        life = Life(identity, begin_s, rng.uniform(0.6, 1.0))
         match number % 13:
             case 5:
                 life.leaves_s = begin_s + rng.uniform(600, 3600)
@@ -64,7 +64,7 @@ def run_of(num_members: int, manifest: Manifest, ends_s: float | None = None) ->
     """Return what the first member has seen of a run of `HOURS` that ends now, or at `ends_s` (Unix seconds)."""
     view, members = RunView(), lives(num_members)
     begin_s = (time.time() if ends_s is None else ends_s) - HOURS * 3600
-    view.begin(manifest.run_id.hex(), is_program=False)
+    view.begin(manifest.run_id.hex(), manifest.step_tokens)
     terms, me, clock = RunTerms.from_manifest(manifest), members[0].identity.peer_id, [begin_s]
 
     def take(event: Event) -> None:
@@ -97,10 +97,10 @@ def record_of(life: Life, manifest: Manifest, begin_s: float, now_s: float, rng:
     if passed_s < life.joins_s or passed_s >= life.dies_s or passed_s >= life.leaves_s + EVERY_S:
         return None
     step = 600 + int(passed_s / STEP_S)
-    own = max(0, int((min(passed_s, life.pauses_s) - life.joins_s) / STEP_S * (0.6 + 0.4 * rng.random())))
+    own = max(0, int((min(passed_s, life.pauses_s) - life.joins_s) / STEP_S * life.speed))
     loss = 1.45 + 4.0 * math.exp(-step / 700) + rng.gauss(0, 0.04)
     figures = MemberFigures(own, loss_milli(loss), int(begin_s + life.joins_s), int(own * 0.11))
-    tokens = own * STEP_TOKENS
+    tokens = own * manifest.step_tokens
     if life.claims_all:
         step, tokens, figures = 1 << 48, 1 << 53, MemberFigures(1 << 30, loss_milli(0.001), 1, 1 << 34)
     return MemberRecord(

@@ -26,6 +26,7 @@ class Line:
     values: Sequence[float | None]
     low: Sequence[float | None] = ()
     high: Sequence[float | None] = ()
+    is_count: bool = False  # drawn from zero on, with whole numbers at the axis
 
 
 def chart(title: str, places: Sequence[float], line: Line, place_text: Callable[[float], str], value_text: Callable[[float], str]) -> str:
@@ -33,7 +34,7 @@ def chart(title: str, places: Sequence[float], line: Line, place_text: Callable[
     known = [(place, value) for place, value in zip(places, line.values, strict=True) if value is not None]
     if len(known) < 2 or known[0][0] == known[-1][0]:
         return f'<figure class="chart"><figcaption>{escape(title)}</figcaption><p class="empty">no curve yet</p></figure>'
-    ticks = _ticks(*_range(line))
+    ticks = _ticks(*_range(line), least=1.0 if line.is_count else 0.0)
     left, right = known[0][0], known[-1][0]
 
     def x(place: float) -> float:
@@ -67,19 +68,19 @@ def chart(title: str, places: Sequence[float], line: Line, place_text: Callable[
 def _range(line: Line) -> tuple[float, float]:
     """Return the least and the greatest value to draw: those of the line decide, not those of the range around it."""
     values = [value for value in line.values if value is not None]
-    low, high = min(values), max(values)
+    low, high = (0.0 if line.is_count else min(values)), max(values)
     room = OVERSHOOT * (high - low)
     around = [value for value in (*line.low, *line.high) if value is not None and low - room <= value <= high + room]
     return min([low, *around]), max([high, *around])
 
 
-def _ticks(low: float, high: float) -> list[float]:
-    """Return round numbers at equal distances, the first at most `low` and the last at least `high`."""
+def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
+    """Return round numbers at equal distances of at least `least`, the first at most `low` and the last at least `high`."""
     if high - low < 1e-9 * max(1.0, abs(high)):
         low, high = low - max(0.5, 0.1 * abs(low)), high + max(0.5, 0.1 * abs(high))
     rough = (high - low) / NUM_TICKS
     size = 10.0 ** math.floor(math.log10(rough))
-    step = next(size * times for times in (1, 2, 2.5, 5, 10) if size * times >= rough * (1 - 1e-9))
+    step = max(least, next(size * times for times in (1, 2, 2.5, 5, 10) if size * times >= rough * (1 - 1e-9)))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [step * number for number in range(first, last + 1)]
 

@@ -12,7 +12,7 @@ from gossamer.cli.figures import age_text, bytes_text, share_text
 from gossamer.cli.page.charts import Line, chart
 from gossamer.cli.whole_run import CLAIMS, MEMBER_COLUMNS, curve_rows, join_text, last_loss_text, member_cells, number_text, seen_text
 
-SIGNS: Final = {"training": "\u25cf", "paused": "\u2016", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
+SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
 CHANGE_SIGNS: Final = {"joined": "+", "first seen": "+", "came back": "+", "left": "\u2212", "silent": "?"}
 CHANGES: Final = 12
 Section = tuple[str, str]  # its id, and its HTML
@@ -61,7 +61,12 @@ def _charts(shown: Mapping[str, Any]) -> str:
         return [points[name][index] for index in places]
 
     def ago(place: float) -> str:
-        return "now" if now_s - place < 5 else f"{age_text(now_s - place)} ago"
+        minutes = (now_s - place) / 60
+        for unit, size in (("d", 2880), ("h", 120), ("min", 1)):
+            if minutes >= size:
+                whole = minutes / {"d": 1440, "h": 60, "min": 1}[unit]
+                return f"{whole:.{int(unit != 'min' and whole < 10)}f} {unit} ago"
+        return "now"
 
     steps = [float(points["step"][index]) for index in by_step]
     drawn = (
@@ -70,8 +75,8 @@ def _charts(shown: Mapping[str, Any]) -> str:
             number_text, "{:.2f}".format,
         ),
         chart(f"{loss}, by time", ts, Line("the median", points["loss"], points["low"], points["high"]), ago, "{:.2f}".format),
-        chart(f"{unit} trained", ts, Line(unit, points["tokens"]), ago, number_text),
-        chart("members live", ts, Line("members", points["members"]), ago, "{:g}".format),
+        chart(f"{unit} trained", ts, Line(unit, points["tokens"], is_count=True), ago, number_text),
+        chart("members live", ts, Line("members", points["members"], is_count=True), ago, "{:g}".format),
     )  # fmt: skip
     rows = list(curve_rows(points))
     table = _table("the curve of the loss", ("time", "step", "median", "range", "members"), rows) if rows else ""
@@ -86,7 +91,8 @@ def _members(shown: Mapping[str, Any]) -> str:
     largest = max([row["share"] for row in members], default=0.0) or 1.0
     strip = "".join(
         f'<li data-state="{row["state"]}"><span class="sign" aria-hidden="true">{SIGNS[row["state"]]}</span><b>{escape(row["peer"])}</b>'
-        f"<span>{row['state']}</span>{_bar(row['share'] / largest)}<span>{100 * row['share']:.1f} %</span></li>"
+        f"<span>{row['state']}</span>{_bar(row['share'] / largest)}<span>{100 * row['share']:.1f} %</span>"
+        f'<span class="more">{escape(_part(row, shown["now"]))}</span></li>'
         for row in members
     )
     cells = [member_cells(row, shown["now"]) for row in members]
@@ -98,6 +104,13 @@ def _members(shown: Mapping[str, Any]) -> str:
         + (f'<ul class="strip">{strip}</ul>' if strip else '<p class="empty">no member in sight</p>')
         + f'{left}<p class="note">{escape(CLAIMS)}</p>{details}'
     )
+
+
+def _part(row: Mapping[str, Any], now_s: float) -> str:
+    """Return how many steps a member says that it has made, and since when."""
+    steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
+    since = "" if row["joined"] is None else f"since {age_text(now_s - row['joined'])}"
+    return ", ".join(filter(None, (steps, since))) or "states no figures"
 
 
 def _changes(shown: Mapping[str, Any]) -> str:
@@ -116,7 +129,10 @@ SECTIONS: Final = (("summary", _summary), ("curves", _charts), ("members", _memb
 def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     """Return the section on how to join, with an invite if the host shows one."""
     if not invite:
-        return f'<section id="join" class="card"><h2>Join</h2><p>{escape(join_text(shown)).capitalize()}.</p></section>'
+        how = join_text(shown)
+        return (
+            f'<section id="join" class="card"><h2>Join</h2><p>{escape(how[:1].upper() + how[1:])}.</p></section>'
+        )
     link = escape(invite)
     return (
         '<section id="join" class="card"><h2>Join</h2><ol>'

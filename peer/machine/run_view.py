@@ -73,18 +73,18 @@ class RunView:
 
     run_id: str = ""
     since: float = 0.0  # this member has watched the run from here on; 0: not yet
-    is_program: bool = False
+    step_tokens: int = 0  # of each inner step of every member; 0: each member decides
     members: dict[str, Member] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     points: list[RunPoint] = field(default_factory=list)
     spacing_s: float = POINT_S
     _taken_s: float = -math.inf  # last news
 
-    def begin(self, run_id: str, *, is_program: bool) -> None:
+    def begin(self, run_id: str, step_tokens: int) -> None:
         """Say which run it is; what was seen of another one is forgotten."""
         if run_id != self.run_id:
             self.members, self.changes, self.points, self.since, self.spacing_s = {}, [], [], 0.0, POINT_S
-        self.run_id, self.is_program = run_id, is_program
+        self.run_id, self.step_tokens = run_id, step_tokens
 
     def take(self, seen: MembersSeen) -> None:
         """Take in the newest records."""
@@ -154,11 +154,12 @@ class RunView:
     def counted(self) -> dict[str, float]:
         """Return the tokens that each member counts for: its claim, but no more than the steps of the run allow."""
         members = self.members.values()
-        per_step = [member.seen.tokens / member.seen.own_steps for member in members if member.seen.own_steps]
-        if not per_step:
-            return {peer: float(member.seen.tokens) for peer, member in self.members.items()}
-        each = statistics.median(per_step) * (MANY_TIMES if self.is_program else 1.0)
-        most = each * max(1, typical_step(self.live() or members), *(point.step for point in self.points))
+        each: float = self.step_tokens
+        if not each:  # our own part is true; of those that hold what we do, the median
+            begun = [member.seen for member in members if member.seen.own_steps]
+            trusted = [seen for seen in begun if seen.is_own] or begun
+            each = MANY_TIMES * statistics.median([seen.tokens / (seen.own_steps or 1) for seen in trusted]) if trusted else 0.0
+        most = each * max([typical_step(self.live() or members), *(point.step for point in self.points)])
         return {peer: min(float(member.seen.tokens), most) for peer, member in self.members.items()}
 
     def to_json(self, now_s: float) -> dict[str, Any]:
@@ -233,6 +234,7 @@ class RunView:
         return {
             "run_id": self.run_id,
             "since": self.since,
+            "step_tokens": self.step_tokens,
             "spacing_s": self.spacing_s,
             "members": [asdict(member) for member in self.members.values()],
             "changes": [asdict(change) for change in self.changes],
@@ -246,6 +248,7 @@ class RunView:
         return cls(
             run_id=str(record["run_id"]),
             since=float(record["since"]),
+            step_tokens=int(record["step_tokens"]),
             spacing_s=float(record["spacing_s"]),
             members={member.seen.peer_id: member for member in members},
             changes=[Change(**one) for one in record["changes"]],

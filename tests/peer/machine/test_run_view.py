@@ -24,7 +24,7 @@ def seen(number: int, now_s: float, step: int = 100, **claims: Any) -> MemberSee
 
 def view(*looks: tuple[float, list[MemberSeen]], is_program: bool = False) -> RunView:
     found = RunView()
-    found.begin("ab", is_program=is_program)
+    found.begin("ab", 0 if is_program else STEP_TOKENS)
     for now_s, members in looks:
         found.take(MembersSeen(tuple(members), ts=now_s))
     return found
@@ -54,6 +54,7 @@ def test_shares_and_totals_of_honest_members_are_those_that_they_publish() -> No
         {"step": 1 << 48, "tokens": 1 << 53, "own_steps": 1 << 35},
         {"carried_mb": 1 << 35},
         {"joined": 1},
+        {"joined": 1 << 34},
         {"joined": 1 << 35},
     ],
     ids=str,
@@ -132,10 +133,10 @@ def test_nobody_is_said_to_leave_while_this_member_was_away() -> None:
 def test_what_was_seen_survives_a_restart_and_is_forgotten_with_another_run() -> None:
     found = view((NOW_S, [seen(1, NOW_S, is_own=True)]), (NOW_S + 60, [seen(1, NOW_S + 60), seen(2, NOW_S + 60)]))
     again = RunView.from_record(json.loads(json.dumps(found.to_record())))
-    again.begin("ab", is_program=False)
+    again.begin("ab", STEP_TOKENS)
     assert again.to_json(NOW_S + 61) | {"members": []} == found.to_json(NOW_S + 61) | {"members": []}
     assert len(again.members) == 2 and again.since == NOW_S
-    again.begin("cd", is_program=False)
+    again.begin("cd", STEP_TOKENS)
     assert not again.members and not again.points and not again.since
 
 
