@@ -61,12 +61,7 @@ def _charts(shown: Mapping[str, Any]) -> str:
         return [points[name][index] for index in places]
 
     def ago(place: float) -> str:
-        minutes = (now_s - place) / 60
-        for unit, size in (("d", 2880), ("h", 120), ("min", 1)):
-            if minutes >= size:
-                whole = minutes / {"d": 1440, "h": 60, "min": 1}[unit]
-                return f"{whole:.{int(unit != 'min' and whole < 10)}f} {unit} ago"
-        return "now"
+        return f"{_about(now_s - place)} ago" if now_s - place >= 60 else "now"
 
     steps = [float(points["step"][index]) for index in by_step]
     drawn = (
@@ -109,8 +104,17 @@ def _members(shown: Mapping[str, Any]) -> str:
 def _part(row: Mapping[str, Any], now_s: float) -> str:
     """Return how many steps a member says that it has made, and since when."""
     steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
-    since = "" if row["joined"] is None else f"since {age_text(now_s - row['joined'])}"
+    since = "" if row["joined"] is None else f"for {_about(now_s - row['joined'])}"
     return ", ".join(filter(None, (steps, since))) or "states no figures"
+
+
+def _about(seconds: float) -> str:
+    """Return a duration in one unit, as short as a chart's axis needs it."""
+    minutes = max(0.0, seconds / 60)
+    for unit, size, least in (("d", 1440, 2880), ("h", 60, 120)):
+        if minutes >= least:
+            return f"{minutes / size:.{int(minutes < 10 * size)}f} {unit}".replace(".0 ", " ")
+    return f"{minutes:.0f} min"
 
 
 def _changes(shown: Mapping[str, Any]) -> str:
@@ -130,9 +134,7 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     """Return the section on how to join, with an invite if the host shows one."""
     if not invite:
         how = join_text(shown)
-        return (
-            f'<section id="join" class="card"><h2>Join</h2><p>{escape(how[:1].upper() + how[1:])}.</p></section>'
-        )
+        return f'<section id="join" class="card"><h2>Join</h2><p>{escape(how[:1].upper() + how[1:])}.</p></section>'
     link = escape(invite)
     return (
         '<section id="join" class="card"><h2>Join</h2><ol>'
