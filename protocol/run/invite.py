@@ -89,7 +89,7 @@ def closing_of(bearer: PeerId) -> PeerId:
 
 
 PREFIX: Final = "gossamer1"
-LINK: Final = "gossamer"  # the scheme of a link, whose colon is dropped as everything that is pasted along
+LINK: Final = "gossamer:"  # before an invite: the scheme of a link
 _CHECKSUM_BYTES: Final = 4
 _PASTED: Final = re.compile(r"[\s\u200b\u2060\ufeff\"'`<>]")  # characters that mail programs, chats and shells add
 _COPY_AGAIN: Final = "copy the whole line that `peer host` or `peer invite` printed"
@@ -146,7 +146,7 @@ class Invite:
 
     def to_link(self) -> str:
         """Return the invite as a link, which a page or a QR code shows."""
-        return f"{LINK}:{self.to_text()}"
+        return f"{LINK}{self.to_text()}"
 
     @classmethod
     def from_text(cls, text: str) -> Self:
