@@ -166,7 +166,7 @@ class RunView:
         """Return what is shown, JSON-able: the run in figures, live members first, changes from the newest on, and the curve."""
         live, counted = self.live(), self.counted()
         together = sum(counted.values())
-        rates = [member.tokens_per_second for member in live if member.state(now_s) == "training"]
+        rates = [member.tokens_per_second for member in live if member.state(now_s) == "training" and member.tokens_per_second]
         typical = statistics.median(rates) if rates else 0.0
         most = self._most(now_s)
         rows = [self._row(peer, member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
