@@ -266,7 +266,7 @@ def kept_view(home: Home) -> RunView:
 
 def typical_step(members: Iterable[Member]) -> int:
     """Return the lower median of the global steps of members that have begun; 0 if none has. Paused and silent members count too."""
-    steps = [member.seen.step for member in members if member.seen.step]
+    steps = [member.seen.step for member in members if member.seen.step and member.seen.own_steps != 0]
     return statistics.median_low(steps) if steps else 0
 
 

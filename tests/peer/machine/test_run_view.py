@@ -79,6 +79,8 @@ def test_no_claim_of_one_member_bends_the_picture(claims: dict[str, Any], is_pro
 def test_a_newcomer_that_has_not_begun_takes_nothing_from_the_others() -> None:
     shown = view((NOW_S, [seen(1, NOW_S, 300), seen(2, NOW_S, 0, loss=None)])).to_json(NOW_S)
     assert (shown["step"], shown["tokens"]) == (300, 300 * STEP_TOKENS)
+    taken_over = view((NOW_S, [seen(1, NOW_S, 300), seen(2, NOW_S, 200, own_steps=0, tokens=0, loss=None)])).to_json(NOW_S)
+    assert taken_over["step"] == 300
     assert shown["points"]["loss"] == [2.0]
 
 
