@@ -29,8 +29,19 @@ class Line:
     is_count: bool = False  # drawn from zero on, with whole numbers at the axis
 
 
-def chart(title: str, places: Sequence[float], line: Line, place_text: Callable[[float], str], value_text: Callable[[float], str]) -> str:
-    """Return a chart of a line over increasing places, as an HTML figure; with words in place of a drawing until there are two points."""
+def chart(
+    title: str,
+    places: Sequence[float],
+    line: Line,
+    place_text: Callable[[float], str],
+    value_text: Callable[[float], str],
+    *,
+    breaks: bool = True,
+) -> str:
+    """Return a chart of a line over increasing places, as an HTML figure; with words in place of a drawing until there are two points.
+
+    `breaks`: places are times, and nothing is drawn over a long time without a value.
+    """
     known = [(place, value) for place, value in zip(places, line.values, strict=True) if value is not None]
     if len(known) < 2 or known[0][0] == known[-1][0]:
         return f'<figure class="chart"><figcaption>{escape(title)}</figcaption><p class="empty">no curve yet</p></figure>'
@@ -45,7 +56,7 @@ def chart(title: str, places: Sequence[float], line: Line, place_text: Callable[
         return round(HEIGHT * (1 - (inside - ticks[0]) / (ticks[-1] - ticks[0])), 1)
 
     drawn = "".join(f'<path class="grid" d="M0 {y(tick):g}H{WIDTH:g}"/>' for tick in ticks)
-    for part in _parts(places, line):
+    for part in _parts(places, line) if breaks else [[index for index, value in enumerate(line.values) if value is not None]]:
         if line.low and len(part) > 1:
             there = [(x(places[index]), y(_number(line.high[index]))) for index in part]
             back = [(x(places[index]), y(_number(line.low[index]))) for index in reversed(part)]

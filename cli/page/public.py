@@ -23,8 +23,8 @@ from gossamer.cli.page.run_view import Rendering, RunPage
 from gossamer.protocol.budgets import Allowance, Budgets
 from gossamer.protocol.errors import BadSettings
 
-ANSWERS_IN_ALL = Allowance(600, 20.0)  # a viewer asks every four seconds: 120 viewers, and what a crowd asks at once
-ANSWERS_EACH = Allowance(120, 20.0)  # of one network: an office of twenty viewers
+ANSWERS_IN_ALL = Allowance(1000, 20.0)  # a viewer asks every three seconds: 150 viewers
+ANSWERS_EACH = Allowance(240, 20.0)  # of one network: an office of twenty viewers
 LIFE_S = 60.0  # of a connection
 MAX_CONNECTIONS = 256
 MAX_OF_ONE = 32  # connections of one network

@@ -1,7 +1,7 @@
 // The page of a run: fetches the sections that change and replaces those that have. It computes no figure.
 "use strict";
 
-const LOOK_MS = 4000;
+const LOOK_MS = 3000;
 const STALE_MS = 15000;
 const shown = new Map();
 let heardAt = Date.now();

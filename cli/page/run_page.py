@@ -36,11 +36,13 @@ def _summary(shown: Mapping[str, Any]) -> str:
     ends = f", ends in about {age_text(shown['ends'] - shown['now'])}" if shown["ends"] else ""
     words = f"step {shown['step']:,} of {shown['total_steps']:,} ({share_text(share, 1)}){ends}"
     unit, more = escape(shown["unit"]), shown["one_more_tokens_per_second"]
+    losses = [loss for loss in shown["points"]["loss"] if loss is not None]
     tiles = {
+        "loss, median": f"{losses[-1]:.3f}" if losses else "-",
         "members live": f"{shown['live']}",
         f"{unit} trained": number_text(shown["tokens"]),
         f"{unit} a second": number_text(shown["tokens_per_second"]) if shown["tokens_per_second"] else "-",
-        "one more would add": f"{number_text(more)} {unit}/s" if more else "-",
+        "one more would add": f"{number_text(more)} /s" if more else "-",
         "carried in meetings": bytes_text(1e6 * shown["carried_mb"]),
     }
     return (
@@ -67,7 +69,7 @@ def _charts(shown: Mapping[str, Any]) -> str:
     drawn = (
         chart(
             f"{loss}, by step", steps, Line("the median", at("loss", by_step), at("low", by_step), at("high", by_step)),
-            number_text, "{:.2f}".format,
+            number_text, "{:.2f}".format, breaks=False,
         ),
         chart(f"{loss}, by time", ts, Line("the median", points["loss"], points["low"], points["high"]), ago, "{:.2f}".format),
         chart(f"{unit} trained", ts, Line(unit, points["tokens"], is_count=True), ago, number_text),

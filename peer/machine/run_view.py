@@ -104,6 +104,13 @@ class RunView:
         if now_s - self._taken_s <= DEAF_S:
             self._expire(now_s)
 
+    def note_own(self, step: int, tokens: int, own_steps: int, loss: float | None) -> None:
+        """Bring this peer's own row up to date between two of its records."""
+        for peer, member in self.members.items():
+            if member.seen.is_own and member.gone is None and member.seen.state == "training":
+                seen = replace(member.seen, step=step, tokens=tokens, own_steps=own_steps, loss=member.seen.loss if loss is None else loss)
+                self.members[peer] = replace(member, seen=seen)
+
     def _take_one(self, one: MemberSeen, now_s: float, *, quietly: bool) -> None:
         before, is_over = self.members.get(one.peer_id), one.expires <= now_s
         if before is None:
@@ -181,7 +188,9 @@ class RunView:
             "tokens": round(together),
             "tokens_per_second": sum(min(rate, MANY_TIMES * typical) for rate in rates),
             "one_more_tokens_per_second": typical,
-            "carried_mb": round(sum(_bounded([member.seen.carried_mb or 0 for member in self.members.values()]))),
+            "carried_mb": round(
+                sum(_bounded([member.seen.carried_mb or 0 for member in self.members.values()])) / 2
+            ),  # both sides of a meeting count it
             "members": sorted(rows, key=lambda row: (row["state"] == "left", -row["counted"], row["peer_id"])),
             "changes": [asdict(change) for change in reversed(self.changes)],
             "points": {each.name: [getattr(point, each.name) for point in self.points] for each in fields(RunPoint)},

@@ -37,6 +37,8 @@ class RunWatch:
     def look(self, now_s: float, status: Status) -> OwnPart | None:
         """Note who has gone, and write the file now and then; return our own part if it is to be published again."""
         self._view.look(now_s)
+        if status.state == "training":
+            self._view.note_own(status.step, status.tokens, status.own_steps, status.loss)
         if now_s - self._kept_s >= KEEP_S:
             self._kept_s = now_s
             self.keep()

@@ -36,7 +36,7 @@ def row(shown: dict[str, Any], number: int) -> dict[str, Any]:
 
 def test_shares_and_totals_of_honest_members_are_those_that_they_publish() -> None:
     shown = view((NOW_S, [seen(1, NOW_S, 300, tokens=100 * STEP_TOKENS, own_steps=100), seen(2, NOW_S, 300)])).to_json(NOW_S)
-    assert (shown["tokens"], shown["live"], shown["ever"], shown["carried_mb"]) == (400 * STEP_TOKENS, 2, 2, 20)
+    assert (shown["tokens"], shown["live"], shown["ever"], shown["carried_mb"]) == (400 * STEP_TOKENS, 2, 2, 10)
     assert [row["share"] for row in shown["members"]] == [0.75, 0.25]
     run = view((NOW_S, [seen(number, NOW_S, step) for number, step in enumerate((100, 200, 300))])).to_json(NOW_S)
     assert [round(row["share"], 3) for row in run["members"]] == [0.4, 0.4, 0.2], "no more than the steps of the run allow"
@@ -88,6 +88,13 @@ def test_the_range_of_few_members_is_whole_and_that_of_five_leaves_one_out_on_ea
     assert spread([]) == (None, None, None)
     assert spread([1.0, 3.0, 2.0, 9.0]) == (1.0, 2.5, 9.0)
     assert spread([1.0, 3.0, 2.0, 9.0, 0.0]) == (1.0, 2.0, 3.0)
+
+
+def test_the_own_row_is_as_new_as_this_peer_and_not_as_its_record() -> None:
+    found = view((NOW_S, [seen(1, NOW_S, is_own=True), seen(2, NOW_S)]))
+    found.note_own(103, 103 * STEP_TOKENS, 103, None)
+    own, other = (row(found.to_json(NOW_S), number) for number in (1, 2))
+    assert (own["step"], own["loss"], other["step"]) == (103, 2.0, 100)
 
 
 def test_members_without_figures_are_shown_and_count_their_tokens() -> None:
