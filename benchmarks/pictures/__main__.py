@@ -17,7 +17,7 @@ from pathlib import Path
 from benchmarks.pictures.browser import Browser, browser
 from benchmarks.pictures.scenes import SCENES, play
 
-WIDTHS = {"wide": 1280, "narrow": 390}
+WIDTHS = {"wide": 1280, "middle": 768, "narrow": 390}
 DRAWN_S = 15.0
 DRAWN = "return document.querySelectorAll('.peer').length > 0 && document.getElementById('connection').textContent === 'live'"
 

@@ -38,7 +38,7 @@ EARLIER = {
 def begun(peer: str, start_s: float) -> Iterator[events.Event]:
     """Yield the first events of every peer of a run."""
     yield events.PeerStarted(peer, EARLIER | {"joined": start_s - 260_000}, ts=start_s)
-    yield events.RunKnown("3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465", 4000, ts=start_s)
+    yield events.RunKnown("3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465", 4000, name="Tales of many machines", ts=start_s)
 
 
 def trained(start_s: float, meets: bool) -> Iterator[events.Event]:

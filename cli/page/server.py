@@ -127,7 +127,7 @@ class Page:
             await asyncio.sleep(SEND_S)
 
     async def _act(self, request: Request) -> Response:
-        """Pause, resume, or set a limit."""
+        """Pause, resume, leave, or set a limit."""
         number, verb = request.path_params["number"], request.path_params["verb"]
         try:
             wanted = json.loads(await request.body() or b"{}")
@@ -149,6 +149,8 @@ def _request(verb: str, wanted: dict[str, object]) -> dict[str, object] | None:
             return {"verb": "pause", "seconds": seconds}
         case "resume", _:
             return {"verb": "resume"}
+        case "leave", {"finish": bool() as finish}:
+            return {"verb": "leave", "finish": finish}
         case "set", {"key": str(key), "value": str() | None as value} if key in LIMITS:
             return {"verb": "set", "key": key, "value": value}
     return None

@@ -57,11 +57,13 @@ class RunKnown(Stamped):
     unit: str = "tokens"  # what training is counted in
     program: str = ""  # name, source and revision of a program run's program; empty for a text run
     step_tokens: int = 0  # of each inner step of every member; 0 in a program run, where that is each member's affair
+    name: str = ""  # of the run
 
     @classmethod
     def of(cls, manifest: AnyManifest) -> RunKnown:
         """Make the event of a run's manifest."""
-        return cls(manifest.run_id.hex(), manifest.run.total_steps, manifest.unit, manifest.program_words, manifest.step_tokens)
+        run = manifest.run
+        return cls(manifest.run_id.hex(), run.total_steps, manifest.unit, manifest.program_words, manifest.step_tokens, run.name)
 
 
 class ModelBuilt(Stamped):

@@ -157,6 +157,7 @@ def test_a_stopped_peer_is_shown_with_its_last_state(tmp_path: Path) -> None:
         ("pause", {"seconds": 3600}, {"verb": "pause", "seconds": 3600}),
         ("pause", {"seconds": None}, {"verb": "pause", "seconds": None}),
         ("resume", {}, {"verb": "resume"}),
+        ("leave", {"finish": True}, {"verb": "leave", "finish": True}),
         ("set", {"key": LIMITS[0], "value": "2"}, {"verb": "set", "key": LIMITS[0], "value": "2"}),
     ],
 )
@@ -170,6 +171,8 @@ def test_it_can_pause_resume_and_set_limits(tmp_path: Path, path: str, body: dic
     ("path", "body"),
     [
         ("0/leave", b"{}"),
+        ("0/leave", b'{"finish": 1}'),
+        ("0/config", b"{}"),
         ("0/set", b'{"key": "data", "value": "/"}'),
         ("0/pause", b'{"seconds": "x"}'),
         ("0/pause", b"["),

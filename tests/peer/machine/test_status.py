@@ -62,7 +62,7 @@ def test_the_keys_of_the_contract_are_there() -> None:
 def test_the_status_of_a_session_follows_from_its_events() -> None:
     status = after(
         PeerStarted("12D3KooX", ts=50.0),
-        RunKnown("ab", 800),
+        RunKnown("ab", 800, name="tales"),
         ModelBuilt(1000, 4.125, coding="compiled"),
         PeersSeen(3),
         AddressesChanged(("/ip4/192.0.2.1/tcp/1",)),
