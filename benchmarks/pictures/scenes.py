@@ -40,12 +40,14 @@ EARLIER = {
 }
 
 
+RUN_ID = "3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465"
+RUN: dict[str, Any] = {"name": "Tales of many machines", "access": "open", "total_steps": 6000}
+
+
 def begun(peer: str, start_s: float) -> Iterator[events.Event]:
     """Yield the first events of every peer of a run."""
     yield events.PeerStarted(peer, EARLIER | {"joined": start_s - 260_000}, ts=start_s)
-    yield events.RunKnown(
-        "3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465", 4000, name="Tales of many machines", ts=start_s
-    )
+    yield events.RunKnown(RUN_ID, 4000, name=RUN["name"], ts=start_s)
 
 
 def trained(start_s: float, meets: bool) -> Iterator[events.Event]:
@@ -122,7 +124,6 @@ def changed_at(state: str, reason: str, ts: float, way_out: str = "") -> events.
     return events.StateChanged(event.state, event.reason, event.way_out, ts=ts)
 
 
-RUN = {"name": "Tales of many machines", "access": "open", "total_steps": 6000}
 RUNS = {"run": 60, "small-run": 4}  # pages of a whole run, with so many members
 
 SCENES: dict[str, Callable[[float], Iterator[events.Event]]] = {

@@ -1,4 +1,4 @@
-"""Line charts as HTML and SVG, drawn on the server: a public page loads no chart library, which would be 4.8 MB for each viewer.
+"""ChartLine charts as HTML and SVG, drawn on the server: a public page loads no chart library, which would be 4.8 MB for each viewer.
 
 A label is HTML beside the drawing, so it keeps its size at every width. What is drawn is stretched to the width that there is.
 """
@@ -19,7 +19,7 @@ OVERSHOOT = 0.5  # of the height of the line: a range that goes farther is cut
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class ChartLine:
     """One line of a chart, or a line with a range around it. None: there is no value at this place."""
 
     name: str
@@ -32,7 +32,7 @@ class Line:
 def chart(
     title: str,
     places: Sequence[float],
-    line: Line,
+    line: ChartLine,
     place_text: Callable[[float], str],
     value_text: Callable[[float], str],
     *,
@@ -76,7 +76,7 @@ def chart(
     )
 
 
-def _range(line: Line) -> tuple[float, float]:
+def _range(line: ChartLine) -> tuple[float, float]:
     """Return the least and the greatest value to draw: those of the line decide, not those of the range around it."""
     values = [value for value in line.values if value is not None]
     low, high = (0.0 if line.is_count else min(values)), max(values)
@@ -96,7 +96,7 @@ def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     return [step * number for number in range(first, last + 1)]
 
 
-def _parts(places: Sequence[float], line: Line) -> Iterator[list[int]]:
+def _parts(places: Sequence[float], line: ChartLine) -> Iterator[list[int]]:
     """Yield the places of unbroken pieces of the line: a member that was away has seen nothing meanwhile."""
     known = [index for index, value in enumerate(line.values) if value is not None]
     distances = [places[later] - places[sooner] for sooner, later in zip(known, known[1:], strict=False)]

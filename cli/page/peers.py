@@ -15,8 +15,8 @@ from gossamer.cli.status import rows
 from gossamer.peer.machine.config import LIMITS, LocalSettings
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.states import RESUMES
 from gossamer.peer.machine.status import Status
-from gossamer.peer.supervisor.pauses import RESUMES
 from gossamer.protocol.errors import BadSettings
 
 LOOK_S = 0.9  # younger answers are reused

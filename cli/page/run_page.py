@@ -9,7 +9,7 @@ from importlib.resources import files
 from typing import Any, Final
 
 from gossamer.cli.figures import age_text, bytes_text, share_text
-from gossamer.cli.page.charts import Line, chart
+from gossamer.cli.page.charts import ChartLine, chart
 from gossamer.cli.whole_run import CLAIMS, MEMBER_COLUMNS, curve_rows, join_text, last_loss_text, member_cells, number_text, seen_text
 
 SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
@@ -68,12 +68,12 @@ def _charts(shown: Mapping[str, Any]) -> str:
     steps = [float(points["step"][index]) for index in by_step]
     drawn = (
         chart(
-            f"{loss}, by step", steps, Line("the median", at("loss", by_step), at("low", by_step), at("high", by_step)),
+            f"{loss}, by step", steps, ChartLine("the median", at("loss", by_step), at("low", by_step), at("high", by_step)),
             number_text, "{:.2f}".format, breaks=False,
         ),
-        chart(f"{loss}, by time", ts, Line("the median", points["loss"], points["low"], points["high"]), ago, "{:.2f}".format),
-        chart(f"{unit} trained", ts, Line(unit, points["tokens"], is_count=True), ago, number_text),
-        chart("members live", ts, Line("members", points["members"], is_count=True), ago, "{:g}".format),
+        chart(f"{loss}, by time", ts, ChartLine("the median", points["loss"], points["low"], points["high"]), ago, "{:.2f}".format),
+        chart(f"{unit} trained", ts, ChartLine(unit, points["tokens"], is_count=True), ago, number_text),
+        chart("members live", ts, ChartLine("members", points["members"], is_count=True), ago, "{:g}".format),
     )  # fmt: skip
     rows = list(curve_rows(points))
     table = _table("the curve of the loss", ("time", "step", "median", "range", "members"), rows) if rows else ""
@@ -149,8 +149,8 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
 
 
 def _growing(steps: Sequence[int]) -> Iterator[int]:
-    """Yield the places of a sequence at which it is larger than ever before: a chart's places increase."""
-    most = -1
+    """Yield the places of a sequence at which it is larger than ever before: the places of a chart increase, from the first step on."""
+    most = 0
     for index, step in enumerate(steps):
         if step > most:
             most = step

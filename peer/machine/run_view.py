@@ -29,7 +29,7 @@ MANY_TIMES = 16.0  # the most that a member of a program run counts for, as in a
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
+class MemberView:
     """One member as this one knows it."""
 
     seen: MemberSeen
@@ -74,7 +74,7 @@ class RunView:
     run_id: str = ""
     since: float = 0.0  # this member has watched the run from here on; 0: not yet
     step_tokens: int = 0  # of each inner step of every member; 0: each member decides
-    members: dict[str, Member] = field(default_factory=dict)
+    members: dict[str, MemberView] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     points: list[RunPoint] = field(default_factory=list)
     spacing_s: float = POINT_S
@@ -116,7 +116,7 @@ class RunView:
         if before is None:
             if is_over:
                 return
-            self.members[one.peer_id] = Member(one, now_s, now_s)
+            self.members[one.peer_id] = MemberView(one, now_s, now_s)
             if not quietly:
                 is_new = one.joined is None or now_s - one.joined < NEWCOMER_S
                 self._note(now_s, one.peer_id, "joined" if is_new else "first seen")
@@ -154,7 +154,7 @@ class RunView:
         if len(self.points) > MAX_POINTS:
             self.points, self.spacing_s = self.points[::2], 2 * self.spacing_s
 
-    def live(self) -> list[Member]:
+    def live(self) -> list[MemberView]:
         """Return the members that have not gone."""
         return [member for member in self.members.values() if member.gone is None]
 
@@ -176,7 +176,7 @@ class RunView:
         rates = [member.tokens_per_second for member in live if member.state(now_s) == "training" and member.tokens_per_second]
         typical = statistics.median(rates) if rates else 0.0
         most = self._most(now_s)
-        rows = [self._row(peer, member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
+        rows = [self._row(member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
         return {
             "run_id": self.run_id,
             "since": self.since or None,
@@ -216,12 +216,14 @@ class RunView:
             "carried_mb": MANY_TIMES * statistics.median(carried) if carried else math.inf,
         }
 
-    def _row(self, peer: str, member: Member, counted: float, together: float, most: Mapping[str, float], now_s: float) -> dict[str, Any]:
+    def _row(
+        self, peer: str, member: MemberView, counted: float, together: float, most: Mapping[str, float], now_s: float
+    ) -> dict[str, Any]:
         """Return what is shown of a member; a claim that is not credible is None."""
         seen = member.seen
         joined = None if seen.joined is None or now_s - seen.joined > most["age_s"] else min(float(seen.joined), member.heard)
         return {
-            "peer_id": peer,
+            "peer_id": seen.peer_id,
             "is_own": seen.is_own,
             "state": member.state(now_s),
             "step": _credible(seen.step, most["steps"]),
@@ -253,7 +255,7 @@ class RunView:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Self:
         """Read what `to_record` returned. Raises KeyError, TypeError or ValueError for anything else."""
-        members = (Member(**{**one, "seen": MemberSeen(**{**one["seen"], "is_own": False})}) for one in record["members"])
+        members = (MemberView(**{**one, "seen": MemberSeen(**{**one["seen"], "is_own": False})}) for one in record["members"])
         return cls(
             run_id=str(record["run_id"]),
             since=float(record["since"]),
@@ -273,7 +275,7 @@ def kept_view(home: Home) -> RunView:
         return RunView()
 
 
-def typical_step(members: Iterable[Member]) -> int:
+def typical_step(members: Iterable[MemberView]) -> int:
     """Return the lower median of the global steps of members that have begun; 0 if none has. Paused and silent members count too."""
     steps = [member.seen.step for member in members if member.seen.step and member.seen.own_steps != 0]
     return statistics.median_low(steps) if steps else 0
@@ -298,6 +300,6 @@ def _credible(claim: int | None, most: float) -> int | None:
     return None if claim is None or claim > most else claim
 
 
-def _rate(before: Member, now: MemberSeen, now_s: float) -> float:
+def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:
     passed_s, trained = now_s - before.heard, now.tokens - before.seen.tokens
     return max(0.0, trained / passed_s) if passed_s >= 1.0 else before.tokens_per_second

@@ -13,10 +13,10 @@ from gossamer.peer.machine.config import LocalSettings, PeerConfig
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.room import megabytes
 from gossamer.peer.machine.schedule import Schedule
+from gossamer.peer.machine.states import RESUMES
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.supervisor.surroundings import CALM_S, Lookout, Surroundings
 
-RESUMES = "ends with `peer resume`"
 SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
 
 
