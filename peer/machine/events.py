@@ -336,7 +336,7 @@ class MemberSeen:
 
 
 class MembersSeen(Report):
-    """The members of the run, this peer among them, by their newest records; sent when a record is new."""
+    """The members of the run, this peer among them, whose records are new since the event before."""
 
     members: tuple[MemberSeen, ...]
 

@@ -216,9 +216,7 @@ class RunView:
             "carried_mb": MANY_TIMES * statistics.median(carried) if carried else math.inf,
         }
 
-    def _row(
-        self, peer: str, member: MemberView, counted: float, together: float, most: Mapping[str, float], now_s: float
-    ) -> dict[str, Any]:
+    def _row(self, member: MemberView, counted: float, together: float, most: Mapping[str, float], now_s: float) -> dict[str, Any]:
         """Return what is shown of a member; a claim that is not credible is None."""
         seen = member.seen
         joined = None if seen.joined is None or now_s - seen.joined > most["age_s"] else min(float(seen.joined), member.heard)

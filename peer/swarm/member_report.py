@@ -10,7 +10,7 @@ from gossamer.protocol.messages.records import MemberRecord
 
 
 class MemberReporter:
-    """Emits the members whenever a record is new."""
+    """Emits the members whose record is new."""
 
     def __init__(self, emit: Callable[[Event], None], peer_exchange: PeerExchange) -> None:
         self._emit = emit
@@ -18,12 +18,11 @@ class MemberReporter:
         self._reported: dict[bytes, int] = {}
 
     def report(self) -> None:
-        """Emit all members if a record is new since the last call."""
+        """Emit the members whose record is new since the last call."""
         records = list(self._records())
-        newest = {record.peer_id.raw: record.sequence for record in records}
-        if records and newest != self._reported:
-            self._reported = newest
-            self._emit(MembersSeen(tuple(map(self._seen, records))))
+        if news := [record for record in records if self._reported.get(record.peer_id.raw) != record.sequence]:
+            self._emit(MembersSeen(tuple(map(self._seen, news))))
+        self._reported = {record.peer_id.raw: record.sequence for record in records}
 
     def _records(self) -> Iterator[MemberRecord]:
         if self._peer_exchange.own is not None:
