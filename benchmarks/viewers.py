@@ -74,9 +74,8 @@ def main() -> None:
         passed_s = time.monotonic() - began_s
         share, answers = (spent_s(processes) - before_s) / passed_s, dict(viewers.answers)
         median_ms = 1000 * statistics.median(viewers.latencies_s) if viewers.latencies_s else 0.0
-        print(
-            f"{number} viewers: {100 * share:.2f} % of a core, {viewers.num_bytes / passed_s / 1000:.1f} kB/s, {answers}, {median_ms:.1f} ms"
-        )
+        rate = viewers.num_bytes / passed_s / 1000
+        print(f"{number} viewers: {100 * share:.2f} % of a core, {rate:.1f} kB/s, {answers}, {median_ms:.1f} ms")
 
 
 if __name__ == "__main__":

@@ -89,9 +89,10 @@ def dashboard(
         if public:
             run_shown(shown[0])  # raises where there is no run
             outside = stack.enter_context(listening_for_all(public))
-            page = PublicPage(RunPage(partial(run_shown, shown[0]), invite=invite), public_name or ())
+            names = [*(public_name or []), socket.gethostname()]
+            page = PublicPage(RunPage(partial(run_shown, shown[0]), invite=invite), names)
             servers.append((server(page, BriefConnection), outside))
-            print(f"http://{(public_name or [socket.gethostname()])[0]}:{outside.getsockname()[1]}/", flush=True)
+            print(public_url(outside, names[0]), flush=True)
             print("everybody who reaches this port can read the page of the run; it changes nothing", file=sys.stderr)
         asyncio.run(serve(servers))
 
@@ -129,6 +130,13 @@ def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
     from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
 
     FullScreen(homes or [home]).run()
+
+
+def public_url(listener: socket.socket, name: str) -> str:
+    """Return where others find the page: at this name, or at the one address that it listens on."""
+    address, port = listener.getsockname()[:2]
+    host = name if address in ("::", "0.0.0.0") else f"[{address}]" if ":" in address else address
+    return f"http://{host}:{port}/"
 
 
 def listening_for_all(text: str) -> socket.socket:
