@@ -79,6 +79,8 @@ def dashboard(
 
     shown = homes or [home]
     invite = invite_link(Home(shown[0]), uses) if show_invite else ""
+    if public:
+        run_shown(shown[0])  # raises where there is no run
     with ExitStack() as stack:
         listener = stack.enter_context(listening(port))
         port = listener.getsockname()[1]
@@ -87,7 +89,6 @@ def dashboard(
         print(f"http://{HERE}:{port}/{'runs/0/page' if run else ''}?token={token}", flush=True)
         print("Ctrl-C stops the page; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
         if public:
-            run_shown(shown[0])  # raises where there is no run
             outside = stack.enter_context(listening_for_all(public))
             names = [*(public_name or []), socket.gethostname()]
             page = PublicPage(RunPage(partial(run_shown, shown[0]), invite=invite), names)

@@ -37,6 +37,7 @@ class MemberView:
     heard: float  # when its newest record arrived
     gone: float | None = None  # when it left, or its last record expired
     tokens_per_second: float = 0.0  # by its last two records
+    recorded_tokens: int = 0  # in its newest record; `seen` may be newer for this peer itself
 
     def state(self, now_s: float) -> str:
         """Return the state to show."""
@@ -116,7 +117,7 @@ class RunView:
         if before is None:
             if is_over:
                 return
-            self.members[one.peer_id] = MemberView(one, now_s, now_s)
+            self.members[one.peer_id] = MemberView(one, now_s, now_s, recorded_tokens=one.tokens)
             if not quietly:
                 is_new = one.joined is None or now_s - one.joined < NEWCOMER_S
                 self._note(now_s, one.peer_id, "joined" if is_new else "first seen")
@@ -128,7 +129,9 @@ class RunView:
             if gone is not None and before.gone is None:
                 self._note(now_s, one.peer_id, "left")
             rate = 0.0 if back else _rate(before, one, now_s)
-            self.members[one.peer_id] = replace(before, seen=one, heard=now_s, gone=gone, tokens_per_second=rate)
+            self.members[one.peer_id] = replace(
+                before, seen=one, heard=now_s, gone=gone, tokens_per_second=rate, recorded_tokens=one.tokens
+            )
 
     def _expire(self, now_s: float, *, quietly: bool = False) -> None:
         for peer, member in self.members.items():
@@ -150,7 +153,7 @@ class RunView:
             return
         losses = [member.seen.loss for member in live if member.seen.loss is not None and member.state(now_s) == "training"]
         low, middle, high = spread(losses)
-        self.points.append(RunPoint(now_s, typical_step(live), middle, low, high, len(live), sum(self.counted().values())))
+        self.points.append(RunPoint(now_s, self.step(now_s), middle, low, high, len(live), sum(self.counted(now_s).values())))
         if len(self.points) > MAX_POINTS:
             self.points, self.spacing_s = self.points[::2], 2 * self.spacing_s
 
@@ -158,20 +161,25 @@ class RunView:
         """Return the members that have not gone."""
         return [member for member in self.members.values() if member.gone is None]
 
-    def counted(self) -> dict[str, float]:
+    def step(self, now_s: float) -> int:
+        """Return the step of the run: the lower median of the training members; without any, of the live ones, or the last one seen."""
+        live = self.live()
+        training = [member for member in live if member.state(now_s) == "training"]
+        return typical_step(training) or typical_step(live) or (self.points[-1].step if self.points else 0)
+
+    def counted(self, now_s: float) -> dict[str, float]:
         """Return the tokens that each member counts for: its claim, but no more than the steps of the run allow."""
-        members = self.members.values()
         each: float = self.step_tokens
         if not each:  # our own part is true; of those that hold what we do, the median
-            begun = [member.seen for member in members if member.seen.own_steps]
+            begun = [member.seen for member in self.members.values() if member.seen.own_steps]
             trusted = [seen for seen in begun if seen.is_own] or begun
             each = MANY_TIMES * statistics.median([seen.tokens / (seen.own_steps or 1) for seen in trusted]) if trusted else 0.0
-        most = each * max([typical_step(self.live() or members), *(point.step for point in self.points)])
+        most = each * max([self.step(now_s), *(point.step for point in self.points)])
         return {peer: min(float(member.seen.tokens), most) for peer, member in self.members.items()}
 
     def to_json(self, now_s: float) -> dict[str, Any]:
         """Return what is shown, JSON-able: the run in figures, live members first, changes from the newest on, and the curve."""
-        live, counted = self.live(), self.counted()
+        live, counted = self.live(), self.counted(now_s)
         together = sum(counted.values())
         rates = [member.tokens_per_second for member in live if member.state(now_s) == "training" and member.tokens_per_second]
         typical = statistics.median(rates) if rates else 0.0
@@ -181,7 +189,7 @@ class RunView:
             "run_id": self.run_id,
             "since": self.since or None,
             "now": now_s,
-            "step": typical_step(live) if live else (self.points[-1].step if self.points else 0),
+            "step": self.step(now_s),
             "live": len(live),
             "ever": len(self.members),
             "steps_per_second": self._pace(),
@@ -209,7 +217,7 @@ class RunView:
         seen = [member.seen for member in self.members.values()]
         ages = [now_s - one.joined for one in seen if one.joined is not None and one.joined <= now_s]
         carried = [one.carried_mb for one in seen if one.carried_mb]
-        steps = max([typical_step(self.live() or self.members.values()), *(point.step for point in self.points)])
+        steps = max([self.step(now_s), *(point.step for point in self.points)])
         return {
             "steps": MANY_TIMES * max(1, steps),
             "age_s": MANY_TIMES * statistics.median(ages) if ages else 0.0,
@@ -274,7 +282,7 @@ def kept_view(home: Home) -> RunView:
 
 
 def typical_step(members: Iterable[MemberView]) -> int:
-    """Return the lower median of the global steps of members that have begun; 0 if none has. Paused and silent members count too."""
+    """Return the lower median of the global steps of members that have begun; 0 if none has."""
     steps = [member.seen.step for member in members if member.seen.step and member.seen.own_steps != 0]
     return statistics.median_low(steps) if steps else 0
 
@@ -299,5 +307,5 @@ def _credible(claim: int | None, most: float) -> int | None:
 
 
 def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:
-    passed_s, trained = now_s - before.heard, now.tokens - before.seen.tokens
+    passed_s, trained = now_s - before.heard, now.tokens - before.recorded_tokens
     return max(0.0, trained / passed_s) if passed_s >= 1.0 else before.tokens_per_second

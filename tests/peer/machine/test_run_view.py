@@ -97,6 +97,22 @@ def test_the_own_row_is_as_new_as_this_peer_and_not_as_its_record() -> None:
     assert (own["step"], own["loss"], other["step"]) == (103, 2.0, 100)
 
 
+def test_the_own_rate_is_that_between_two_records_also_if_the_row_is_newer() -> None:
+    found = view((NOW_S, [seen(1, NOW_S, 100, is_own=True)]))
+    found.note_own(118, 118 * STEP_TOKENS, 118, 2.0)
+    found.take(MembersSeen((seen(1, NOW_S + 20, 120, is_own=True),), ts=NOW_S + 20))
+    assert math.isclose(found.to_json(NOW_S + 20)["tokens_per_second"], STEP_TOKENS)
+
+
+@pytest.mark.parametrize("state", ["paused", "silent"])
+def test_the_step_of_the_run_is_that_of_training_members(state: str) -> None:
+    now_s = NOW_S + SILENT_S + 1
+    paused = seen(2, now_s, 50, state="paused")
+    found = view((NOW_S, [seen(2, NOW_S, 50)]), (now_s, [seen(1, now_s, 300), *([paused] if state == "paused" else [])]))
+    assert row(found.to_json(now_s), 2)["state"] == state
+    assert found.to_json(now_s)["step"] == 300
+
+
 def test_members_without_figures_are_shown_and_count_their_tokens() -> None:
     old = seen(1, NOW_S, own_steps=None, loss=None, joined=None, carried_mb=None)
     shown = view((NOW_S, [old])).to_json(NOW_S)
