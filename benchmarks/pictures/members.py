@@ -64,7 +64,7 @@ def run_of(num_members: int, manifest: Manifest, ends_s: float | None = None) ->
     """Return what the first member has seen of a run of `HOURS` that ends now, or at `ends_s` (Unix seconds)."""
     view, members = RunView(), lives(num_members)
     begin_s = (time.time() if ends_s is None else ends_s) - HOURS * 3600
-    view.begin(manifest.run_id.hex(), manifest.step_tokens)
+    view.begin(manifest.run_id.hex(), manifest.run.total_steps, manifest.step_tokens)
     terms, me, clock = RunTerms.from_manifest(manifest), members[0].identity.peer_id, [begin_s]
 
     def take(event: Event) -> None:

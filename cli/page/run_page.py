@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from importlib.resources import files
 from typing import Any, Final
@@ -56,7 +56,7 @@ def _summary(shown: Mapping[str, Any]) -> str:
 def _charts(shown: Mapping[str, Any]) -> str:
     points, now_s, unit = shown["points"], shown["now"], shown["unit"]
     loss = f"loss, {shown['loss_unit']}" if shown["loss_unit"] else "loss"
-    by_step = list(_growing(points["step"]))
+    by_step = _growing(points["step"])
     ts: Sequence[float] = points["ts"]
 
     def at(name: str, places: Sequence[int]) -> list[float | None]:
@@ -148,13 +148,13 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     )
 
 
-def _growing(steps: Sequence[int]) -> Iterator[int]:
-    """Yield the places of a sequence at which it is larger than ever before: the places of a chart increase, from the first step on."""
-    most = 0
-    for index, step in enumerate(steps):
-        if step > most:
-            most = step
-            yield index
+def _growing(steps: Sequence[int]) -> list[int]:
+    """Return the places of steps that all later ones exceed: the places of a chart increase, and what was overstated once is left out."""
+    kept: list[int] = []
+    for index in reversed(range(len(steps))):
+        if steps[index] > 0 and (not kept or steps[index] < steps[kept[-1]]):
+            kept.append(index)
+    return kept[::-1]
 
 
 def _bar(share: float) -> str:

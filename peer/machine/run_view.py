@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
@@ -74,6 +74,7 @@ class RunView:
 
     run_id: str = ""
     since: float = 0.0  # this member has watched the run from here on; 0: not yet
+    total_steps: int = 0  # where the run ends
     step_tokens: int = 0  # of each inner step of every member; 0: each member decides
     members: dict[str, MemberView] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
@@ -81,11 +82,11 @@ class RunView:
     spacing_s: float = POINT_S
     _taken_s: float = -math.inf  # last news
 
-    def begin(self, run_id: str, step_tokens: int) -> None:
+    def begin(self, run_id: str, total_steps: int, step_tokens: int) -> None:
         """Say which run it is; what was seen of another one is forgotten."""
         if run_id != self.run_id:
             self.members, self.changes, self.points, self.since, self.spacing_s = {}, [], [], 0.0, POINT_S
-        self.run_id, self.step_tokens = run_id, step_tokens
+        self.run_id, self.total_steps, self.step_tokens = run_id, total_steps, step_tokens
 
     def take(self, seen: MembersSeen) -> None:
         """Take in the newest records."""
@@ -165,7 +166,17 @@ class RunView:
         """Return the step of the run: the lower median of the training members; without any, of the live ones, or the last one seen."""
         live = self.live()
         training = [member for member in live if member.state(now_s) == "training"]
-        return typical_step(training) or typical_step(live) or (self.points[-1].step if self.points else 0)
+        return self._typical_step(training) or self._typical_step(live) or (self.points[-1].step if self.points else 0)
+
+    def _typical_step(self, members: Sequence[MemberView]) -> int:
+        """Return the lower median of the global steps of members that have begun, if half of these members have; else of all.
+
+        A newcomer that has only taken over a state stays behind. One member that alone says it has begun decides nothing.
+        """
+        seen = [member.seen for member in members if 0 < member.seen.step <= self.total_steps]
+        begun = [one for one in seen if one.own_steps != 0]
+        steps = [one.step for one in (begun if 2 * len(begun) >= len(members) else seen)]
+        return statistics.median_low(steps) if steps else 0
 
     def counted(self, now_s: float) -> dict[str, float]:
         """Return the tokens that each member counts for: its claim, but no more than the steps of the run allow."""
@@ -174,7 +185,7 @@ class RunView:
             begun = [member.seen for member in self.members.values() if member.seen.own_steps]
             trusted = [seen for seen in begun if seen.is_own] or begun
             each = MANY_TIMES * statistics.median([seen.tokens / (seen.own_steps or 1) for seen in trusted]) if trusted else 0.0
-        most = each * max([self.step(now_s), *(point.step for point in self.points)])
+        most = each * self.step(now_s)
         return {peer: min(float(member.seen.tokens), most) for peer, member in self.members.items()}
 
     def to_json(self, now_s: float) -> dict[str, Any]:
@@ -217,9 +228,8 @@ class RunView:
         seen = [member.seen for member in self.members.values()]
         ages = [now_s - one.joined for one in seen if one.joined is not None and one.joined <= now_s]
         carried = [one.carried_mb for one in seen if one.carried_mb]
-        steps = max([self.step(now_s), *(point.step for point in self.points)])
         return {
-            "steps": MANY_TIMES * max(1, steps),
+            "steps": min(self.total_steps, MANY_TIMES * max(1, self.step(now_s))),
             "age_s": MANY_TIMES * statistics.median(ages) if ages else 0.0,
             "carried_mb": MANY_TIMES * statistics.median(carried) if carried else math.inf,
         }
@@ -251,6 +261,7 @@ class RunView:
         return {
             "run_id": self.run_id,
             "since": self.since,
+            "total_steps": self.total_steps,
             "step_tokens": self.step_tokens,
             "spacing_s": self.spacing_s,
             "members": [asdict(member) for member in self.members.values()],
@@ -265,6 +276,7 @@ class RunView:
         return cls(
             run_id=str(record["run_id"]),
             since=float(record["since"]),
+            total_steps=int(record["total_steps"]),
             step_tokens=int(record["step_tokens"]),
             spacing_s=float(record["spacing_s"]),
             members={member.seen.peer_id: member for member in members},
@@ -279,12 +291,6 @@ def kept_view(home: Home) -> RunView:
         return RunView.from_record(json.loads(home.run.read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return RunView()
-
-
-def typical_step(members: Iterable[MemberView]) -> int:
-    """Return the lower median of the global steps of members that have begun; 0 if none has."""
-    steps = [member.seen.step for member in members if member.seen.step and member.seen.own_steps != 0]
-    return statistics.median_low(steps) if steps else 0
 
 
 def spread(losses: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -30,7 +30,7 @@ class RunWatch:
         """Take in an event of the node."""
         match event:
             case RunKnown():
-                self._view.begin(event.run_id, event.step_tokens)
+                self._view.begin(event.run_id, event.total_steps, event.step_tokens)
             case MembersSeen():
                 self._view.take(event)
 

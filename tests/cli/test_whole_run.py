@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from benchmarks.pictures.members import run_of
+from benchmarks.pictures.members import lives, run_of
 from gossamer.cli.whole_run import description, picture, purpose
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunView
@@ -86,3 +86,16 @@ def test_a_home_without_a_run_is_an_error_with_a_hint(shell: Shell) -> None:
 )
 def test_the_purpose_follows_from_the_manifest_and_names_no_folder(tables: dict[str, dict[str, str]], words: str) -> None:
     assert purpose(Manifest.checked(tables)) == words
+
+
+def test_a_member_that_overstates_everything_in_its_signed_records_bends_nothing(view: RunView) -> None:
+    """From the run's first moment on, in which nobody else has made a step."""
+    liar = str(lives(14)[11].identity.peer_id)[-6:]
+    shown = picture(view.to_json(NOW_S), Manifest(), runs=True)
+    (row,) = [row for row in shown["members"] if row["peer"] == liar]
+    largest = max(other["share"] for other in shown["members"] if other["peer"] != liar)
+    assert row["share"] < 2 * largest
+    assert (row["step"], row["own_steps"], row["carried_mb"]) == (None, None, None)
+    assert shown["step"] == 2400 and shown["tokens"] <= 14 * 2400 * Manifest().step_tokens
+    assert all(600 <= step <= 2400 for step in shown["points"]["step"])
+    assert min(low for low in shown["points"]["low"] if low is not None) > 1.0

@@ -13,6 +13,7 @@ from gossamer.peer.machine.run_view import DEAF_S, MAX_CHANGES, MAX_MEMBERS, MAX
 
 NOW_S = 1_800_000_000.0
 STEP_TOKENS = 512
+TOTAL = 5000
 
 
 def seen(number: int, now_s: float, step: int = 100, **claims: Any) -> MemberSeen:
@@ -24,7 +25,7 @@ def seen(number: int, now_s: float, step: int = 100, **claims: Any) -> MemberSee
 
 def view(*looks: tuple[float, list[MemberSeen]], is_program: bool = False) -> RunView:
     found = RunView()
-    found.begin("ab", 0 if is_program else STEP_TOKENS)
+    found.begin("ab", TOTAL, 0 if is_program else STEP_TOKENS)
     for now_s, members in looks:
         found.take(MembersSeen(tuple(members), ts=now_s))
     return found
@@ -82,6 +83,26 @@ def test_a_newcomer_that_has_not_begun_takes_nothing_from_the_others() -> None:
     taken_over = view((NOW_S, [seen(1, NOW_S, 300), seen(2, NOW_S, 200, own_steps=0, tokens=0, loss=None)])).to_json(NOW_S)
     assert taken_over["step"] == 300
     assert shown["points"]["loss"] == [2.0]
+
+
+def test_one_member_that_alone_says_it_has_begun_decides_nothing() -> None:
+    """It is the first moment of a run, or of this member's watch: nobody else has made a step."""
+    honest = [seen(number, NOW_S, 100, own_steps=0, tokens=0, loss=None) for number in range(5)]
+    for step in (TOTAL, 1 << 48):
+        liar = seen(99, NOW_S, step, own_steps=1 << 30, tokens=1 << 53)
+        found = view((NOW_S, [*honest, liar]))
+        shown = found.to_json(NOW_S)
+        assert (shown["step"], shown["tokens"]) == (100, 100 * STEP_TOKENS)
+        assert found.points[-1].step == 100
+
+
+def test_what_one_of_two_overstated_has_no_effect_once_others_are_there() -> None:
+    liar = seen(99, NOW_S, TOTAL, own_steps=TOTAL, tokens=1 << 53)
+    found = view((NOW_S, [liar]))
+    later = NOW_S + 30
+    found.take(MembersSeen(tuple(seen(number, later, 100) for number in range(3)), ts=later))
+    shown = found.to_json(later)
+    assert (shown["step"], shown["tokens"]) == (100, 400 * STEP_TOKENS)
 
 
 def test_the_range_of_few_members_is_whole_and_that_of_five_leaves_one_out_on_each_side() -> None:
@@ -158,15 +179,15 @@ def test_nobody_is_said_to_leave_while_this_member_was_away() -> None:
 def test_what_was_seen_survives_a_restart_and_is_forgotten_with_another_run() -> None:
     found = view((NOW_S, [seen(1, NOW_S, is_own=True)]), (NOW_S + 60, [seen(1, NOW_S + 60), seen(2, NOW_S + 60)]))
     again = RunView.from_record(json.loads(json.dumps(found.to_record())))
-    again.begin("ab", STEP_TOKENS)
+    again.begin("ab", TOTAL, STEP_TOKENS)
     assert again.to_json(NOW_S + 61) | {"members": []} == found.to_json(NOW_S + 61) | {"members": []}
     assert len(again.members) == 2 and again.since == NOW_S
-    again.begin("cd", STEP_TOKENS)
+    again.begin("cd", TOTAL, STEP_TOKENS)
     assert not again.members and not again.points and not again.since
 
 
 def test_all_sizes_are_bounded() -> None:
-    found = RunView()
+    found = RunView(total_steps=TOTAL)
     for number in range(2000):
         now_s = NOW_S + POINT_S * number
         crowd = [seen(1_000 * number + each, now_s, expires=now_s + 1) for each in range(3)]

@@ -163,7 +163,7 @@ def test_the_card_of_a_peer_without_meetings_names_no_contributors(tmp_path: Pat
 def run_seen(run_id: str, num_members: int, **claims: int) -> RunView:
     """Return what a peer has seen of members that have all trained alike, the last of which may claim otherwise."""
     view, now_s = RunView(), 1_800_000_000.0
-    view.begin(run_id, step_tokens=64)
+    view.begin(run_id, 1000, step_tokens=64)
     honest = [MemberSeen(f"12D3KooW{number:03}", "training", 1, now_s + 300, 100, 6400, 100) for number in range(num_members)]
     view.take(MembersSeen((*honest[:-1], replace(honest[-1], **claims)), ts=now_s))
     return view
