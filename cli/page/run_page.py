@@ -104,16 +104,16 @@ def _members(shown: Mapping[str, Any]) -> str:
 
 
 def _part(row: Mapping[str, Any], now_s: float) -> str:
-    """Return how many steps a member says that it has made, and since when."""
+    """Return how many steps a member says that it has made, and in what time."""
     steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
-    since = "" if row["joined"] is None else f"for {_about(now_s - row['joined'])}"
-    return ", ".join(filter(None, (steps, since))) or "states no figures"
+    since = "" if row["joined"] is None else _about(now_s - row["joined"])
+    return ", ".join(filter(None, (steps, since))) or "no credible figures"
 
 
 def _about(seconds: float) -> str:
     """Return a duration in one unit, as short as a chart's axis needs it."""
     minutes = max(0.0, seconds / 60)
-    for unit, size, least in (("d", 1440, 2880), ("h", 60, 120)):
+    for unit, size, least in (("d", 1440, 2880), ("h", 60, 90)):
         if minutes >= least:
             return f"{minutes / size:.{int(minutes < 10 * size)}f} {unit}".replace(".0 ", " ")
     return f"{minutes:.0f} min"

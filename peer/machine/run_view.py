@@ -288,9 +288,11 @@ class RunView:
 def kept_view(home: Home) -> RunView:
     """Return what a home holds of its run; an empty view if that is nothing readable."""
     try:
-        return RunView.from_record(json.loads(home.run.read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        view = RunView.from_record(json.loads(home.run.read_text()))
+        view.to_json(0.0)  # of the right keys, but of wrong values
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunView()
+    return view
 
 
 def spread(losses: Sequence[float]) -> tuple[float | None, float | None, float | None]:

@@ -58,7 +58,10 @@ def test_a_member_that_has_seen_nothing_says_so(shell: Shell, host: Identity) ->
 
 
 def test_a_damaged_record_of_the_run_counts_as_none(shell: Shell, host: Identity) -> None:
-    for content in ("", "[]", '{"run_id": 1}', '{"members": [{}]}'):
+    odd = {"run_id": "ab", "since": 1, "total_steps": 9, "step_tokens": 1, "spacing_s": 1, "members": [], "changes": [], "points": []}
+    seen = {"peer_id": 5, "state": "training", "sequence": 1, "expires": "x", "step": "x", "tokens": None}
+    odd["members"] = [{"seen": seen, "first_seen": 1, "heard": "x"}]
+    for content in ("", "[]", '{"run_id": 1}', '{"members": [{}]}', json.dumps(odd)):
         Home(shell.home).run.write_text(content)
         assert "no member in sight" in shell("run").out
 
