@@ -71,6 +71,7 @@ class PeerPanel(Vertical):
         self.query_one(".sentence", Static).update(words)
         if not status:
             return
+        self.border_title = " - ".join(filter(None, (status["run_name"], peer["home"])))
         progress, steps = status["progress"], (max(1, status["total_steps"]), status["step"])
         total, done = (1.0, progress["share"]) if progress else steps
         self.query_one(ProgressBar).update(total=total, progress=done)

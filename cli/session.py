@@ -14,7 +14,7 @@ from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import free_port, keep_port
+from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
@@ -75,9 +75,9 @@ def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractCo
     if text is None:
         return nullcontext()
     need_extra("metrics")
-    from gossamer.peer.machine.metrics import place, serving_metrics  # prometheus_client: loaded only with --metrics
+    from gossamer.peer.machine.metrics import serving_metrics  # prometheus_client: loaded only with --metrics
 
-    return serving_metrics(*place(text), status)
+    return serving_metrics(*address_and_port(text, "--metrics", "127.0.0.1"), status)
 
 
 def farewell(status: Status, config: PeerConfig) -> str:

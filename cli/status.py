@@ -87,7 +87,8 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
 def run_text(answer: Status, now_s: float) -> str:
     """Return how far the run is, and when it ends."""
     ends = f", ends in about {age_text(answer['ends'] - now_s)}" if answer["ends"] and answer["ends"] > now_s else ""
-    return f"step {answer['step']} of {answer['total_steps']} ({share_text(answer['step'], answer['total_steps'])}){ends}"
+    name = f"{answer['run_name']}, " if answer["run_name"] else ""
+    return f"{name}step {answer['step']} of {answer['total_steps']} ({share_text(answer['step'], answer['total_steps'])}){ends}"
 
 
 def trend_text(answer: Status) -> str:

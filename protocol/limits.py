@@ -48,7 +48,9 @@ UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9
 # ---- records ----
 RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
 RECORD_ADDRESSES: Final = 4  # most addresses in a record: public IPv4 and IPv6, and two relays
-RECORD_ADDRESS_CHARS: Final = 4 * 128  # in all addresses of a record; a circuit through an IPv6 relay takes 123, without the peer's own id
+FIGURE: Final = (1 << 35) - 1  # largest figure of a member's own part, five bytes on the wire: a record with all of them still fits
+LOSS_MILLI: Final = 1_000_001  # largest published loss, plus one: 1000 nats, far above that of any model that trains
+RECORD_ADDRESS_CHARS: Final = 4 * 124  # in all addresses of a record; a circuit through an IPv6 relay takes 123, without the peer's own id
 ADDRESS_CHARS: Final = 184  # longest address; a circuit through an IPv6 relay with both peer ids takes 180 characters
 RECORD_LIFETIME_S: Final = 300  # longest validity of a record: a dead peer disappears within it, a live one renews its record before
 CLOCK_SKEW_S: Final = 30  # tolerated lead of another machine's clock: a record may expire this much later than RECORD_LIFETIME_S allows
@@ -88,7 +90,9 @@ _COUNTS: Final = {
     "tokens": TOKENS,
     "release": RELEASES,
     "num_bytes": ANSWER_BYTES,
+    "loss_milli": LOSS_MILLI,
     **dict.fromkeys(("global_step", "sequence"), STEPS),
+    **dict.fromkeys(("own_steps", "joined_s", "carried_mb"), FIGURE),
     **dict.fromkeys(("sketch_bytes", "payload_bytes", "total_bytes", "offset"), TRANSFER_BYTES),
     **dict.fromkeys(("expires_s", "not_after_s", "revoked_s"), UNIX_SECONDS),
     "unix_ms": 1000 * UNIX_SECONDS,

@@ -1,4 +1,4 @@
-"""Create the pictures of the page: each scene, 1280 and 390 pixels wide, light and dark; fails on warnings of the browser's console."""
+"""Create the pictures of the pages: each scene at three widths, light and dark; fails on warnings of the browser's console."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from benchmarks.pictures.browser import Browser, browser
-from benchmarks.pictures.scenes import SCENES, play
+from benchmarks.pictures.scenes import RUNS, SCENES, play
 
-WIDTHS = {"wide": 1280, "narrow": 390}
+WIDTHS = {"wide": 1280, "middle": 768, "narrow": 390}
 DRAWN_S = 15.0
-DRAWN = "return document.querySelectorAll('.peer').length > 0 && document.getElementById('connection').textContent === 'live'"
+DRAWN = "return document.querySelectorAll('.card').length > 0 && document.getElementById('connection').textContent === 'live'"
+OVERFLOW = "return document.documentElement.scrollWidth > innerWidth"
 
 
 def main() -> None:
     """Create all pictures, or those of some scenes."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path, help="where to put them")
-    names = [f"{scene}-{size}-{scheme}" for scene in SCENES for size in WIDTHS for scheme in ("light", "dark")]
+    names = [f"{scene}-{size}-{scheme}" for scene in (*SCENES, *RUNS) for size in WIDTHS for scheme in ("light", "dark")]
     parser.add_argument("names", nargs="*", default=names, help="which, like training-wide-light; without: all")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as homes, playing(Path(homes)), browser() as window:
-        complaints = [words for name in SCENES for words in pictures(window, Path(homes) / name, given.folder, given.names)]
+        complaints = [words for name in (*SCENES, *RUNS) for words in pictures(window, Path(homes) / name, given.folder, given.names)]
     sys.exit("\n".join(complaints) or None)
 
 
@@ -51,7 +52,8 @@ def playing(folder: Path) -> Iterator[None]:
 
 def pictures(window: Browser, home: Path, folder: Path, names: Collection[str]) -> list[str]:
     """Create the requested pictures of a peer; return the console's messages."""
-    command, environment = [sys.executable, "-m", "gossamer.cli.main", "dashboard", str(home)], os.environ | {"HOME": str(home.parent)}
+    command = [sys.executable, "-m", "gossamer.cli.main", "dashboard", str(home), *(["--run"] if home.name in RUNS else [])]
+    environment, complaints = os.environ | {"HOME": str(home.parent)}, list[str]()
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as page:
         try:
             assert page.stdout is not None
@@ -63,8 +65,10 @@ def pictures(window: Browser, home: Path, folder: Path, names: Collection[str]) 
                     window.look(width, scheme == "dark")
                     window.open(url)
                     wait(window)
+                    if window.run(OVERFLOW):
+                        complaints.append(f"{name} is wider than the screen")
                     window.picture(folder / f"{name}.png")
-            complaints = window.complaints()
+            complaints += window.complaints()
             window.open("about:blank")  # or it would complain that its server ends
             return complaints
         finally:

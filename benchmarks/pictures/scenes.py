@@ -10,16 +10,21 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.pictures.members import run_of
 from gossamer.peer.machine import events
 from gossamer.peer.machine.config import LocalSettings, PeerConfig
 from gossamer.peer.machine.control_socket import serving
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.machine.states import ALONE, changed
 from gossamer.peer.machine.status import Status, of_events
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 PARTNERS = ("12D3KooWa7pQ3dVxT2", "12D3KooWa7pQ9kMnRb", "12D3KooWa7pQzW4hLc", "12D3KooWa7pQ5sJyGe")
 ROUTES = ("local", "direct", "direct", "relayed")
@@ -35,10 +40,14 @@ EARLIER = {
 }
 
 
+RUN_ID = "3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465"
+RUN: dict[str, Any] = {"name": "Tales of many machines", "access": "open", "total_steps": 6000}
+
+
 def begun(peer: str, start_s: float) -> Iterator[events.Event]:
     """Yield the first events of every peer of a run."""
     yield events.PeerStarted(peer, EARLIER | {"joined": start_s - 260_000}, ts=start_s)
-    yield events.RunKnown("3d09e9b23cf5f6c969df693c41d9f5d40e5652eabdd0ee17b7af7e7c993a6465", 4000, ts=start_s)
+    yield events.RunKnown(RUN_ID, 4000, name=RUN["name"], ts=start_s)
 
 
 def trained(start_s: float, meets: bool) -> Iterator[events.Event]:
@@ -115,6 +124,8 @@ def changed_at(state: str, reason: str, ts: float, way_out: str = "") -> events.
     return events.StateChanged(event.state, event.reason, event.way_out, ts=ts)
 
 
+RUNS = {"run": 60, "small-run": 4}  # pages of a whole run, with so many members
+
 SCENES: dict[str, Callable[[float], Iterator[events.Event]]] = {
     "joining": joining, "training": training, "paused": paused, "alone": alone, "failed": failed,
 }  # fmt: skip
@@ -123,6 +134,13 @@ SCENES: dict[str, Callable[[float], Iterator[events.Event]]] = {
 async def play(folder: Path) -> None:
     """Serve a peer of each scene from its own home in `folder`, until cancelled. A failed peer has only its record."""
     async with AsyncExitStack() as stack:
+        for name, num_members in RUNS.items():
+            home, manifest = Home(folder / name), Manifest.checked({"run": RUN})
+            home.create()
+            home.manifest.write_bytes(SignedManifest.sign(manifest, Identity.load_or_create(home.identity)).to_bytes())
+            view = await asyncio.to_thread(run_of, num_members, manifest)
+            runtime = stack.enter_context(runtime_folder(0))
+            await stack.enter_async_context(serving(home, runtime, partial(showing, view)))
         for name, scene in SCENES.items():
             home = Home(folder / name)
             home.create()
@@ -132,6 +150,11 @@ async def play(folder: Path) -> None:
                 runtime = stack.enter_context(runtime_folder(0))
                 await stack.enter_async_context(serving(home, runtime, answering(status)))
         await asyncio.Event().wait()
+
+
+def showing(view: RunView, request: dict[str, Any]) -> dict[str, Any]:
+    """Answer a control request for the whole run."""
+    return view.to_json(time.time()) if request["verb"] == "run" else {"error": f"a picture cannot {request['verb']}"}
 
 
 def answering(status: Status) -> Callable[[dict[str, Any]], dict[str, Any]]:

@@ -6,10 +6,18 @@ const STALE_MS = 5000;
 const CHARTS = [
   { title: (status) => status.program ? "loss" : "loss, nats per token", lines: [["training", "loss", "blue"], ["held out", null, "violet"]] },
   { title: (status) => `${status.unit} a second`, lines: [["a second", "tokens_per_second", "green"]] },
-  { title: () => "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red"]] },
-  { title: () => "megabytes in meetings", lines: [["up", "sent", "blue"], ["down", "received", "amber", "dot"]], scale: 1e-6 },
+  { title: () => "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red", "dash"]] },
+  { title: () => "megabytes up, in meetings", lines: [["up", "sent", "blue"]], scale: 1e-6 },
+  { title: () => "megabytes down, in meetings", lines: [["down", "received", "violet"]], scale: 1e-6 },
   { title: () => "blocked, % of training time", lines: [["blocked", "blocked_share", "red"]], scale: 100 },
 ];
+const SIGNS = {  // beside the colours, for those who cannot tell them apart
+  training: "\u25cf", serving: "\u25cf", done: "\u2713", joining: "\u2026", starting: "\u2026", finishing: "\u2026",
+  waiting: "\u2026", paused: "II", leaving: "\u2192", left: "\u25cb", failed: "!", silent: "?",
+};
+const COPIED = {  // rows that others ask for
+  "addresses": (status) => status.addresses.join("\n"), "run id": (status) => status.run_id, "peer id": (status) => status.peer_id,
+};
 const cards = new Map();
 const dark = matchMedia("(prefers-color-scheme: dark)");
 let heardAt = 0;
@@ -30,9 +38,18 @@ function replaceIfNew(node, key, children) {
 
 function newCard(number) {
   const card = document.getElementById("peer").content.firstElementChild.cloneNode(true);
-  for (const button of card.querySelectorAll("button")) {
-    button.addEventListener("click", () => act(card, number, button.dataset.verb, { seconds: Number(button.dataset.seconds) || null }));
+  const dialog = card.querySelector("dialog");
+  for (const button of card.querySelectorAll("[data-verb]")) {
+    button.addEventListener("click", () => {
+      if (button.dataset.verb === "leave") dialog.showModal();
+      else act(card, number, button.dataset.verb, { seconds: Number(button.dataset.seconds) || null });
+    });
   }
+  dialog.addEventListener("close", () => {
+    if (dialog.returnValue === "leave") act(card, number, "leave", { finish: true });
+    dialog.returnValue = "";
+  });
+  card.querySelector(".whole").href = place(`runs/${number}/page`);
   card.querySelector(".charts").append(...CHARTS.map(() => document.createElement("div")));
   document.getElementById("peers").append(card);
   return card;
@@ -67,7 +84,7 @@ function drawTable(card, peer) {
   replaceIfNew(card.querySelector("table"), JSON.stringify(peer.partners), () => {
     if (!peer.partners.length) return [element("caption", "no partner yet")];
     const head = document.createElement("tr");
-    head.append(...peer.partner_columns.map((name) => element("th", name)));
+    head.append(...peer.partner_columns.map((name) => element("th", name, { scope: "col" })));
     return [head, ...peer.partners.map((cells) => {
       const row = document.createElement("tr");
       row.append(...cells.map((cell) => element("td", cell)));
@@ -78,19 +95,49 @@ function drawTable(card, peer) {
 
 function drawRows(card, peer) {
   replaceIfNew(card.querySelector(".rows"), JSON.stringify(peer.rows), () =>
-    Object.entries(peer.rows).flatMap(([name, value]) => [element("dt", name), element("dd", value)]));
+    Object.entries(peer.rows).flatMap(([name, value]) => {
+      const shown = element("dd", value);
+      const whole = COPIED[name] ? COPIED[name](peer.status) : "";
+      if (whole) shown.append(" ", copyButton(name, whole));
+      return [element("dt", name), shown];
+    }));
+}
+
+function copyButton(name, value) {
+  const button = element("button", "Copy", { type: "button", className: "small", ariaLabel: `Copy the ${name}` });
+  button.addEventListener("click", async () => {
+    const copied = navigator.clipboard ? await navigator.clipboard.writeText(value).then(() => true, () => false) : false;
+    button.textContent = copied ? "Copied" : "Select it and press Ctrl-C";
+    if (!copied) getSelection().selectAllChildren(button.parentElement);
+    setTimeout(() => { button.textContent = "Copy"; }, 3000);
+  });
+  return button;
 }
 
 function drawLimits(card, number, peer) {
-  const form = card.querySelector("form");
-  if (form.contains(document.activeElement)) return;
+  const form = card.querySelector(".settings");
+  if (form.contains(document.activeElement) && document.activeElement.type !== "checkbox") return;
   replaceIfNew(form, JSON.stringify(peer.limits), () => peer.limits.map((limit) => {
-    const label = document.createElement("label");
-    const input = element("input", "", { value: limit.value });
-    const button = element("button", "Set", { type: "button" });
-    button.addEventListener("click", () => act(card, number, "set", { key: limit.key, value: input.value || null }));
-    label.append(element("b", limit.key.replaceAll("_", " ")), input, button, element("small", limit.meaning));
-    return label;
+    const row = document.createElement("div");
+    const name = limit.key.replaceAll("_", " ");
+    const id = `limit-${number}-${limit.key}`;
+    const meaning = element("small", limit.meaning, { id: `${id}-meaning` });
+    const set = (value) => act(card, number, "set", { key: limit.key, value });
+    const input = element("input", "", limit.is_switch ? { type: "checkbox", checked: limit.value === "true" } : { value: limit.value });
+    input.id = id;
+    input.setAttribute("aria-describedby", meaning.id);
+    const label = element("label", name, { htmlFor: id });
+    if (limit.is_switch) {
+      input.setAttribute("role", "switch");
+      input.addEventListener("change", () => set(String(input.checked)));
+      row.append(label, input, meaning);
+    } else {
+      const button = element("button", "Set", { type: "button", ariaLabel: `Set ${name}` });
+      button.addEventListener("click", () => set(input.value || null));
+      input.addEventListener("keydown", (event) => { if (event.key === "Enter") { event.preventDefault(); set(input.value || null); } });
+      row.append(label, input, button, meaning);
+    }
+    return row;
   }));
 }
 
@@ -115,10 +162,10 @@ function drawCharts(card, peer) {
   if (places.dataset.shown === key) return;
   places.dataset.shown = key;
   CHARTS.forEach((chart, index) => {
-    const axis = { gridcolor: color("line"), linecolor: color("line"), zeroline: false, automargin: true, tickfont: { size: 11 }, fixedrange: true };
+    const axis = { gridcolor: color("line"), linecolor: color("line"), zeroline: false, tickfont: { size: 11 }, fixedrange: true };
     const layout = {
-      title: { text: chart.title(peer.status), font: { size: 13 }, x: 0, xref: "paper", xanchor: "left", y: 0.97, yanchor: "top" },
-      margin: { l: 10, r: 10, t: 34, b: 10 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+      title: { text: chart.title(peer.status), font: { size: 13 }, x: 0, xref: "container", xanchor: "left", y: 0.97, yanchor: "top" },
+      margin: { l: 46, r: 12, t: 40, b: 38 }, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
       font: { color: color("quiet"), family: getComputedStyle(document.body).fontFamily },
       xaxis: { ...axis, type: "date", nticks: 5 }, yaxis: { ...axis, nticks: 5, rangemode: index ? "tozero" : "normal" },
       showlegend: chart.lines.length > 1, legend: { orientation: "h", x: 1, xanchor: "right", y: 1.18, font: { size: 11 } },
@@ -136,17 +183,25 @@ function draw(peer, number) {
   const state = peer.runs || ended ? status.state : "silent";
   const pill = card.querySelector(".state");
   pill.dataset.state = state;
-  write(pill, state === "silent" ? "not running" : state);
-  write(card.querySelector("h2"), known ? status.peer_id.slice(-6) : "no peer");
+  write(pill.querySelector(".sign"), SIGNS[state] || "?");
+  write(pill.querySelector(".word"), state === "silent" ? "not running" : state || "not running");
+  write(card.querySelector(".run-name"), known ? status.run_name : "");
+  write(card.querySelector(".who"), known ? status.peer_id.slice(-6) : "no peer");
+  card.querySelector(".whole").hidden = !known || !status.run_id;
+  if (number === 0) document.title = known && status.run_name ? `${status.run_name} - Gossamer` : "Gossamer";
   write(card.querySelector(".home"), peer.home);
   write(card.querySelector(".sentence"), peer.runs || ended ? peer.sentence : known ? `${peer.words}; its last state: ${peer.sentence}` : peer.words);
   const warnings = known ? status.warnings : [];
   replaceIfNew(card.querySelector(".warnings"), JSON.stringify(warnings), () => warnings.map((words) => element("li", words)));
   const share = status.progress ? status.progress.share : known && status.total_steps ? status.step / status.total_steps : 0;
-  card.querySelector(".bar div").style.width = `${100 * Math.min(1, share)}%`;
-  write(card.querySelector(".run"), status.progress ? `${status.progress.work}: ${Math.round(100 * share)} %` : peer.rows.run || "");
+  const words = status.progress ? `${status.progress.work}: ${Math.round(100 * share)} %` : peer.rows.run || "";
+  const bar = card.querySelector("progress");
+  bar.value = Math.min(1, share);
+  bar.ariaLabel = words || "progress";
+  write(card.querySelector(".run"), words);
   card.querySelector(".buttons").hidden = !peer.runs;
-  card.querySelector("[data-verb=resume]").hidden = state !== "paused";
+  card.querySelector("[data-verb=resume]").hidden = !peer.may_resume;
+  card.querySelector("[data-verb=leave]").hidden = state === "leaving";
   for (const button of card.querySelectorAll("[data-verb=pause]")) button.hidden = state === "paused";
   card.querySelector(".partners").hidden = !peer.runs;
   card.querySelector(".more").hidden = !known;

@@ -15,6 +15,7 @@ from gossamer.cli.status import rows
 from gossamer.peer.machine.config import LIMITS, LocalSettings
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.states import RESUMES
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
 
@@ -56,6 +57,7 @@ def shown(home: Path) -> dict[str, Any]:
         "runs": runs,
         "words": words,
         "status": status,
+        "may_resume": runs and status["state"] == "paused" and RESUMES in status["way_out"],
         "sentence": sentence(status, now_s) if status else words,
         "rows": rows(status, now_s) if status else {},
         "partners": [partner_cells(row, now_s) for row in sorted(partners["peers"], key=lambda row: -row["seen"])],
@@ -65,10 +67,18 @@ def shown(home: Path) -> dict[str, Any]:
     }
 
 
-def limits(home: Path) -> list[dict[str, str]]:
-    """Return the limits in force, each with its meaning."""
+def limits(home: Path) -> list[dict[str, Any]]:
+    """Return the limits in force, each with its meaning and whether it is a switch."""
     try:
         values = settings_in_force(Home(home))
     except BadSettings:  # the file is unreadable; `peer config` reports why
         return []
-    return [{"key": key, "value": str(values[key]), "meaning": LocalSettings.model_fields[key].description or ""} for key in LIMITS]
+    return [
+        {
+            "key": key,
+            "value": str(values[key]).lower() if LocalSettings.model_fields[key].annotation is bool else str(values[key]),
+            "is_switch": LocalSettings.model_fields[key].annotation is bool,
+            "meaning": LocalSettings.model_fields[key].description or "",
+        }
+        for key in LIMITS
+    ]

@@ -6,6 +6,7 @@ import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,13 +18,16 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from gossamer.cli.page.peers import Peers
+from gossamer.cli.page.public import answered
+from gossamer.cli.page.run_view import RunPage
+from gossamer.cli.whole_run import run_shown
 from gossamer.peer.machine.config import LIMITS
 from gossamer.peer.machine.control_socket import ask
 from gossamer.protocol.errors import BadSettings
 
 SEND_S = 1.0
 YEAR_S = 365 * 24 * 3600
-KINDS = {"page.js": "text/javascript", "page.css": "text/css", "plotly.min.js": "text/javascript"}
+KINDS = {"page.js": "text/javascript", "run.js": "text/javascript", "page.css": "text/css", "plotly.min.js": "text/javascript"}
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; connect-src 'self'; style-src 'self' 'unsafe-inline'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",  # the charts use inline styles
@@ -64,22 +68,27 @@ class Guard:
         return ""
 
 
-def application(homes: Sequence[Path], token: str, port: int) -> ASGIApp:
-    """Return the whole page as an ASGI application."""
-    return Guard(Page(homes, token).app, token, port)
+def application(homes: Sequence[Path], token: str, port: int, invite: str = "") -> ASGIApp:
+    """Return the whole page as an ASGI application. `invite`: the link of one to the run of the first home, which its page shows."""
+    return Guard(Page(homes, token, invite).app, token, port)
 
 
 class Page:
     """The page, its files, the stream of what it shows, and the requests of its buttons. Belongs to one event loop."""
 
-    def __init__(self, homes: Sequence[Path], token: str) -> None:
+    def __init__(self, homes: Sequence[Path], token: str, invite: str = "") -> None:
         self._peers = Peers(homes)
+        invites = [invite] + [""] * len(self._peers.homes)
+        self._runs = [
+            RunPage(partial(run_shown, home), f"?token={token}", shown) for home, shown in zip(self._peers.homes, invites, strict=False)
+        ]
         self._token = token
         self.app = Starlette(
             routes=[
                 Route("/", self._page),
                 Route("/{name}", self._asset),
                 Route("/live/peers", self._live),
+                Route("/runs/{number:int}/{name}", self._run),
                 Route("/peers/{number:int}/{verb}", self._act, methods=["POST"]),
             ]
         )
@@ -96,6 +105,19 @@ class Page:
         caching = {"Cache-Control": f"private, max-age={YEAR_S}"} if name.startswith("plotly") else {}
         return Response((folder / name).read_bytes(), headers=HEADERS | caching, media_type=KINDS[name])
 
+    async def _run(self, request: Request) -> Response:
+        """Serve the page of the whole run of a peer: `page`, its sections that change at `live`, and its files."""
+        number, name = request.path_params["number"], request.path_params["name"]
+        if name in KINDS:
+            return await self._asset(request)
+        if number >= len(self._runs) or name not in ("page", "live"):
+            return PlainTextResponse("there is no such page\n", 404, HEADERS)
+        try:
+            drawn = await (self._runs[number].whole() if name == "page" else self._runs[number].live())
+        except BadSettings as error:
+            return PlainTextResponse(f"{error}\n", 503, HEADERS)
+        return answered(drawn, "text/html", request.headers, HEADERS)
+
     async def _live(self, request: Request) -> Response:
         return StreamingResponse(self._events(), headers=HEADERS, media_type="text/event-stream")
 
@@ -105,7 +127,7 @@ class Page:
             await asyncio.sleep(SEND_S)
 
     async def _act(self, request: Request) -> Response:
-        """Pause, resume, or set a limit."""
+        """Pause, resume, leave, or set a limit."""
         number, verb = request.path_params["number"], request.path_params["verb"]
         try:
             wanted = json.loads(await request.body() or b"{}")
@@ -127,6 +149,8 @@ def _request(verb: str, wanted: dict[str, object]) -> dict[str, object] | None:
             return {"verb": "pause", "seconds": seconds}
         case "resume", _:
             return {"verb": "resume"}
+        case "leave", {"finish": bool() as finish}:
+            return {"verb": "leave", "finish": finish}
         case "set", {"key": str(key), "value": str() | None as value} if key in LIMITS:
             return {"verb": "set", "key": key, "value": value}
     return None

@@ -41,6 +41,17 @@ STOP = b"stop\n"  # a line in place of settings: it asks a program that is no ch
 FAILED = b'{"error":'  # likewise, the beginning of the supervisor's last line to such a program
 
 
+class OwnPart(BaseModel):
+    """This peer's own part in the run since it joined, over all its starts: what the node publishes in its record."""
+
+    model_config = ConfigDict(frozen=True)
+
+    own_steps: int
+    loss: float | None  # as in Status
+    joined: float  # Unix seconds
+    carried_bytes: float  # in meetings, both directions
+
+
 class ChildSettings(BaseModel):
     """What the supervisor hands to its children."""
 
@@ -51,6 +62,7 @@ class ChildSettings(BaseModel):
     runtime: Path  # the private runtime folder
     waits_for_start: bool  # the trainer waits for the node's message before it trains from the initial weights
     paused: bool = False  # the node starts no meetings: the trainer is stopped or stopping
+    part: OwnPart | None = None  # sent to the node alone
 
     def to_line(self) -> bytes:
         """Serialize to one line of JSON."""

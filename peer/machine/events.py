@@ -56,11 +56,14 @@ class RunKnown(Stamped):
     total_steps: int  # length of the run
     unit: str = "tokens"  # what training is counted in
     program: str = ""  # name, source and revision of a program run's program; empty for a text run
+    step_tokens: int = 0  # of each inner step of every member; 0 in a program run, where that is each member's affair
+    name: str = ""  # of the run
 
     @classmethod
     def of(cls, manifest: AnyManifest) -> RunKnown:
         """Make the event of a run's manifest."""
-        return cls(manifest.run_id.hex(), manifest.run.total_steps, manifest.unit, manifest.program_words)
+        run = manifest.run
+        return cls(manifest.run_id.hex(), run.total_steps, manifest.unit, manifest.program_words, manifest.step_tokens, run.name)
 
 
 class ModelBuilt(Stamped):
@@ -313,6 +316,29 @@ class OthersTrained(Report):
     """The number of tokens that the other peers in sight report, in total."""
 
     tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class MemberSeen:
+    """One member by its newest signed record. Every figure is the member's own claim; None where its release publishes none."""
+
+    peer_id: str  # base58
+    state: str  # training finished paused
+    sequence: int  # of the record
+    expires: float  # Unix seconds of this machine; a member that leaves publishes a record that expires at once
+    step: int  # the member's global step
+    tokens: int  # trained since it joined
+    own_steps: int | None = None
+    loss: float | None = None
+    joined: int | None = None  # Unix seconds
+    carried_mb: int | None = None  # in its meetings since it joined
+    is_own: bool = False  # this peer itself
+
+
+class MembersSeen(Report):
+    """The members of the run, this peer among them, whose records are new since the event before."""
+
+    members: tuple[MemberSeen, ...]
 
 
 class MonthCounted(Report):

@@ -52,6 +52,7 @@ class Home:
         self.log: Final = self.path / "peer.log"
         self.port: Final = self.path / "port"  # of the last start
         self.status: Final = self.path / "status.json"  # last status, written every 30 s and at the end
+        self.run: Final = self.path / "run.json"  # what this peer has seen of the whole run, written every 30 s and at the end
         self.running: Final = self.path / "running.json"  # pid, control socket, start time of the peer that runs now
         self._lock: Final = self.path / "lock"
 

@@ -6,7 +6,6 @@ Each metric is a value of the status; docs/reference/metrics.md describes them.
 from __future__ import annotations
 
 import contextlib
-import ipaddress
 from collections.abc import Callable, Iterator, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric, StateSetMetricFamily
@@ -17,23 +16,6 @@ from gossamer.peer.machine.partners import routes
 from gossamer.peer.machine.states import STATES
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
-
-THIS_MACHINE = "127.0.0.1"
-
-
-def place(text: str) -> tuple[str, int]:
-    """Read PORT or ADDRESS:PORT, as of `--metrics`. The default address is the loopback. Raises BadSettings."""
-    address, _, port = text.rpartition(":")
-    address = address.strip("[]") or THIS_MACHINE
-    try:
-        ipaddress.ip_address(address)
-    except ValueError as error:
-        raise BadSettings(
-            f"{address!r} is not an IP address", hint="--metrics takes a port, or an address and a port like 0.0.0.0:9464"
-        ) from error
-    if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise BadSettings(f"{port!r} is not a port", hint="a port is a number from 1 to 65535, for example 9464")
-    return address, int(port)
 
 
 @contextlib.contextmanager

@@ -15,6 +15,22 @@ from gossamer.protocol.errors import BadSettings
 _TCP = re.compile(r"/tcp/(\d+)")
 
 
+def address_and_port(text: str, option: str, default: str) -> tuple[str, int]:
+    """Read PORT or ADDRESS:PORT, as of this option; `default` is the address without one. Raises BadSettings."""
+    address, _, port = text.rpartition(":")
+    address = address.strip("[]") or default
+    try:
+        if address:
+            ipaddress.ip_address(address)
+    except ValueError as error:
+        raise BadSettings(
+            f"{address!r} is not an IP address", hint=f"{option} takes a port, or an address and a port like 0.0.0.0:9464"
+        ) from error
+    if not port.isdecimal() or not 0 < int(port) < 65536:
+        raise BadSettings(f"{port!r} is not a port", hint="a port is a number from 1 to 65535, for example 9464")
+    return address, int(port)
+
+
 def free_port(home: Home, listen: str, wanted: int | None) -> int:
     """Return the port to listen on at this IP address: the wanted one (0: any), else that of the last start if it is free, else 0.
 

@@ -10,13 +10,14 @@ from typing import Final
 
 from gossamer.peer.machine.events import StateChanged
 
+RESUMES: Final = "ends with `peer resume`"
 ON_ITS_OWN: Final = "goes on by itself"
 STATES: Final[Mapping[str, tuple[str, str]]] = {
     "starting": ("starting its processes", f"{ON_ITS_OWN}, mostly within a minute"),
     "joining": ("looking for the run", f"{ON_ITS_OWN} as soon as a member of the run answers and its weights are here"),
     "waiting": ("waiting for peers", "ends when enough others have joined: `peer invite` prints an invite for them"),
     "training": ("meeting others", "ends with the run, or with `peer leave`"),
-    "paused": ("asked to pause", "ends with `peer resume`"),
+    "paused": ("asked to pause", RESUMES),
     "finishing": ("averaging with the others", "ends by itself within minutes"),
     "serving": ("serving as a bootstrap node", "ends with `peer leave`"),
     "leaving": ("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),

@@ -57,6 +57,7 @@ class Status:
     progress: dict[str, Any] | None = None  # of a long operation: its name and completed share
     unit: str = "tokens"  # what training is counted in: the keys named after tokens count these
     program: str = ""  # name, source and revision of a program run's program; empty for a text run
+    run_name: str = ""
     started: float = 0.0
     version: str = VERSION
     # Fields that to_json leaves out:
@@ -143,7 +144,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             changed = replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
             return replace(changed, tokens_per_second=rate, progress=progress)
         case events.RunKnown():
-            return replace(status, run_id=event.run_id, total_steps=event.total_steps, unit=event.unit, program=event.program)
+            known = replace(status, run_id=event.run_id, run_name=event.name, total_steps=event.total_steps)
+            return replace(known, unit=event.unit, program=event.program)
         case events.ModelBuilt():
             flops = event.flops_per_token, event.peak_flops
             return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops, coding=event.coding)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from gossamer.peer.machine.events import EvalDone, Event, MeetingDone, StateTransferred
+from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.weights import Trained
@@ -41,11 +42,22 @@ Trained by a swarm of peers that meet in pairs, without a coordinator. {load}
 |---|---|
 {table}
 
-## Contributors
+{members}## Contributors
 
 Peers whose weights were merged into this one's directly, as far as its log goes back. They carry the work of further peers:
 
 {contributors}"""
+
+MEMBERS: Final = """## Members
+
+What each member says that it has trained, as far as this peer has seen the run. A member signs its own figure, and counts for no more than
+the steps of the run allow.
+
+| member | {unit} | share |
+|---|---|---|
+{rows}
+
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +77,13 @@ def is_adapter(manifest: AnyManifest) -> bool:
     return isinstance(manifest, Manifest) and has_adapter(manifest.model)
 
 
-def model_card(trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss, *, merges: bool = False) -> str:
+def model_card(
+    trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss, *, merges: bool = False, seen: RunView | None = None
+) -> str:
     """Write the card of a checkpoint; its contributors, and a program's loss, come from the peer's event log.
 
-    `merges`: the weights are those of the model into which the run's adapter is merged. The card of a text run has a Hugging Face header.
-    Names from other people are plain text in it.
+    `seen`: what this peer has seen of the run, for the members' shares. `merges`: the weights are those of the model into which the run's
+    adapter is merged. The card of a text run has a Hugging Face header. Names from other people are plain text in it.
     """
     manifest, state = trained.manifest, trained.checkpoint.state
     partners = contributors(events)
@@ -94,6 +108,7 @@ def model_card(trained: Trained, events: Sequence[Event], weights: str, measured
         title=_plain(manifest.run.name),
         load=load,
         table=table,
+        members=members_table(seen, _plain(manifest.unit)) if seen is not None and seen.run_id == manifest.run_id.hex() else "",
         contributors=named + more or "None in this peer's log.\n",
     )
 
@@ -120,6 +135,17 @@ def _program_rows(manifest: ProgramManifest, events: Sequence[Event]) -> dict[st
         "frozen parameters": f"SHA-256 `{program.base}`, not in this folder" if program.base else "none",
         "held-out loss": losses[-1] if losses else "not measured",
     }
+
+
+def members_table(seen: RunView, unit: str) -> str:
+    """Return a section with what each member says that it has trained, the largest part first; empty if none says so."""
+    rows = [row for row in seen.to_json(seen.points[-1].ts if seen.points else 0.0)["members"] if row["counted"]]
+    if not rows:
+        return ""
+    rows.sort(key=lambda row: -row["counted"])
+    lines = [f"| `{row['peer_id']}` | {row['counted']} | {100 * row['share']:.1f} % |" for row in rows[:MAX_NAMED]]
+    more = [f"| {len(rows) - MAX_NAMED} more | {sum(row['counted'] for row in rows[MAX_NAMED:])} | |"] if len(rows) > MAX_NAMED else []
+    return MEMBERS.format(unit=unit, rows="\n".join([*lines, *more]))
 
 
 def contributors(events: Sequence[Event]) -> list[str]:

@@ -20,6 +20,7 @@ from torch import Tensor
 from gossamer.optim.fragments import STATISTICS
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.model.card import MeasuredLoss, is_adapter, model_card
 from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, show_nothing, slow_weights
 from gossamer.protocol.errors import BadSettings
@@ -58,7 +59,9 @@ def export_model(
     else:
         measured = _measured_by_program(data, num_batches)
         write = partial(_write_tensors, weights)
-    card = model_card(trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured, merges=merges)
+    card = model_card(
+        trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured, merges=merges, seen=kept_view(home)
+    )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".writing-{os.getpid()}"

@@ -14,7 +14,7 @@ from dataclasses import replace
 from gossamer.peer.link.messages import Writer
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.machine.child import Child, ChildSettings
+from gossamer.peer.machine.child import Child, ChildSettings, OwnPart
 from gossamer.peer.machine.events import QUIET, ProcessReported
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s
@@ -23,10 +23,12 @@ from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.line import Direction, Line
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.node.reports import NodeReports
+from gossamer.protocol import limits
 from gossamer.protocol.addresses import read_address
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.node import Libp2pNode
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
+from gossamer.protocol.messages.figures import MemberFigures, loss_milli
 
 
 class NodeProcess:
@@ -57,6 +59,8 @@ class NodeProcess:
         self._line.limits = {way: rate_bytes_per_s(text) for way, text in rates.items()}
         throttle = self._peer.throttle
         throttle.up.bytes_per_s, throttle.down.bytes_per_s = (self._line.limits[way] for way in (Direction.UP, Direction.DOWN))
+        if settings.part is not None:
+            self._peer.lifecycle.figures = published(settings.part)
         if settings.paused:
             self._peer.lifecycle.pause()
             self._paused.set()
@@ -88,6 +92,17 @@ class NodeProcess:
             if self._peer.node is not None:
                 await self._peer.node.meetings.until_quiet()
             self._child.emit(ProcessReported(QUIET, ""))
+
+
+def published(part: OwnPart) -> MemberFigures:
+    """Return the figures that a peer publishes about its own part, within what a record may hold."""
+    most = limits.FIGURE
+    return MemberFigures(
+        own_steps=min(part.own_steps, most),
+        loss_milli=loss_milli(part.loss),
+        joined_s=min(max(0, int(part.joined)), most),
+        carried_mb=min(round(part.carried_bytes / 1e6), most),
+    )
 
 
 def _daemon_settings(settings: ChildSettings, home: Home, *, shows_the_way: bool) -> DaemonSettings:

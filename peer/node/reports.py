@@ -17,6 +17,7 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.node.peer import NodePeer
 from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.libp2p.node import Libp2pNode
 
@@ -30,6 +31,7 @@ class NodeReports:
     def __init__(self, network: Libp2pNode, peer: NodePeer, trainer: OwnSide | None, home: Home, emit: Callable[[Event], None]) -> None:
         self._network, self._peer, self._trainer, self._home, self._emit = network, peer, trainer, home, emit
         self._traffic = NodeTraffic(network)
+        self._members: MemberReporter | None = None  # once the run is known
         self._reported = 0, 0
         self._routes: dict[str, str] = {}
         self._start_s = time.process_time() + cpu_s(network.daemon_pid)
@@ -44,6 +46,7 @@ class NodeReports:
         while True:
             self._report_traffic()
             await self._report_connections()
+            self._report_members()
             if self._trainer is not None:
                 self._report_cost(self._trainer)
             await asyncio.sleep(REPORT_S)
@@ -57,6 +60,13 @@ class NodeReports:
         if (traffic.sent, traffic.received) != self._reported:
             self._reported = traffic.sent, traffic.received
             self._emit(TrafficCounted(*self._reported))
+
+    def _report_members(self) -> None:
+        """Report the members of the run, if a record is new."""
+        if self._members is None and self._peer.member is not None:
+            self._members = MemberReporter(self._emit, self._peer.member.gossip)
+        if self._members is not None:
+            self._members.report()
 
     async def _report_connections(self) -> None:
         """Report the open connections and their routes, if they have changed."""

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import os
 import shlex
+import time
 import urllib.request
 from collections.abc import Callable
 from typing import Final, NamedTuple
@@ -16,6 +17,7 @@ from typing import Final, NamedTuple
 from gossamer.peer.machine.config import WEB
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.status import Status
+from gossamer.peer.supervisor.pauses import Pause
 from gossamer.protocol.tasks import spawn
 
 ALONE_S: Final = 3600.0  # without a partner in sight before it is worth a notice
@@ -59,23 +61,32 @@ class NoticeBoard:
         return now_s - self._alone_since_s >= ALONE_S
 
 
-class Notifier:
+class Notices:
     """Sends notices, one after the other, beside everything else. `emit` gets a warning when one cannot be sent, and its end."""
 
     def __init__(self, emit: Callable[[Event], None]) -> None:
         self._emit = emit
+        self._board = NoticeBoard()
         self._failure = ""
         self._sending: set[asyncio.Task[None]] = set()
         self._turn = asyncio.Lock()
 
-    def send(self, way: str, subject: str, notices: list[Notice]) -> None:
-        """Begin to send notices by this way, the setting `notify`; empty sends none. `subject` names the run."""
-        if way and notices:
-            spawn(self._send_all(way, subject, notices), self._sending, "notices")
+    def look(self, status: Status, pause: Pause | None, way: str) -> None:
+        """Begin to send what the status is worth, by the setting `notify`; nothing where that is empty."""
+        self._send(way, status, self._board.look(status, pause is not None and pause.is_limit, time.monotonic()))
+
+    def test(self, status: Status, way: str) -> None:
+        """Begin to send a notice that says that they arrive."""
+        self._send(way, status, [Notice("test", "notices about this peer come by this way")])
 
     async def close(self) -> None:
         """Wait until all are sent, or cannot be; takes seconds."""
         await asyncio.gather(*self._sending)
+
+    def _send(self, way: str, status: Status, notices: list[Notice]) -> None:
+        if way and notices:
+            subject = f"{status.run_name or 'a run'}, peer {status.peer_id[-6:]}"
+            spawn(self._send_all(way, subject, notices), self._sending, "notices")
 
     async def _send_all(self, way: str, subject: str, notices: list[Notice]) -> None:
         async with self._turn:

@@ -5,18 +5,21 @@ from __future__ import annotations
 import contextlib
 import json
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
 from gossamer.peer.machine.config import LocalSettings, PeerConfig
+from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.room import megabytes
 from gossamer.peer.machine.schedule import Schedule
+from gossamer.peer.machine.states import RESUMES
+from gossamer.peer.machine.status import Status
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.supervisor.surroundings import CALM_S, COOLER_C, Lookout, Surroundings
 
-RESUMES = "ends with `peer resume`"
 SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
 
 
@@ -148,10 +151,11 @@ class Pauses:
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
 
-    @property
-    def warnings(self) -> dict[str, str]:
-        """Return what cannot be measured, by setting; empty words where it can."""
-        return self._lookout.warnings
+    def look(self, status: Status) -> Iterator[Event]:
+        """Yield a warning for each setting whose measurement fails now, and its end."""
+        for topic, words in self._lookout.warnings.items():
+            if words != status.warned.get(topic, ""):
+                yield Warned(topic, words)
 
     def close(self) -> None:
         """End the commands that measure."""

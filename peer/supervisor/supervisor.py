@@ -22,7 +22,7 @@ from typing import Any
 
 from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine import events
-from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.child import ChildSettings, OwnPart
 from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.events import QUIET, Event, EventLog
 from gossamer.peer.machine.home import Home, write_whole
@@ -33,8 +33,9 @@ from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition, LastReport
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
-from gossamer.peer.supervisor.notices import Notice, NoticeBoard, Notifier
+from gossamer.peer.supervisor.notices import Notices
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
+from gossamer.peer.supervisor.run_watch import RunWatch
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -129,8 +130,9 @@ class Supervisor:
         self._log = EventLog(self._home.events)
         self.condition = Condition(config.children)
         self._logged = ("", "")
+        self._run_watch = RunWatch(self._home)
         self._housekeeping = Housekeeping(self._home)
-        self._news, self._notifier = NoticeBoard(), Notifier(self._note)
+        self._notices = Notices(self._note)
         self._leave_reason = ""  # empty until the peer is asked to leave
         self._children: dict[str, ChildProcess | GuestProcess] = {}
         self._pauses = Pauses(self._home)
@@ -159,9 +161,10 @@ class Supervisor:
             finally:
                 await self._stop(work, looking)
                 self._pauses.close()
-                self._notify()
-                await self._notifier.close()
+                self._notices.look(self.status, self.condition.pause, self._config.notify)
+                await self._notices.close()
                 self._housekeeping.keep(self.status)
+                self._run_watch.keep()
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         for task in work:
@@ -348,6 +351,8 @@ class Supervisor:
     # ------------------------------------------------------------------ events and requests
 
     def _on_event(self, name: str, event: Event) -> None:
+        if isinstance(event, events.MembersSeen | events.RunKnown):
+            self._run_watch.take(event)
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
@@ -371,23 +376,17 @@ class Supervisor:
         while True:
             await asyncio.sleep(LOOK_S)
             self._update_pause()
-            for event in self._housekeeping.look(self.status):
+            for event in (*self._housekeeping.look(self.status), *self._pauses.look(self.status)):
                 self._note(event)
-            for topic, words in self._pauses.warnings.items():
-                if words != self.status.warned.get(topic, ""):
-                    self._note(events.Warned(topic, words))
+            self._publish(self._run_watch.look(time.time(), self.status))
             self._describe()
-            self._notify()
+            self._notices.look(self.status, self.condition.pause, self._config.notify)
 
-    def _notify(self) -> None:
-        """Send the notices that the status is worth."""
-        rest = self.condition.pause
-        notices = self._news.look(self.status, rest is not None and rest.is_limit, time.monotonic())
-        self._notifier.send(self._config.notify, self._subject, notices)
-
-    @property
-    def _subject(self) -> str:
-        return f"peer {self._peer_id[-6:]} in {self._home.path.name}"
+    def _publish(self, part: OwnPart | None) -> None:
+        """Send the node what it publishes about this peer's part in the run."""
+        node = self._children.get(NODE)
+        if part is not None and node is not None and NODE in self._awake and node.is_running:
+            node.notify(self._settings().model_copy(update={"part": part}).to_line())
 
     def _set_final_state(self, state: str, reason: str, way_out: str = "") -> None:
         self.condition.ending = changed(state, reason, way_out)
@@ -416,6 +415,8 @@ class Supervisor:
                 return {"peers": [asdict(partner) for partner in self.status.partners.values()]}
             case {"verb": "history"}:
                 return self.status.history.to_json()
+            case {"verb": "run"}:
+                return self._run_watch.shown()
             case {"verb": "leave"}:
                 self._leave(finish=bool(request.get("finish")))
                 return {"leaving": True}
@@ -466,7 +467,7 @@ class Supervisor:
         self._send_settings()
         self._changes.notify()
         if key == "notify":
-            self._notifier.send(config.notify, self._subject, [Notice("test", "notices about this peer come by this way")])
+            self._notices.test(self.status, config.notify)
         return {"value": value}
 
     def _can_restart(self, name: str) -> bool:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from enum import Enum, auto
 
 from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.tasks import Changes
 
@@ -37,6 +38,7 @@ class Lifecycle:
         self.state = LifecycleState.UNKNOWN
         self.global_step = 0  # this peer's global step
         self.tokens = 0  # trained by this peer since it joined
+        self.figures: MemberFigures | None = None  # of this peer's own part, unsigned
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
         self.has_agreed = False  # it has the agreed result and meets no more

@@ -16,6 +16,7 @@ from google.protobuf.message import Message as Wire
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
@@ -29,6 +30,7 @@ BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__
 """Message types by the name of their field in Frame: the type's name in snake case."""
 _BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
 _CODES: Final = frozenset(RefusalCode)
+_PARTS: Final = {"credential": Credential, "figures": MemberFigures}  # optional messages within others
 _LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # messages with bulk data or a bitmap
 
 
@@ -78,8 +80,8 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
                 pass
             case PeerId() as peer:
                 setattr(wire, name, peer.raw)
-            case Credential() as credential:
-                fill(getattr(wire, name), credential)
+            case Credential() | MemberFigures() as part:
+                fill(getattr(wire, name), part)
             case tuple() as items:
                 getattr(wire, name).extend(items)
             case plain:
@@ -129,8 +131,8 @@ def from_wire(kind: type[Any], wire: Any) -> Any:
     """Convert a protobuf message into a validated `kind`. Raises BadMessage."""
     values = {}
     for name in limits.field_names(kind):
-        if name == "credential":
-            values[name] = from_wire(Credential, wire.credential) if wire.HasField("credential") else None
+        if name in _PARTS:
+            values[name] = from_wire(_PARTS[name], getattr(wire, name)) if wire.HasField(name) else None
         else:
             value = getattr(wire, name)
             try:
@@ -153,3 +155,5 @@ def need_signed(message: object) -> None:
     credential = getattr(message, "credential", None)
     if credential is not None and not credential.is_complete:
         raise BadMessage("a credential without a signature")
+    if getattr(message, "figures", None) is not None:
+        need_signed(message.figures)  # type: ignore[attr-defined]

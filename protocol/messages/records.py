@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.protocol import limits
 from gossamer.protocol.addresses import NEAR, is_loopback, read_address, route
 from gossamer.protocol.errors import BadMessage
-from gossamer.protocol.identity import PeerId, Signed
+from gossamer.protocol.identity import Identity, PeerId, Signed
 from gossamer.protocol.limits import Bounded
+from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.frames import need_signed, read_unframed, write_unframed
 from gossamer.protocol.run.invite import Credential
 
@@ -36,7 +37,8 @@ class MemberRecord(Signed):
     paused: bool = False  # the peer is reachable, but neither meets nor serves state
     tokens: int = 0  # trained by the peer since it joined
     release: int = 0  # the peer's software release as one number (peer/swarm/presence.py); 0 if unknown
-    signature: bytes = b""  # the peer's, over every other field
+    signature: bytes = b""  # the peer's, over every other field but the figures
+    figures: MemberFigures | None = None  # of the peer's own part in the run, signed by themselves: an older peer drops them
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
@@ -71,6 +73,16 @@ class MemberRecord(Signed):
         if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
             raise BadMessage(f"a record that is valid for too long: {self.expires_s - now_s:.0f} s")
         self.verify(self.peer_id)
+        if self.figures is not None:
+            self.figures.verify(self.peer_id, *self._of_figures())
+
+    def with_figures(self, figures: MemberFigures, identity: Identity) -> MemberRecord:
+        """Return a copy with figures of its own peer, whose `identity` signs them for this record alone."""
+        return replace(self, figures=figures.signed(identity, *self._of_figures()))
+
+    def _of_figures(self) -> tuple[bytes, bytes]:
+        """Return what the signature of the figures covers beside them."""
+        return self.run_id, self.sequence.to_bytes(8, "little")
 
     @property
     def generation(self) -> int:

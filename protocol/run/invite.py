@@ -89,6 +89,7 @@ def closing_of(bearer: PeerId) -> PeerId:
 
 
 PREFIX: Final = "gossamer1"
+LINK: Final = "gossamer:"  # before an invite: the scheme of a link
 _CHECKSUM_BYTES: Final = 4
 _PASTED: Final = re.compile(r"[\s\u200b\u2060\ufeff\"'`<>]")  # characters that mail programs, chats and shells add
 _COPY_AGAIN: Final = "copy the whole line that `peer host` or `peer invite` printed"
@@ -143,10 +144,18 @@ class Invite:
         payload = wire.SerializeToString()
         return PREFIX + base64.b32encode(payload + _checksum(payload)).decode("ascii").rstrip("=").lower()
 
+    def to_link(self) -> str:
+        """Return the invite as a link, which a page or a QR code shows."""
+        return f"{LINK}{self.to_text()}"
+
     @classmethod
     def from_text(cls, text: str) -> Self:
-        """Parse an invite and verify its issuer's signature; see `check` for expiry and subject. Raises BadInvite or WrongVersion."""
-        payload = _unchecked(_PASTED.sub("", text[: 2 * limits.INVITE_CHARS]).lower())
+        """Parse an invite, or its link, and verify its issuer's signature. Expiry and subject: see `check`.
+
+        Raises BadInvite or WrongVersion.
+        """
+        cleaned = _PASTED.sub("", text[: 2 * limits.INVITE_CHARS]).lower()
+        payload = _unchecked(cleaned.removeprefix(LINK))
         wire = peer_pb2.Invite()
         try:
             wire.ParseFromString(payload)

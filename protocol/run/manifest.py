@@ -136,6 +136,11 @@ class Manifest(RunManifest):
         """Return the name, source and revision of the run's program: of a text run, nothing."""
         return ""
 
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of each inner step, the same for all members; 0: each member decides."""
+        return self.inner.batch_size * self.inner.sequence_length
+
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights without a copy: then they follow from the run's seed."""
         return self.model.weights is None
@@ -171,6 +176,11 @@ class ProgramManifest(RunManifest):
         program = self.program
         known = (f"{key} {value}" for key, value in (("source", program.source), ("revision", program.revision)) if value)
         return ", ".join([program.name, *known])
+
+    @property
+    def step_tokens(self) -> int:
+        """Return the tokens of each inner step, the same for all members; 0: each member decides."""
+        return 0
 
     def has_start(self, *, is_founder: bool) -> bool:
         """Return whether a peer has the initial weights: those with which the program of the run's founder begins count."""

@@ -288,8 +288,22 @@ class Contents(_message.Message):
     signature: bytes
     def __init__(self, kind: _Optional[_Union[ContentsKind, str]] = ..., total_bytes: _Optional[int] = ..., sha256: _Optional[bytes] = ..., global_step: _Optional[int] = ..., name: _Optional[bytes] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
+class MemberFigures(_message.Message):
+    __slots__ = ("own_steps", "loss_milli", "joined_s", "carried_mb", "signature")
+    OWN_STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSS_MILLI_FIELD_NUMBER: _ClassVar[int]
+    JOINED_S_FIELD_NUMBER: _ClassVar[int]
+    CARRIED_MB_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    own_steps: int
+    loss_milli: int
+    joined_s: int
+    carried_mb: int
+    signature: bytes
+    def __init__(self, own_steps: _Optional[int] = ..., loss_milli: _Optional[int] = ..., joined_s: _Optional[int] = ..., carried_mb: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
 class MemberRecord(_message.Message):
-    __slots__ = ("run_id", "peer_id", "addresses", "global_step", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature")
+    __slots__ = ("run_id", "peer_id", "addresses", "global_step", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature", "figures")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -302,6 +316,7 @@ class MemberRecord(_message.Message):
     TOKENS_FIELD_NUMBER: _ClassVar[int]
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    FIGURES_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     peer_id: bytes
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -314,7 +329,8 @@ class MemberRecord(_message.Message):
     tokens: int
     release: int
     signature: bytes
-    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    figures: MemberFigures
+    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ..., figures: _Optional[_Union[MemberFigures, _Mapping]] = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("run_id", "issuer", "subject", "bearer_seed", "not_after_s", "bootstraps", "signature")

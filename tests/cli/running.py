@@ -25,6 +25,7 @@ class Running:
     def __init__(self, shell: Shell) -> None:
         self.status = Status(state="training", run_id="ab" * 32, peer_id=shell("id").out.strip(), step=5, total_steps=9, loss=2.5)
         self.trouble = ""
+        self.run: dict[str, Any] = {}
         self.partners: list[Partner] = []
         self.asked: list[dict[str, Any]] = []
         self._home = Home(shell.home)
@@ -36,6 +37,7 @@ class Running:
             "health": {"trouble": self.trouble},
             "peers": {"peers": [asdict(partner) for partner in self.partners]},
             "history": self.status.history.to_json(),
+            "run": self.run,
             "leave": {"leaving": True},
         }
         return answers[request["verb"]]

@@ -89,10 +89,16 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
     "revoke": [(("hello",), "holds no run", "--home DIR")],
     "bootstrap": [((), "holds no run", "peer bootstrap gossamer1")],
     "status": [((), "no peer is running", "peer join"), (("--json",), "no peer is running", "peer join")],
+    "run": [((), "holds no run", "peer join"), (("--json",), "holds no run", "--home")],
     "peers": [((), "no peer is running", "peer join")],
     "logs": [(("--level", "loud"), "no level 'loud'", "warning"), ((), "no peer has run", "--home")],
     "watch": [(("--wings",), "--wings", "--help")],
-    "dashboard": [(("--port", "-1"), "--port", "--help")],
+    "dashboard": [
+        (("--port", "-1"), "--port", "--help"),
+        (("--public", "8080"), "holds no run", "--home"),
+        (("--invite",), "holds no run", "--home"),
+    ],
+    "credit": [((), "holds no run", "--home"), (("--verify", "nothing"), "cannot be read", "peer credit")],
     "config": [
         (("thread", "2"), "thread", "did you mean 'threads'"),
         (("threads", "many"), "threads", "Processor threads"),

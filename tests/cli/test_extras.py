@@ -95,7 +95,17 @@ WITHOUT = (  # extras; the order is that of a shell
     ("init", "new.toml"), ("id",), ("config",), ("logs",), ("logs", "--report"), ("status",), ("peers",),
     ("service", "status"), ("simulate", "--swarm", "--peers", "2", "--cut", "0"),
 )  # fmt: skip
-WITH_A_PEER = (("status",), ("peers",), ("invite",), ("pause",), ("resume",), ("revoke", str(Identity(b"x" * 32).peer_id)), ("leave",))
+WITH_A_PEER = (
+    ("status",),
+    ("run",),
+    ("peers",),
+    ("credit",),
+    ("invite",),
+    ("pause",),
+    ("resume",),
+    ("revoke", str(Identity(b"x" * 32).peer_id)),
+    ("leave",),
+)
 EVERY = {*NEEDS, *(words[0] for words in (*WITHOUT, *WITH_A_PEER)), "doctor"}
 ROWS = [(verb, *row) for verb in NEEDS for row in NEEDS[verb]]
 

@@ -43,7 +43,7 @@ def test_no_verb_shows_the_help_and_is_bad_input(capsys: pytest.CaptureFixture[s
 
 def test_an_invite_leaves_the_command_line() -> None:
     invite = "gossamer1" + "a2" * 100
-    for pasted in (invite, invite.upper(), f"'{invite}'", f" {invite[:50]}\n{invite[50:]}\n"):
+    for pasted in (invite, invite.upper(), f"'{invite}'", f" {invite[:50]}\n{invite[50:]}\n", f"gossamer:{invite}"):
         command = ["-P", "-m", "gossamer.cli.main", "join", pasted, "--home", "gossamer1"]
         assert main.without_invite(command) == (["-P", "-m", "gossamer.cli.main", "join", "--home", "gossamer1"], pasted)
     for command in (["join"], ["join", "gossamer1aaaa"], ["join", invite, "--data", invite]):

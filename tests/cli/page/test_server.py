@@ -14,9 +14,14 @@ from gossamer.cli.page.server import application
 from gossamer.peer.machine.config import LIMITS, LocalSettings, PeerConfig
 from gossamer.peer.machine.control_socket import serving
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.supervisor.pauses import Pause, asked_pause, ruled_pause
+from gossamer.peer.supervisor.surroundings import Surroundings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 TOKEN, PORT = "a-token", 4321
 HERE = {"host": f"127.0.0.1:{PORT}"}
@@ -114,10 +119,16 @@ class Running:
         self.home = Home(folder)
         self.home.create()
         self.asked: list[dict[str, Any]] = []
+        self.status = STATUS
 
     def answer(self, wanted: dict[str, Any]) -> dict[str, Any]:
         self.asked.append(wanted)
-        answers = {"status": STATUS.to_json(), "peers": {"peers": []}, "history": STATUS.history.to_json()}
+        answers = {
+            "status": self.status.to_json(),
+            "run": RunView().to_json(0.0),
+            "peers": {"peers": []},
+            "history": STATUS.history.to_json(),
+        }
         answers["config"] = PeerConfig(home=self.home.path).model_dump(mode="json", include=set(LocalSettings.model_fields))
         return answers.get(wanted["verb"], {"state": "paused", "reason": "asked to pause"})
 
@@ -152,11 +163,51 @@ def test_a_stopped_peer_is_shown_with_its_last_state(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("pause", "may_resume"),
+    [
+        (asked_pause(0.0, None), True),
+        (asked_pause(0.0, 60.0), True),
+        (ruled_pause(LocalSettings(schedule="mon 00:00-00:01"), 1_800_000_000.0, Surroundings()), False),
+        (ruled_pause(LocalSettings(not_on_battery=True), 0.0, Surroundings(is_on_battery=True)), False),
+    ],
+)
+def test_resume_is_there_only_where_it_works(tmp_path: Path, pause: Pause | None, may_resume: bool) -> None:
+    assert pause is not None
+    running = Running(tmp_path)
+    running.status = apply(STATUS, changed("paused", pause.reason, pause.way_out))
+    (peer,) = content(running.during("/live/peers"))
+    assert peer["may_resume"] is may_resume
+    (other,) = content(Running(tmp_path).during("/live/peers"))
+    assert not other["may_resume"], "it trains"
+
+
+def test_a_limit_that_is_yes_or_no_is_a_switch(tmp_path: Path) -> None:
+    (peer,) = content(Running(tmp_path).during("/live/peers"))
+    switches = {limit["key"]: limit["value"] for limit in peer["limits"] if limit["is_switch"]}
+    assert switches == {"only_idle": "false", "not_on_battery": "false"}
+
+
+def test_the_page_of_the_run_is_served_with_the_token_alone(tmp_path: Path) -> None:
+    running = Running(tmp_path)
+    identity = Identity.load_or_create(running.home.identity)
+    running.home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
+    for path in ("/runs/0/page", "/runs/0/live", "/runs/0/page.css", "/runs/0/run.js"):
+        assert get(path, HERE, None).code == 403
+        assert running.during(path).code == 200
+    page = running.during("/runs/0/page").body.decode()
+    assert f"run.js?token={TOKEN}" in page and "default-src 'none'" in running.during("/runs/0/page").headers["content-security-policy"]
+    for path in ("/runs/1/page", "/runs/0/other", "/runs/0/page.html"):
+        assert running.during(path).code == 404
+    assert asyncio.run(request([tmp_path / "nowhere"], "/runs/0/page", HERE)).code == 503
+
+
+@pytest.mark.parametrize(
     ("path", "body", "asked"),
     [
         ("pause", {"seconds": 3600}, {"verb": "pause", "seconds": 3600}),
         ("pause", {"seconds": None}, {"verb": "pause", "seconds": None}),
         ("resume", {}, {"verb": "resume"}),
+        ("leave", {"finish": True}, {"verb": "leave", "finish": True}),
         ("set", {"key": LIMITS[0], "value": "2"}, {"verb": "set", "key": LIMITS[0], "value": "2"}),
     ],
 )
@@ -170,6 +221,8 @@ def test_it_can_pause_resume_and_set_limits(tmp_path: Path, path: str, body: dic
     ("path", "body"),
     [
         ("0/leave", b"{}"),
+        ("0/leave", b'{"finish": 1}'),
+        ("0/config", b"{}"),
         ("0/set", b'{"key": "data", "value": "/"}'),
         ("0/pause", b'{"seconds": "x"}'),
         ("0/pause", b"["),

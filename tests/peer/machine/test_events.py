@@ -17,6 +17,7 @@ from gossamer.peer.machine.events import (
     EventsLost,
     FragmentSynced,
     MeetingDone,
+    MemberSeen,
     ResultTaken,
     SoloStep,
     StateChanged,
@@ -97,6 +98,7 @@ def test_every_event_comes_back_as_it_was(kind: type[Any]) -> None:
     values = {
         "int": 7, "str": "x", "Figure": 0.5, "float": 0.5, "bool": True, "tuple[str, ...]": ("x", "y"),
         "dict[str, str]": {"x": "y"}, "dict[str, float]": {"x": 0.5},
+        "tuple[MemberSeen, ...]": (MemberSeen("x", "training", 1, 2.5, 3, 4, loss=0.5), MemberSeen("y", "paused", 1, 2.5, 3, 4)),
     }  # fmt: skip
     given = [values[str(field.type)] for field in dataclasses.fields(kind) if field.name not in ("ts", "event")]
     event = kind(*given, ts=1.25)

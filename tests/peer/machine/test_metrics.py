@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from gossamer.peer.machine.metrics import place, serving_metrics
+from gossamer.peer.machine.metrics import serving_metrics
 from gossamer.peer.machine.partners import Partner
 from gossamer.peer.machine.states import STATES
 from gossamer.peer.machine.status import Status
@@ -63,20 +63,6 @@ def test_the_dashboard_of_grafana_asks_for_metrics_that_are_there() -> None:
     asked = set(re.findall(r"gossamer_\w+", (ROOT / "docker" / "watch" / "dashboards" / "gossamer.json").read_text()))
     assert len(asked) > 10
     assert asked <= {key[0] for key in scraped(STATUS)}
-
-
-@pytest.mark.parametrize(
-    ("text", "where"), [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:9464", ("0.0.0.0", 9464)), ("[::1]:9464", ("::1", 9464))]
-)
-def test_a_port_is_this_machines_unless_an_address_is_given(text: str, where: tuple[str, int]) -> None:
-    assert place(text) == where
-
-
-@pytest.mark.parametrize("text", ["", "many", "0", "70000", "localhost:9464", "0.0.0.0:"])
-def test_an_invalid_metrics_address_is_refused_with_a_hint(text: str) -> None:
-    with pytest.raises(BadSettings) as caught:
-        place(text)
-    assert caught.value.hint
 
 
 def test_a_busy_port_is_refused() -> None:

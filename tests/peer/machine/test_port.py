@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.port import free_port, keep_port
+from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.protocol.errors import BadSettings
 
 ADDRESSES = ["/ip4/127.0.0.1/tcp/{port}/p2p/12D3Koo"]
@@ -73,3 +73,17 @@ def test_only_the_own_port_counts(tmp_path: Path) -> None:
 def test_an_unreadable_port_file_counts_as_none(content: str, tmp_path: Path) -> None:
     (tmp_path / "port").write_text(content)
     assert free_port(Home(tmp_path), "127.0.0.1", None) == 0
+
+
+@pytest.mark.parametrize(
+    ("text", "where"), [("9464", ("127.0.0.1", 9464)), ("0.0.0.0:9464", ("0.0.0.0", 9464)), ("[::1]:9464", ("::1", 9464))]
+)
+def test_a_port_is_this_machines_unless_an_address_is_given(text: str, where: tuple[str, int]) -> None:
+    assert address_and_port(text, "--metrics", "127.0.0.1") == where
+
+
+@pytest.mark.parametrize("text", ["", "many", "0", "70000", "localhost:9464", "0.0.0.0:"])
+def test_an_invalid_address_is_refused_with_a_hint(text: str) -> None:
+    with pytest.raises(BadSettings) as caught:
+        address_and_port(text, "--metrics", "127.0.0.1")
+    assert caught.value.hint

@@ -62,7 +62,7 @@ def test_the_keys_of_the_contract_are_there() -> None:
 def test_the_status_of_a_session_follows_from_its_events() -> None:
     status = after(
         PeerStarted("12D3KooX", ts=50.0),
-        RunKnown("ab", 800),
+        RunKnown("ab", 800, name="tales"),
         ModelBuilt(1000, 4.125, coding="compiled"),
         PeersSeen(3),
         AddressesChanged(("/ip4/192.0.2.1/tcp/1",)),
@@ -76,7 +76,7 @@ def test_the_status_of_a_session_follows_from_its_events() -> None:
         "training", "why", 60.0, "until when", "ab", "12D3KooX", 7, 5, 800, 90, 2.5, 2.25, 18.0, 1.5, 0.5,
         processor_seconds={"training": 1.25, "coding": 0.125, "node": 0.75}, peers_seen=3,
         params=1000, bits_per_param=4.125, coding="compiled", addresses=["/ip4/192.0.2.1/tcp/1"], output_distance=0.01,
-        started=50.0, updated=status.updated, history=status.history,
+        run_name="tales", started=50.0, updated=status.updated, history=status.history,
     )  # fmt: skip
     idle = apply(status, StepDone(6, 8, 100, math.nan, math.nan, 0.0, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)

@@ -1,13 +1,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from gossamer.peer.machine.events import MeetingDone, StateTransferred
+from gossamer.peer.machine.events import MeetingDone, MemberSeen, MembersSeen, StateTransferred
+from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.model.card import MAX_NAMED, MeasuredLoss, contributors, model_card
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
@@ -156,6 +158,37 @@ def test_the_card_of_a_peer_without_meetings_names_no_contributors(tmp_path: Pat
     card = model_card(trained, [], "fast", MeasuredLoss(None))
     assert "| peers met | none |" in card
     assert "| held-out loss | not measured |" in card
+
+
+def run_seen(run_id: str, num_members: int, **claims: int) -> RunView:
+    """Return what a peer has seen of members that have all trained alike, the last of which may claim otherwise."""
+    view, now_s = RunView(), 1_800_000_000.0
+    view.begin(run_id, 1000, step_tokens=64)
+    honest = [MemberSeen(f"12D3KooW{number:03}", "training", 1, now_s + 300, 100, 6400, 100) for number in range(num_members)]
+    view.take(MembersSeen((*honest[:-1], replace(honest[-1], **claims)), ts=now_s))
+    return view
+
+
+def test_the_card_names_the_tokens_of_all_members_and_no_overstated_ones(tmp_path: Path) -> None:
+    manifest = tiny_manifest()
+    trained = load_trained(trained_home(tmp_path, manifest, fast_seed=2))
+    card = model_card(trained, [], "fast", MeasuredLoss(None), seen=run_seen(manifest.run_id.hex(), 4, tokens=1 << 53))
+    assert card.count("| 6400 | 25.0 % |") == 4 and "## Members" in card
+    many = model_card(trained, [], "fast", MeasuredLoss(None), seen=run_seen(manifest.run_id.hex(), MAX_NAMED + 9))
+    assert many.count("| 6400 |") == MAX_NAMED and f"| 9 more | {9 * 6400} | |" in many
+
+
+def test_the_card_leaves_out_members_of_another_run_and_of_none(tmp_path: Path) -> None:
+    trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
+    for seen in (None, RunView(), run_seen("ab" * 32, 4)):
+        assert "## Members" not in model_card(trained, [], "fast", MeasuredLoss(None), seen=seen)
+
+
+def test_an_export_reads_what_the_peer_has_seen_of_its_run(tmp_path: Path) -> None:
+    home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
+    home.run.write_text(json.dumps(run_seen(MANIFEST.run_id.hex(), 3).to_record()))
+    export_model(home, tmp_path / "out", num_batches=0)
+    assert "`12D3KooW002` | 6400 | 33.3 %" in (tmp_path / "out" / "README.md").read_text()
 
 
 def test_a_large_swarm_is_not_listed_whole(tmp_path: Path) -> None:

@@ -190,7 +190,7 @@ def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: 
         running = start(trains=False)
         network = await running.until("serving")
         assert running.emitted(ProcessReported)[-1].reason == "0 connected"
-        assert running.emitted(RunKnown) == [RunKnown(SIGNED.run_id.hex(), SIGNED.manifest().run.total_steps)]
+        assert running.emitted(RunKnown) == [RunKnown.of(SIGNED.manifest())]
         assert running.emitted(PeersSeen) == [PeersSeen(0)] and running.emitted(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
         assert "does not train" in (await answer_to_a_caller(network)).detail
         assert network.shelf.keep_latest(member().to_bytes())

@@ -16,7 +16,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor import notices as module
-from gossamer.peer.supervisor.notices import ALONE_S, Notice, NoticeBoard, Notifier
+from gossamer.peer.supervisor.notices import ALONE_S, Notice, NoticeBoard, Notices
 from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
@@ -39,10 +39,10 @@ def sent(way: str, *batches: list[Notice]) -> list[Event]:
     emitted: list[Event] = []
 
     async def main() -> None:
-        notifier = Notifier(emitted.append)
+        notices = Notices(emitted.append)
         for batch in batches:
-            notifier.send(way, "peer abc", batch)
-        await notifier.close()
+            notices._send(way, Status(peer_id="12345abc", run_name="demo"), batch)
+        await notices.close()
 
     run(main())
     return emitted
@@ -78,7 +78,8 @@ def test_a_command_gets_kind_and_text_without_a_shell_in_between(tmp_path: Path,
     hostile = [Notice("warning", "$(touch gone); `id` 'quoted'\nsecond line")]
     assert sent(f"{tmp_path / 'tell'} 'two words'", NOTICE, hostile) == []
     assert log.read_text() == (
-        "limit|two words|peer abc: paused: it's full\nwarning|two words|peer abc: $(touch gone); `id` 'quoted'\nsecond line\n"
+        "limit|two words|demo, peer 345abc: paused: it's full\n"
+        "warning|two words|demo, peer 345abc: $(touch gone); `id` 'quoted'\nsecond line\n"
     )
 
 
@@ -126,7 +127,7 @@ def server() -> Iterator[str]:
 def test_a_url_gets_a_post_as_ntfy_takes_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert sent(f"{server}/topic", NOTICE) == []
-    assert _Server.got == [("Gossamer: limit", "peer abc: paused: it's full")]
+    assert _Server.got == [("Gossamer: limit", "demo, peer 345abc: paused: it's full")]
     (event,) = sent(f"{server}/other", NOTICE)
     assert isinstance(event, Warned) and "403" in event.words
 
@@ -150,4 +151,4 @@ def test_a_new_way_gets_a_notice_at_once(tmp_path: Path, log: Path) -> None:
             await eventually(log.exists, "the first notice")
 
     run(test())
-    assert "test|x|peer" in log.read_text() and "come by this way" in log.read_text()
+    assert "test|x|" in log.read_text() and "come by this way" in log.read_text()

@@ -18,6 +18,7 @@ from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import RunRefusesUs
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.records import GENERATION
 from tests.peer.two_sides import SEEDS, TERMS, membership
@@ -93,6 +94,19 @@ def test_progress_is_announced_regularly_and_the_end_of_the_schedule_at_once() -
         await asyncio.sleep(1.0)
         (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
         assert record.finished and record.global_step == 80
+
+    play(story)
+
+
+def test_the_figures_of_a_peer_are_announced_in_its_record() -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        b.lifecycle.figures = MemberFigures(own_steps=9, loss_milli=2501, joined_s=400, carried_mb=3)
+        await asyncio.sleep(ANNOUNCE_S + LOOK_S[1] + 1.0)
+        (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
+        assert record.figures is not None and (record.figures.own_steps, record.figures.loss) == (9, 2.5)
+        assert record in a.book.records(), "the other peer has checked it"
+        (own,) = [record for record in await network.peers[B.peer_id].members() if record.peer_id == A.peer_id]
+        assert own.figures is None, "a peer that has none to show announces none"
 
     play(story)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from dataclasses import fields, replace
 from typing import Any
@@ -11,12 +12,16 @@ from hypothesis import strategies as st
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved
+from gossamer.protocol.messages.figures import MemberFigures, loss_milli
 from gossamer.protocol.messages.frames import fill
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, ISSUED, ISSUER, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
 PLAIN = "/ip4/203.0.113.5/tcp/4001"
+FIGURES = MemberFigures(own_steps=100, loss_milli=2301, joined_s=NOW_S - 3600, carried_mb=1000)
+FIGURE_NAMES = ("own_steps", "loss_milli", "joined_s", "carried_mb")
+LARGEST = MemberFigures(limits.FIGURE, limits.LOSS_MILLI, limits.FIGURE, limits.FIGURE)
 LONGEST = [f"/ip6/2001:db8:1111:1111:1111:1111:1111:111{n}/tcp/65535/p2p/{BOB.peer_id}/p2p-circuit/p2p/{ALICE.peer_id}" for n in range(5)]
 
 
@@ -41,11 +46,53 @@ CHANGES: dict[str, Any] = {
 
 
 def test_the_signature_covers_every_field() -> None:
-    assert set(CHANGES) == {field.name for field in fields(MemberRecord)} - {"signature"}
+    assert set(CHANGES) == {field.name for field in fields(MemberRecord)} - {"signature", "figures"}
     for field, value in CHANGES.items():
         changed = replace(RECORD, **{field: value})
         with pytest.raises(BadSignature):
             changed.check(changed.run_id, NOW_S)
+
+
+def test_figures_travel_in_the_record_and_are_signed_for_it_alone() -> None:
+    record = RECORD.with_figures(FIGURES, ALICE)
+    assert MemberRecord.from_bytes(record.to_bytes()) == record
+    record.check(RUN_ID, NOW_S)
+    later = replace(RECORD, sequence=8, signature=b"").signed(ALICE)
+    for forged in (
+        replace(later, figures=record.figures),
+        replace(record, figures=replace(FIGURES, own_steps=1).signed(BOB, RUN_ID, bytes(8))),
+        *(replace(record, figures=replace(record.figures, **{name: 1})) for name in FIGURE_NAMES),  # type: ignore[type-var]
+    ):
+        with pytest.raises(BadSignature):
+            forged.check(RUN_ID, NOW_S)
+
+
+def test_an_older_peer_reads_a_record_with_figures_as_one_without() -> None:
+    """It drops the field that it does not know, and verifies and passes on the rest."""
+    wire = peer_pb2.MemberRecord.FromString(RECORD.with_figures(FIGURES, ALICE).to_bytes())
+    wire.ClearField("figures")
+    assert MemberRecord.from_bytes(wire.SerializeToString()) == RECORD
+
+
+@pytest.mark.parametrize(
+    "change", [{"loss_milli": limits.LOSS_MILLI + 1}, {"own_steps": limits.FIGURE + 1}, {"joined_s": limits.FIGURE + 1},
+               {"carried_mb": limits.FIGURE + 1}, {"signature": b""}], ids=str
+)  # fmt: skip
+def test_figures_out_of_range_or_unsigned_are_rejected(change: dict[str, Any]) -> None:
+    wire = peer_pb2.MemberRecord.FromString(RECORD.with_figures(FIGURES, ALICE).to_bytes())
+    for name, value in change.items():
+        setattr(wire.figures, name, value)
+    with pytest.raises(BadMessage):
+        MemberRecord.from_bytes(wire.SerializeToString())
+
+
+@pytest.mark.parametrize("loss", [None, math.nan, math.inf, -1.0, 1000.1])
+def test_a_loss_that_cannot_be_published_is_left_out(loss: float | None) -> None:
+    assert MemberFigures(1, loss_milli(loss), 1, 1).loss is None
+
+
+def test_a_loss_is_published_in_thousandths() -> None:
+    assert [MemberFigures(1, loss_milli(loss), 1, 1).loss for loss in (0.0, 2.3456, 1000.0)] == [0.0, 2.346, 1000.0]
 
 
 def test_a_record_is_valid_only_for_its_run_and_time() -> None:
@@ -101,7 +148,7 @@ def test_announced_addresses_always_fit() -> None:
     largest = MemberRecord(
         RUN_ID, ALICE.peer_id, addresses, limits.STEPS, True, limits.STEPS, limits.UNIX_SECONDS, credential,
         paused=True, tokens=limits.TOKENS, release=limits.RELEASES,
-    ).signed(ALICE)  # fmt: skip
+    ).signed(ALICE).with_figures(LARGEST, ALICE)  # fmt: skip
     assert len(largest.to_bytes()) <= limits.RECORD_BYTES
     assert MemberRecord.from_bytes(largest.to_bytes()) == largest
 

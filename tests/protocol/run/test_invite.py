@@ -92,6 +92,12 @@ def test_other_text_is_not_an_invite(text: str) -> None:
     assert "peer host" in caught.value.hint
 
 
+def test_a_link_is_an_invite_too_in_small_letters_and_in_the_capitals_of_a_qr_code() -> None:
+    assert INVITE.to_link() == f"gossamer:{TEXT}"
+    for link in (INVITE.to_link(), INVITE.to_link().upper(), f" <{INVITE.to_link()}>\n"):
+        assert Invite.from_text(link) == INVITE
+
+
 @pytest.mark.parametrize("end", [9, 10, 12, 100, 200, -9, -2, -1])
 def test_a_truncated_invite_is_reported_as_truncated(end: int) -> None:
     with pytest.raises(BadInvite, match="the invite is truncated") as caught:

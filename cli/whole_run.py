@@ -1,0 +1,190 @@
+"""`peer run`: the whole run as this member sees it, from what the members sign and publish about themselves.
+
+`run_shown` is all that a page for everybody may show: no address, no invite, and of each peer id the last six characters.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from gossamer.cli.figures import age_text, bytes_text, loss_text, share_text, table_text
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.control_socket import NobodyRuns, ask
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.run_view import kept_view
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
+
+ANSWER_S = 3.0
+SHORT: Final = 6  # characters of a peer id, its last ones: the first are the same for all
+MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
+CHANGES = 8  # shown in the terminal
+CURVE_ROWS = 8
+CLAIMS: Final = (
+    "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
+    "that is far from all others is not shown."
+)
+_FIGURES: Final = ("step", "live", "ever", "tokens", "tokens_per_second", "one_more_tokens_per_second", "carried_mb")
+_MEMBER: Final = ("is_own", "state", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
+
+
+def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
+    """Show the whole run: its members, their shares, the loss, who came and who left.
+
+    No peer coordinates a run, so each member shows what it has seen itself.
+    """
+    shown = run_shown(home)
+    print(json.dumps(shown) if as_json else description(shown))
+
+
+def run_shown(home: Path) -> dict[str, Any]:
+    """Return the public picture of the run of a home, JSON-able; of a stopped peer, as far as it has seen. Raises BadSettings."""
+    folder, now_s = Home(home), time.time()
+    if not folder.manifest.exists():
+        raise BadSettings(f"{folder.path} holds no run", hint="`peer host` or `peer join` starts one; --home DIR names another folder")
+    manifest = SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest()
+    try:
+        seen, runs = ask(folder.path, {"verb": "run"}, wait_s=ANSWER_S), True
+    except NobodyRuns:
+        seen, runs = kept_view(folder).to_json(now_s), False
+    return picture(seen, manifest, runs=runs)
+
+
+def picture(seen: Mapping[str, Any], manifest: AnyManifest, *, runs: bool) -> dict[str, Any]:
+    """Return what is shown of a member's view of its run. Every key is named here: what is not, is not shown."""
+    pace, total = seen["steps_per_second"], manifest.run.total_steps
+    left_s = (total - seen["step"]) / pace if runs and pace > 0 and seen["step"] < total else None
+    return {
+        "name": manifest.run.name,
+        "purpose": purpose(manifest),
+        "run_id": manifest.run_id.hex(),
+        "unit": manifest.unit,
+        "loss_unit": "nats per token" if isinstance(manifest, Manifest) else "",
+        "access": manifest.run.access,
+        "total_steps": total,
+        **{name: seen[name] for name in _FIGURES},
+        "ends": seen["now"] + left_s if left_s is not None else None,
+        "is_watched": runs,
+        "since": seen["since"],
+        "now": seen["now"],
+        "members": [{"peer": row["peer_id"][-SHORT:]} | {name: row[name] for name in _MEMBER} for row in seen["members"]],
+        "changes": [{"ts": one["ts"], "peer": one["peer"][-SHORT:], "kind": one["kind"]} for one in seen["changes"]],
+        "points": seen["points"],
+    }
+
+
+def purpose(manifest: AnyManifest) -> str:
+    """Return what a run trains, in words, from its manifest alone; without paths of anybody's machine."""
+    if not isinstance(manifest, Manifest):
+        return f"trains the program {manifest.program_words}"
+    model, data = manifest.model, manifest.data
+    start = f"the model {model.hub}" if model.hub else f"a {model.architecture} model from random weights"
+    named = data.name if data.name and not data.name.startswith(("/", "~")) else ""
+    texts = {"builtin": "the built-in text", "text": "each member's own text", "mixture": f"a mixture of {len(data.mixture)} texts"}
+    return f"trains {start} on {named or texts.get(data.source, 'a data set')}"
+
+
+def description(shown: Mapping[str, Any]) -> str:
+    """Return the picture as text."""
+    parts = [f"{shown['name']}: {shown['purpose']}", "", *(f"{name:<9}{value}" for name, value in rows(shown).items()), ""]
+    live = [row for row in shown["members"] if row["state"] != "left"]
+    parts += [table_text([MEMBER_COLUMNS, *(member_cells(row, shown["now"]) for row in live)], str.ljust) if live else "no member in sight"]
+    if shown["changes"]:
+        parts += ["", *(change_text(one) for one in shown["changes"][:CHANGES])]
+    if curve := list(curve_rows(shown["points"])):
+        parts += ["", table_text([("time", "step", "loss", "range", "members"), *curve], str.ljust)]
+    return "\n".join([*parts, "", CLAIMS])
+
+
+def rows(shown: Mapping[str, Any]) -> dict[str, str]:
+    """Return the figures of the run in words, by name."""
+    unit, more = shown["unit"], shown["one_more_tokens_per_second"]
+    rate = f"; {number_text(shown['tokens_per_second'])} {unit}/s" if shown["tokens_per_second"] else ""
+    return {
+        "run": progress_text(shown),
+        "loss": last_loss_text(shown),
+        "members": f"{shown['live']} live, {shown['ever']} ever seen",
+        "trained": f"{number_text(shown['tokens'])} {unit}{rate}",
+        **({"one more": f"would add about {number_text(more)} {unit}/s, as a typical member does"} if more else {}),
+        "traffic": f"{bytes_text(1e6 * shown['carried_mb'])} in meetings",
+        "seen": seen_text(shown),
+        "join": join_text(shown),
+        "run id": shown["run_id"],
+    }
+
+
+def progress_text(shown: Mapping[str, Any]) -> str:
+    """Return how far the run is, and when it ends at its pace."""
+    ends = f", ends in about {age_text(shown['ends'] - shown['now'])}" if shown["ends"] else ""
+    return f"step {shown['step']} of {shown['total_steps']} ({share_text(shown['step'], shown['total_steps'])}){ends}"
+
+
+def last_loss_text(shown: Mapping[str, Any]) -> str:
+    """Return the last median of the loss, with its range."""
+    points = shown["points"]
+    last = next((index for index in reversed(range(len(points["ts"]))) if points["loss"][index] is not None), None)
+    if last is None:
+        return "no member publishes one yet"
+    unit = f" {shown['loss_unit']}" if shown["loss_unit"] else ""
+    low, high = points["low"][last], points["high"][last]
+    return f"{loss_text(points['loss'][last])}{unit}, the median; {loss_text(low)} to {loss_text(high)}"
+
+
+def seen_text(shown: Mapping[str, Any]) -> str:
+    """Return since when, and until when, the member that shows this has watched the run."""
+    if shown["since"] is None:
+        return "nothing yet"
+    since = f"by this member, for {age_text(shown['now'] - shown['since'])}"
+    last = shown["points"]["ts"][-1:] or [shown["since"]]
+    return since if shown["is_watched"] else f"{since}; it does not run now: as of {age_text(shown['now'] - last[0])} ago"
+
+
+def join_text(shown: Mapping[str, Any]) -> str:
+    """Return how to join the run."""
+    if shown["access"] == "allowlist":
+        return "only the peers on the run's list may join; `peer id` prints the id to send to its host"
+    return "ask a member for an invite, then: pip install gossamer-peer, and peer join INVITE"
+
+
+def member_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
+    """Return a member's row: one text for each of MEMBER_COLUMNS."""
+    carried = row["carried_mb"]
+    return (
+        f"{row['peer']} (this)" if row["is_own"] else row["peer"],
+        row["state"],
+        f"{100 * row['share']:.1f} %",
+        "-" if row["step"] is None else number_text(row["step"]),
+        "-" if row["own_steps"] is None else number_text(row["own_steps"]),
+        loss_text(row["loss"]),
+        "-" if carried is None else bytes_text(1e6 * carried) if carried else "< 1 MB",
+        "-" if row["joined"] is None else f"{age_text(now_s - row['joined'])} ago",
+        f"{age_text(now_s - row['heard'])} ago",
+    )
+
+
+def change_text(one: Mapping[str, Any]) -> str:
+    """Return a join or a leave on one line, in local time."""
+    return f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(one['ts']))}  {one['peer']}  {one['kind']}"
+
+
+def curve_rows(points: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]:
+    """Yield a few rows of the curve, evenly over its points, the last one among them."""
+    known = [index for index, loss in enumerate(points["loss"]) if loss is not None]
+    wanted = {known[round(place * (len(known) - 1) / (CURVE_ROWS - 1))] for place in range(CURVE_ROWS)} if known else set()
+    for index in sorted(wanted):
+        spread = f"{loss_text(points['low'][index])} to {loss_text(points['high'][index])}"
+        when = time.strftime("%m-%d %H:%M", time.localtime(points["ts"][index]))
+        yield when, str(points["step"][index]), loss_text(points["loss"][index]), spread, str(points["members"][index])
+
+
+def number_text(number: float) -> str:
+    """Return a count with at most four digits and its unit of thousands."""
+    for unit in ("", " k", " M", " G"):
+        if number < 10_000:
+            return f"{number:.0f}{unit}" if not unit or number >= 100 else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f} T"

@@ -1,0 +1,319 @@
+"""What one member has seen of its whole run: the members by their signed records, joins and leaves, and the curve of the loss.
+
+Every figure of another member is a claim that it signed. So the picture uses medians, drops the outermost losses, and counts no member
+for more tokens than its steps allow. Pure bookkeeping with bounded size; times are Unix seconds of this machine, and arguments. It
+survives a restart in the home folder: no other member is asked for what this one did not see.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
+
+from gossamer.peer.machine.events import MemberSeen, MembersSeen
+from gossamer.peer.machine.home import Home
+
+MAX_MEMBERS = 512  # ever seen; of more, those that left with the fewest tokens are dropped
+MAX_CHANGES = 200
+MAX_POINTS = 400
+POINT_S = 10.0  # between the first points of a curve; a full curve drops every second point and doubles this
+DEAF_S = 90.0  # without news of anybody, not even our own record, this member sees nothing: nobody is said to leave
+SILENT_S = 200.0  # a record that reaches us is at most about so old
+NEWCOMER_S = 600.0  # one that says it joined longer ago was there before we saw it
+PACE_S = 600.0  # of the last points that give the pace of the run
+MANY_TIMES = 16.0  # the most that a member of a program run counts for, as in a merge: times the typical tokens of a step
+
+
+@dataclass(frozen=True, slots=True)
+class MemberView:
+    """One member as this one knows it."""
+
+    seen: MemberSeen
+    first_seen: float
+    heard: float  # when its newest record arrived
+    gone: float | None = None  # when it left, or its last record expired
+    tokens_per_second: float = 0.0  # by its last two records
+    recorded_tokens: int = 0  # in its newest record; `seen` may be newer for this peer itself
+
+    def state(self, now_s: float) -> str:
+        """Return the state to show."""
+        if self.gone is not None:
+            return "left"
+        return "silent" if now_s - self.heard > SILENT_S and not self.seen.is_own else self.seen.state
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A member came or went."""
+
+    ts: float
+    peer: str
+    kind: str  # joined, first seen, came back, left, silent
+
+
+@dataclass(frozen=True, slots=True)
+class RunPoint:
+    """The run at one time."""
+
+    ts: float
+    step: int  # median global step of the live members
+    loss: float | None  # median of the losses that training members publish
+    low: float | None  # and their range; of five members or more, without the outermost fifth
+    high: float | None
+    members: int  # live
+    tokens: float  # counted, of all members ever seen
+
+
+@dataclass(slots=True)
+class RunView:
+    """The whole run as one member sees it. Belongs to one thread."""
+
+    run_id: str = ""
+    since: float = 0.0  # this member has watched the run from here on; 0: not yet
+    total_steps: int = 0  # where the run ends
+    step_tokens: int = 0  # of each inner step of every member; 0: each member decides
+    members: dict[str, MemberView] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    points: list[RunPoint] = field(default_factory=list)
+    spacing_s: float = POINT_S
+    _taken_s: float = -math.inf  # last news
+
+    def begin(self, run_id: str, total_steps: int, step_tokens: int) -> None:
+        """Say which run it is; what was seen of another one is forgotten."""
+        if run_id != self.run_id:
+            self.members, self.changes, self.points, self.since, self.spacing_s = {}, [], [], 0.0, POINT_S
+        self.run_id, self.total_steps, self.step_tokens = run_id, total_steps, step_tokens
+
+    def take(self, seen: MembersSeen) -> None:
+        """Take in the newest records."""
+        now_s = seen.ts
+        self._expire(now_s, quietly=now_s - self._taken_s > DEAF_S)
+        is_first = not self.since
+        self.since = self.since or now_s
+        was_deaf, self._taken_s = now_s - self._taken_s > DEAF_S, now_s
+        for one in seen.members:
+            self._take_one(one, now_s, quietly=is_first or was_deaf)
+        while len(self.members) > MAX_MEMBERS:
+            del self.members[min(self.members, key=self._worth)]
+        self._add_point(now_s)
+
+    def look(self, now_s: float) -> None:
+        """Note who has gone; call it about once a second."""
+        if now_s - self._taken_s <= DEAF_S:
+            self._expire(now_s)
+
+    def note_own(self, step: int, tokens: int, own_steps: int, loss: float | None) -> None:
+        """Bring this peer's own row up to date between two of its records."""
+        for peer, member in self.members.items():
+            if member.seen.is_own and member.gone is None and member.seen.state == "training":
+                seen = replace(member.seen, step=step, tokens=tokens, own_steps=own_steps, loss=member.seen.loss if loss is None else loss)
+                self.members[peer] = replace(member, seen=seen)
+
+    def _take_one(self, one: MemberSeen, now_s: float, *, quietly: bool) -> None:
+        before, is_over = self.members.get(one.peer_id), one.expires <= now_s
+        if before is None:
+            if is_over:
+                return
+            self.members[one.peer_id] = MemberView(one, now_s, now_s, recorded_tokens=one.tokens)
+            if not quietly:
+                is_new = one.joined is None or now_s - one.joined < NEWCOMER_S
+                self._note(now_s, one.peer_id, "joined" if is_new else "first seen")
+        elif one.sequence > before.seen.sequence:
+            back = before.gone is not None and not is_over
+            if back and not quietly:
+                self._note(now_s, one.peer_id, "came back")
+            gone = now_s if is_over and before.gone is None else before.gone if is_over else None
+            if gone is not None and before.gone is None:
+                self._note(now_s, one.peer_id, "left")
+            rate = 0.0 if back else _rate(before, one, now_s)
+            self.members[one.peer_id] = replace(
+                before, seen=one, heard=now_s, gone=gone, tokens_per_second=rate, recorded_tokens=one.tokens
+            )
+
+    def _expire(self, now_s: float, *, quietly: bool = False) -> None:
+        for peer, member in self.members.items():
+            if member.gone is None and member.seen.expires <= now_s:
+                self.members[peer] = replace(member, gone=now_s)
+                if not quietly:
+                    self._note(now_s, peer, "left" if member.seen.expires - member.heard < DEAF_S else "silent")
+
+    def _note(self, ts: float, peer: str, kind: str) -> None:
+        self.changes = [*self.changes, Change(ts, peer, kind)][-MAX_CHANGES:]
+
+    def _worth(self, peer: str) -> tuple[bool, int, float]:
+        member = self.members[peer]
+        return member.gone is None, member.seen.tokens, member.heard
+
+    def _add_point(self, now_s: float) -> None:
+        live = self.live()
+        if not live or (self.points and now_s - self.points[-1].ts < self.spacing_s):
+            return
+        losses = [member.seen.loss for member in live if member.seen.loss is not None and member.state(now_s) == "training"]
+        low, middle, high = spread(losses)
+        self.points.append(RunPoint(now_s, self.step(now_s), middle, low, high, len(live), sum(self.counted(now_s).values())))
+        if len(self.points) > MAX_POINTS:
+            self.points, self.spacing_s = self.points[::2], 2 * self.spacing_s
+
+    def live(self) -> list[MemberView]:
+        """Return the members that have not gone."""
+        return [member for member in self.members.values() if member.gone is None]
+
+    def step(self, now_s: float) -> int:
+        """Return the step of the run: the lower median of the training members; without any, of the live ones, or the last one seen."""
+        live = self.live()
+        training = [member for member in live if member.state(now_s) == "training"]
+        return self._typical_step(training) or self._typical_step(live) or (self.points[-1].step if self.points else 0)
+
+    def _typical_step(self, members: Sequence[MemberView]) -> int:
+        """Return the lower median of the global steps of members that have begun, if half of these members have; else of all.
+
+        A newcomer that has only taken over a state stays behind. One member that alone says it has begun decides nothing.
+        """
+        seen = [member.seen for member in members if 0 < member.seen.step <= self.total_steps]
+        begun = [one for one in seen if one.own_steps != 0]
+        steps = [one.step for one in (begun if 2 * len(begun) >= len(members) else seen)]
+        return statistics.median_low(steps) if steps else 0
+
+    def counted(self, now_s: float) -> dict[str, float]:
+        """Return the tokens that each member counts for: its claim, but no more than the steps of the run allow."""
+        each: float = self.step_tokens
+        if not each:  # our own part is true; of those that hold what we do, the median
+            begun = [member.seen for member in self.members.values() if member.seen.own_steps]
+            trusted = [seen for seen in begun if seen.is_own] or begun
+            each = MANY_TIMES * statistics.median([seen.tokens / (seen.own_steps or 1) for seen in trusted]) if trusted else 0.0
+        most = each * self.step(now_s)
+        return {peer: min(float(member.seen.tokens), most) for peer, member in self.members.items()}
+
+    def to_json(self, now_s: float) -> dict[str, Any]:
+        """Return what is shown, JSON-able: the run in figures, live members first, changes from the newest on, and the curve."""
+        live, counted = self.live(), self.counted(now_s)
+        together = sum(counted.values())
+        rates = [member.tokens_per_second for member in live if member.state(now_s) == "training" and member.tokens_per_second]
+        typical = statistics.median(rates) if rates else 0.0
+        most = self._most(now_s)
+        rows = [self._row(member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
+        return {
+            "run_id": self.run_id,
+            "since": self.since or None,
+            "now": now_s,
+            "step": self.step(now_s),
+            "live": len(live),
+            "ever": len(self.members),
+            "steps_per_second": self._pace(),
+            "tokens": round(together),
+            "tokens_per_second": sum(min(rate, MANY_TIMES * typical) for rate in rates),
+            "one_more_tokens_per_second": typical,
+            "carried_mb": round(
+                sum(_bounded([member.seen.carried_mb or 0 for member in self.members.values()])) / 2
+            ),  # both sides of a meeting count it
+            "members": sorted(rows, key=lambda row: (row["state"] == "left", -row["counted"], row["peer_id"])),
+            "changes": [asdict(change) for change in reversed(self.changes)],
+            "points": {each.name: [getattr(point, each.name) for point in self.points] for each in fields(RunPoint)},
+        }
+
+    def _pace(self) -> float:
+        """Return the steps a second of the run over the last points; 0 if they show none."""
+        if not self.points:
+            return 0.0
+        last = self.points[-1]
+        first = next(point for point in self.points if point.ts >= last.ts - PACE_S)
+        return max(0.0, (last.step - first.step) / (last.ts - first.ts)) if last.ts > first.ts else 0.0
+
+    def _most(self, now_s: float) -> dict[str, float]:
+        """Return the largest credible claims, by what the members claim together: steps, seconds in the run, megabytes."""
+        seen = [member.seen for member in self.members.values()]
+        ages = [now_s - one.joined for one in seen if one.joined is not None and one.joined <= now_s]
+        carried = [one.carried_mb for one in seen if one.carried_mb]
+        return {
+            "steps": min(self.total_steps, MANY_TIMES * max(1, self.step(now_s))),
+            "age_s": MANY_TIMES * statistics.median(ages) if ages else 0.0,
+            "carried_mb": MANY_TIMES * statistics.median(carried) if carried else math.inf,
+        }
+
+    def _row(self, member: MemberView, counted: float, together: float, most: Mapping[str, float], now_s: float) -> dict[str, Any]:
+        """Return what is shown of a member; a claim that is not credible is None."""
+        seen = member.seen
+        joined = None if seen.joined is None or now_s - seen.joined > most["age_s"] else min(float(seen.joined), member.heard)
+        return {
+            "peer_id": seen.peer_id,
+            "is_own": seen.is_own,
+            "state": member.state(now_s),
+            "step": _credible(seen.step, most["steps"]),
+            "tokens": seen.tokens,
+            "counted": round(counted),
+            "share": counted / together if together else 0.0,
+            "own_steps": _credible(seen.own_steps, most["steps"]),
+            "loss": seen.loss,
+            "joined": joined,
+            "first_seen": member.first_seen,
+            "heard": member.heard,
+            "gone": member.gone,
+            "carried_mb": _credible(seen.carried_mb, most["carried_mb"]),
+            "tokens_per_second": member.tokens_per_second,
+        }
+
+    def to_record(self) -> dict[str, Any]:
+        """Return everything, JSON-able, for `from_record`."""
+        return {
+            "run_id": self.run_id,
+            "since": self.since,
+            "total_steps": self.total_steps,
+            "step_tokens": self.step_tokens,
+            "spacing_s": self.spacing_s,
+            "members": [asdict(member) for member in self.members.values()],
+            "changes": [asdict(change) for change in self.changes],
+            "points": [asdict(point) for point in self.points],
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Self:
+        """Read what `to_record` returned. Raises KeyError, TypeError or ValueError for anything else."""
+        members = (MemberView(**{**one, "seen": MemberSeen(**{**one["seen"], "is_own": False})}) for one in record["members"])
+        return cls(
+            run_id=str(record["run_id"]),
+            since=float(record["since"]),
+            total_steps=int(record["total_steps"]),
+            step_tokens=int(record["step_tokens"]),
+            spacing_s=float(record["spacing_s"]),
+            members={member.seen.peer_id: member for member in members},
+            changes=[Change(**one) for one in record["changes"]],
+            points=[RunPoint(**one) for one in record["points"]],
+        )
+
+
+def kept_view(home: Home) -> RunView:
+    """Return what a home holds of its run; an empty view if that is nothing readable."""
+    try:
+        view = RunView.from_record(json.loads(home.run.read_text()))
+        view.to_json(0.0)  # of the right keys, but of wrong values
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return RunView()
+    return view
+
+
+def spread(losses: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Return the lowest, the median and the highest loss; of five or more without the outermost fifth on each side."""
+    if not losses:
+        return None, None, None
+    ordered, cut = sorted(losses), len(losses) // 5
+    return ordered[cut], statistics.median(ordered), ordered[-1 - cut]
+
+
+def _bounded(claims: Sequence[float]) -> list[float]:
+    """Return claims, none above MANY_TIMES the median of those that are not zero."""
+    positive = [claim for claim in claims if claim > 0]
+    most = MANY_TIMES * statistics.median(positive) if positive else 0.0
+    return [min(claim, most) for claim in claims]
+
+
+def _credible(claim: int | None, most: float) -> int | None:
+    return None if claim is None or claim > most else claim
+
+
+def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:
+    passed_s, trained = now_s - before.heard, now.tokens - before.recorded_tokens
+    return max(0.0, trained / passed_s) if passed_s >= 1.0 else before.tokens_per_second

@@ -1,0 +1,77 @@
+"""The members that a node reports: by the newest records that it has checked, its own among them."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+from gossamer.peer.machine.events import Event, MemberSeen, MembersSeen
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.member_report import MemberReporter
+from gossamer.peer.swarm.peer_exchange import PeerExchange
+from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.figures import MemberFigures
+from gossamer.protocol.messages.records import MemberRecord
+from tests.peer.two_sides import SEEDS, TERMS
+
+A, B = (Identity(seed) for seed in SEEDS)
+MALLORY = Identity(bytes([7]) * 32)
+NOW_S = 1000
+FIGURES = MemberFigures(own_steps=9, loss_milli=2501, joined_s=400, carried_mb=3)
+OPEN = replace(TERMS, access="open")
+
+
+def record(of: Identity, sequence: int = 1, lifetime_s: int = 300, *, paused: bool = False, finished: bool = False) -> MemberRecord:
+    plain = MemberRecord(OPEN.run_id, of.peer_id, (), 5, finished, sequence, NOW_S + lifetime_s, None, paused, tokens=70)
+    return plain.signed(of).with_figures(FIGURES, of)
+
+
+def reported(*batches: list[MemberRecord], banned: bool = False, late: list[MemberRecord] | None = None) -> list[MembersSeen]:
+    """Return what is emitted after each batch of records that arrive; those of A are its own. B may be banned before a `late` batch."""
+    events: list[Event] = []
+
+    async def story() -> None:
+        exchange = PeerExchange(OPEN, AddressBook(A.peer_id), SwarmTime(lambda: float(NOW_S)), random.Random(0))
+        reporter = MemberReporter(events.append, exchange)
+        for batch in (*batches, late or []):
+            if banned and batch is late:
+                exchange.book.ban(B.peer_id, loop_s())
+            for one in batch:
+                if one.peer_id == A.peer_id:
+                    exchange.own = one
+                else:
+                    exchange.take(one)
+            reporter.report()
+
+    run(story())
+    return [event for event in events if isinstance(event, MembersSeen)]
+
+
+def test_own_and_others_records_are_reported_with_their_figures_and_once_each() -> None:
+    first, second = reported([record(A), record(B)], [record(B)], [record(B, 2, paused=True)])
+    assert first.members[0] == MemberSeen(str(A.peer_id), "training", 1, NOW_S + 300, 5, 70, 9, 2.5, 400, 3, is_own=True)
+    assert replace(first.members[1], is_own=True, peer_id=str(A.peer_id)) == first.members[0]
+    assert [(member.peer_id, member.state) for member in second.members] == [(str(B.peer_id), "paused")]
+
+
+def test_a_banned_peer_is_not_reported() -> None:
+    assert len(reported([record(A)], banned=True, late=[record(B)])) == 1
+
+
+def test_a_farewell_is_reported_as_a_record_that_is_over() -> None:
+    *_, last = reported([record(A), record(B)], [record(B, 2, lifetime_s=1)])
+    assert last.members[0].expires <= NOW_S + 1
+
+
+def test_records_of_older_releases_are_reported_without_figures_and_forged_ones_not_at_all() -> None:
+    old = replace(record(B), figures=None)
+    forged = replace(record(MALLORY), figures=FIGURES.signed(B, OPEN.run_id, bytes(8)))
+    (seen,) = reported([record(A), old, forged])
+    assert [member.peer_id for member in seen.members] == [str(A.peer_id), str(B.peer_id)]
+    assert (seen.members[1].own_steps, seen.members[1].loss, seen.members[1].tokens) == (None, None, 70)
+
+
+def test_nothing_is_reported_before_there_is_a_record() -> None:
+    assert reported([]) == []
