@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,7 +10,7 @@ from typing import Annotated, Literal
 import typer
 
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.manifests import RunOptions, changed
+from gossamer.cli.manifests import RunOptions, changed, tried
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
@@ -56,14 +57,16 @@ def init(
     """
     if start is None and (lora or data_format):
         raise BadSettings("--lora and --format fine-tune a model that exists", hint="name its folder with --from FOLDER")
-    from gossamer.peer.model.plan import need_abilities  # torch: slow to import, and needed only now
-
+    if file.exists():
+        raise BadSettings(f"{file} is already there", hint="give another file name; a manifest is never overwritten")
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise BadSettings(f"{file} cannot be written", hint="name a file in a folder that this user may write to")
+    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"), lora or 0, data_format or "text")
+    wanted = changed(base, changes)
+    tried(wanted, start, tries_text=False)  # nothing is written before
     folder = Home(home)
     folder.create()
-    peer_id = Identity.load_or_create(folder.identity).peer_id
-    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"), lora or 0, data_format or "text")
-    manifest = changed(base, changes).with_host(peer_id)
-    need_abilities(manifest)
+    manifest = wanted.with_host(Identity.load_or_create(folder.identity).peer_id)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(manifest.to_toml())

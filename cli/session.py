@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 from gossamer.cli.figures import loss_text
@@ -18,6 +18,7 @@ from gossamer.peer.machine.port import free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
+from gossamer.protocol.errors import ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
@@ -41,6 +42,26 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
             values[key] = path.expanduser().absolute()
     config = peer_config(values | {"home": folder.path, "trains": trains})
     return config.model_copy(update={"port": free_port(folder, config.listen, config.port if "port" in values else None)})
+
+
+@contextmanager
+def undone_if_it_fails(folder: Home) -> Iterator[None]:
+    """Where the body fails through no bug and has neither trained nor downloaded, remove the run that it began; a new home wholly.
+
+    A new home in which the run's manifest has come keeps its key: the run may have counted the key as a use of its invite.
+    """
+    is_new, held = not folder.path.exists(), folder.manifest.exists()
+    try:
+        yield
+    except GossamerError as error:
+        has_state = any(place.exists() and any(place.iterdir()) for place in (folder.checkpoints, folder.downloads))
+        if error.exit_code is ExitCode.OUR_FAULT or held or has_state:
+            raise
+        has_come = folder.manifest.exists()
+        folder.manifest.unlink(missing_ok=True)
+        if is_new and folder.path.is_dir():
+            folder.clear(*((folder.identity, folder.credential) if has_come else ()))
+        raise
 
 
 def hold_session(

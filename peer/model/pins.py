@@ -1,8 +1,9 @@
 """`python -m gossamer.peer.model.pins`: read a manifest from stdin, try it, and print the digests that the host pins, as JSON.
 
-The host pins them before it signs: of the layout, of the tokenizer, and of its chat template. Of a fine-tuning run, the weights under the
-adapter and the first conversations of the host's own files are tried too. This is a process of its own because it loads torch and
-transformers. Its arguments are the folder of the model and the path of the text, each empty if there is none.
+The host tries a run before it signs the manifest: model and tokenizer are built without weights, and the first text is read, so that an
+error is said before an invite is printed. It pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning
+run, the weights under the adapter are tried too. This is a process of its own because it loads torch and transformers. Its arguments are
+the folder of the model, the path of the text, each empty if there is none, and `text` if the text is to be tried.
 """
 
 from __future__ import annotations
@@ -11,40 +12,70 @@ import json
 import sys
 from pathlib import Path
 
-from gossamer.peer.model.evaluation import mask_as_run
-from gossamer.peer.model.model import check_fit, parameter_shapes
-from gossamer.peer.model.start import initial_model, need_base
-from gossamer.peer.text.conversations import chat_template, template_digest
-from gossamer.peer.text.corpus import need_answers
-from gossamer.peer.text.tokenizer import Tokenizer, load_tokenizer
+from gossamer.peer.model.model import check_fit, model_config, parameter_shapes
+from gossamer.peer.model.start import need_base
+from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
 from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
 
 
-def pins(manifest: Manifest, folder: Path | None, data: Path | None) -> dict[str, str]:
-    """Return the digests of a run, empty where there is none, by the names that `with_pins` gives them. Raises OperatorError."""
+def pins(manifest: Manifest, folder: Path | None, data: Path | None, *, tries_text: bool) -> dict[str, str]:
+    """Return the digests of a run, empty where there is none, by the names that `with_pins` gives them. Raises OperatorError.
+
+    What is slow to import is imported last: most errors are found before.
+    """
     need_base(manifest.model, folder)
+    config = model_config(manifest.model)
     tokenizer = load_tokenizer(manifest.tokenizer, folder)
-    found = {"layout": layout_digest(parameter_shapes(manifest.model)), "tokenizer": tokenizer.digest, "template": ""}
+    check_fit(config, tokenizer.vocab_size, manifest.inner.sequence_length)
+    if tries_text:
+        _try_text(manifest, tokenizer, data)
+    from gossamer.peer.trainer.need import run_need
+
+    run_need(manifest, "cpu")  # builds the model on the meta device, and lets it compute
     if isinstance(manifest, FineTuningManifest):
-        _try(manifest, tokenizer, folder, data)
-        if manifest.data.format == "chat":
-            found["template"] = template_digest(chat_template(tokenizer))
-    return found
+        _try_weights(manifest, folder)
+    if tokenizer.name == BYTES and not isinstance(manifest, FineTuningManifest):
+        return {"layout": "", "tokenizer": "", "template": ""}
+    return {
+        "layout": layout_digest(parameter_shapes(manifest.model)),
+        "tokenizer": tokenizer.digest,
+        "template": _template(manifest, tokenizer),
+    }
 
 
-def _try(manifest: FineTuningManifest, tokenizer: Tokenizer, folder: Path | None, data: Path | None) -> None:
-    if manifest.data.has_prompts:
-        need_answers(manifest.data, tokenizer, manifest.inner.sequence_length, data)
-    model = initial_model(manifest, folder)
-    check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    mask_as_run(model, manifest, folder)
+def _try_text(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> None:
+    from gossamer.peer.text.batches import Draw
+    from gossamer.peer.text.corpus import try_text
+
+    try_text(manifest.data, tokenizer, Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length), data)
+
+
+def _try_weights(manifest: FineTuningManifest, folder: Path | None) -> None:
+    from gossamer.peer.model.evaluation import mask_as_run
+    from gossamer.peer.model.start import initial_model
+
+    mask_as_run(initial_model(manifest, folder), manifest, folder)
+
+
+def _template(manifest: Manifest, tokenizer: Tokenizer) -> str:
+    from gossamer.peer.text.conversations import chat_template, template_digest
+
+    is_chat = isinstance(manifest.data, FineTuningDataSection) and manifest.data.format == "chat"
+    return template_digest(chat_template(tokenizer)) if is_chat else ""
 
 
 if __name__ == "__main__":
     try:
-        reply = pins(Manifest.from_toml(sys.stdin.read()), *(Path(text) if text else None for text in sys.argv[1:3]))
+        model, text, tries = sys.argv[1:4]
+        reply = pins(
+            Manifest.from_toml(sys.stdin.read()),
+            Path(model) if model else None,
+            Path(text) if text else None,
+            tries_text=bool(tries),
+        )
     except GossamerError as error:
         reply = {"error": str(error), "hint": error.hint}
     sys.stdout.write(json.dumps(reply))

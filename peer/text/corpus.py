@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -174,14 +174,42 @@ def windows_per_block(weights: Sequence[float]) -> list[int]:
 ShowProgress = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
 
 
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What was read of an operator's files."""
+
+    num_files: int
+    num_bytes: int  # of text
+    skipped: tuple[str, ...]  # a sentence about each file that was left out
+
+
+Report = Callable[[Reading], None]
+
+
 def load_corpus(
-    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress = lambda done, total: None
+    section: DataSection,
+    tokenizer: Tokenizer,
+    draw: Draw,
+    path: Path | None,
+    cache: Path,
+    show: ShowProgress = lambda done, total: None,
+    report: Report = lambda reading: None,
 ) -> Corpus:
     """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
-    Raises BadSettings if a path is missing or not allowed, if a file is not text, or if the text is less than one batch. Raises
-    BadManifest for a data set that is neither of the hub nor a folder.
+    `report` is called with what was read of the operator's files. Raises BadSettings if a path is missing or not allowed, if no file is
+    text, or if the text is less than one batch. Raises BadManifest for a data set that is neither of the hub nor a folder.
     """
+    need_allowed(section, path)
+    if not section.mixture:
+        return _load(section, tokenizer, draw, path, cache, show, report)
+    one_window = replace(draw, batch_size=1)
+    parts = [_load(source, tokenizer, one_window, path, cache, show, report) for source in section.mixture]
+    return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
+
+
+def need_allowed(section: DataSection, path: Path | None) -> None:
+    """Raise BadSettings unless the operator's `--data` is what the run asks for; BadManifest for a data set without an owner."""
     sources = section.mixture or (section,)
     folders = [folder for source in sources if (folder := _named_folder(source)) is not None]
     wants_text = any(source.source == "text" for source in sources)
@@ -191,11 +219,27 @@ def load_corpus(
         _need_consent(folder, path)
     if path is not None and not wants_text and not folders:
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data is not allowed", hint="leave --data out")
-    if not section.mixture:
-        return _load(section, tokenizer, draw, path, cache, show)
-    one_window = replace(draw, batch_size=1)
-    parts = [_load(source, tokenizer, one_window, path, cache, show) for source in section.mixture]
-    return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
+
+
+def try_text(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None) -> None:
+    """Raise BadSettings or BadManifest, as training would, for text that is not allowed, cannot be read or is too little.
+
+    Reads only as much as one batch needs, of `--data` alone.
+    """
+    need_allowed(section, path)
+    draw = replace(draw, batch_size=1) if section.mixture else draw
+    for source in section.mixture or (section,):
+        if source.source != "text" or path is None:
+            continue
+        if isinstance(source, FineTuningDataSection) and source.has_prompts:
+            need_answers(source, tokenizer, draw.num_window_tokens - 1, path)
+            continue
+        num_tokens, needed = 0, _needed_tokens(draw)
+        for block in read_texts(text_files(path), source.column):
+            num_tokens += sum(map(len, tokenizer.encode_all([block.text]))) + block.ends_document
+            if num_tokens >= needed:
+                break
+        _need_enough(num_tokens, draw, str(path))
 
 
 def _named_folder(source: DataSource) -> Path | None:
@@ -222,7 +266,9 @@ def _need_consent(folder: Path, path: Path | None) -> None:
         )
 
 
-def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress) -> Corpus:
+def _load(
+    source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress, report: Report
+) -> Corpus:
     if source.source == "huggingface":
         need_extra("text")
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
@@ -235,24 +281,26 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | Non
         )
     assert path is not None
     if isinstance(source, FineTuningDataSection) and source.has_prompts:
-        return _load_conversations(source, tokenizer, draw, path, cache, show)
-    files = text_files(path)
+        return _load_conversations(source, tokenizer, draw, path, cache, show, report)
+    files, skipped = text_files(path), list[str]()
     num_bytes = sum(file.stat().st_size for file in files)
-    blocks = read_texts(files, source.column)
-    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column)
+    blocks = read_texts(files, source.column, skipped)
+    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column, skipped)
+    report(Reading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
     return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
 
 
 def _load_conversations(
-    data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, path: Path, cache: Path, show: ShowProgress
+    data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, path: Path, cache: Path, show: ShowProgress, report: Report
 ) -> PackedCorpus:
     from gossamer.peer.text.conversations import ConversationTokenizer, columns_of
 
-    files = text_files(path)
+    files, skipped = text_files(path), list[str]()
     num_bytes = sum(file.stat().st_size for file in files)
     encoder = ConversationTokenizer(tokenizer, data)
-    blocks, columns = read_conversations(files, data), " ".join(columns_of(data))
-    tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns)
+    blocks, columns = read_conversations(files, data, skipped), " ".join(columns_of(data))
+    tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns, skipped)
+    report(Reading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
     return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
 
 
@@ -297,15 +345,23 @@ def with_held_out_part(tokens: Tokens, draw: Draw, name: str) -> Tokens:
     Hashes may put all of a short text on one side. Raises BadSettings, with the numbers, for a text too short for both.
     """
     num_train, num_held_out = len(tokens.train), len(tokens.held_out)
-    needed = draw.num_batch_tokens + draw.num_window_tokens
-    if num_train + num_held_out < needed:
-        raise BadSettings(
-            f"{name} holds {num_train + num_held_out} tokens; one batch and its held-out part need {needed}"
-            f" ({draw.batch_size} + 1 sequences of {draw.num_window_tokens})",
-            hint="give --data more text",
-        )
+    _need_enough(num_train + num_held_out, draw, name)
     if num_train >= draw.num_batch_tokens and num_held_out >= draw.num_window_tokens:
         return tokens
     whole = np.concatenate([tokens.train, tokens.held_out])
     num_tail = max(draw.num_window_tokens, min(int(len(whole) * HELD_OUT_SHARE), len(whole) - draw.num_batch_tokens))
     return Tokens(whole[:-num_tail], whole[-num_tail:], tokens.bytes_per_token)
+
+
+def _needed_tokens(draw: Draw) -> int:
+    return draw.num_batch_tokens + draw.num_window_tokens
+
+
+def _need_enough(num_tokens: int, draw: Draw, name: str) -> None:
+    """Raise BadSettings, with the numbers, for a text too short for a batch and its held-out part."""
+    if num_tokens < (needed := _needed_tokens(draw)):
+        raise BadSettings(
+            f"{name} holds {num_tokens} tokens; one batch and its held-out part need {needed}"
+            f" ({draw.batch_size} + 1 sequences of {draw.num_window_tokens})",
+            hint="give --data more text",
+        )

@@ -17,12 +17,12 @@ from gossamer.peer.machine.events import ModelBuilt, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.model.abilities import need_abilities
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, frozen_shapes, placed
-from gossamer.peer.model.plan import need_abilities
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw

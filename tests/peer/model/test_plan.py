@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gossamer.optim.codecs import CODECS, codec
 from gossamer.peer.model.model import parameter_shapes
-from gossamer.peer.model.plan import STEP_FACTOR, ClockBudget, fragment_codecs, model_plan, need_abilities
+from gossamer.peer.model.abilities import need_abilities
+from gossamer.peer.model.plan import STEP_FACTOR, ClockBudget, fragment_codecs, model_plan
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 from tests.processor_time import takes_at_most
