@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.options import DEFAULT_HOME, Data, HomeFolder, Json
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.home import Home
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder: new, empty, or an earlier export.")]
@@ -21,7 +21,7 @@ Slow = Annotated[
 
 Text = Annotated[
     Path | None,
-    typer.Option("--data", metavar="PATH", exists=True, help="Text for the held-out loss, if each peer of the run brings its own text."),
+    typer.Option("--data", metavar="PATH", exists=True, help="Text for the held-out loss. Default: the text that this peer trained on."),
 ]
 EvalBatches = Annotated[
     int | None,
@@ -56,7 +56,7 @@ def export(
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)
 
 
-def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json = False) -> None:
+def evaluate(home: HomeFolder = DEFAULT_HOME, data: Text = None, as_json: Json = False) -> None:
     """Measure the held-out loss of the newest checkpoint.
 
     The text was not used for training.

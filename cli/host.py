@@ -57,7 +57,7 @@ def host(
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)
-    wanted = changed(read_manifest(manifest, own_text="data" in given), changes)
+    wanted = changed(read_manifest(manifest, own_text=config.data is not None), changes)
     if not folder.manifest.exists():  # nothing is written before
         wanted = tried(wanted, config.model, config.data, tries_text=True)
     with undone_if_it_fails(folder):

@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from gossamer.cli.figures import loss_text
+from gossamer.cli.figures import loss_text, text_read
 from gossamer.cli.screen import Screen, screen
-from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
+from gossamer.peer.machine.config import PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, keep_port
@@ -81,6 +81,9 @@ def hold_session(
 
         def watch(status: Status) -> None:
             nonlocal newest
+            if status.text and status.text != newest.text:
+                drawn.print_line(f"read {text_read(status.text)}")
+                remember_text(config)
             newest = status
             drawn.show(status.peer_id[-6:], status.to_json())
             keep_port(config, status.addresses)
@@ -89,6 +92,13 @@ def hold_session(
 
         status = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     print(farewell(status, config), file=sys.stderr)
+
+
+def remember_text(config: PeerConfig) -> None:
+    """Save the text that the peer trains on as its setting, so that later starts, `peer eval` and `peer export` have it."""
+    home = Home(config.home)
+    if config.data is not None and saved_settings(home).get("data") != str(config.data):
+        save_settings(home, with_setting(saved_settings(home), "data", str(config.data)))
 
 
 def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractContextManager[None]:

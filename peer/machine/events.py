@@ -84,6 +84,16 @@ class ComputingSet(Stamped):
     reason: str  # why
 
 
+class TextRead(Stamped):
+    """The operator's text was read, now or by an earlier start."""
+
+    path: str
+    num_files: int  # that were read
+    num_bytes: int  # of text in them
+    num_skipped: int  # files that were left out
+    skipped: tuple[str, ...]  # a sentence about each of the first of them
+
+
 class StateChanged(Stamped):
     """The state of the peer has changed."""
 

@@ -34,7 +34,7 @@ def _need_whole_heads(config: Mapping[str, Any]) -> None:
     if "head_dim" not in config:
         shared.insert(0, ("num_attention_heads", heads, "hidden_size", config.get("hidden_size")))
     for key, given, whole_key, whole in shared:
-        if isinstance(given, int) and isinstance(whole, int) and 0 < given and whole % given:
+        if isinstance(given, int) and isinstance(whole, int) and given > 0 and whole % given:
             would_do = [number for number in range(1, min(whole, MOST_HEADS) + 1) if whole % number == 0]
             raise BadManifest(
                 f"model.config.{key} = {given} does not divide {whole_key} = {whole}",

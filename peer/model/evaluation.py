@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
+from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, mask_marked_documents, next_token_loss
@@ -189,6 +190,8 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
 
 
 def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:
-    """Load a run's corpus to measure on. Raises as load_corpus."""
+    """Load a run's corpus to measure on: `data`, else the text that the home's peer trained on. Raises as load_corpus."""
+    if data is None and (saved := saved_settings(home).get("data")) is not None:
+        data = Path(saved)
     draw = Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length)
     return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer, home.tokenizer), draw, data, home.cache)

@@ -213,6 +213,8 @@ def need_allowed(section: DataSection, path: Path | None) -> None:
     sources = section.mixture or (section,)
     folders = [folder for source in sources if (folder := _named_folder(source)) is not None]
     wants_text = any(source.source == "text" for source in sources)
+    if path is None and any(isinstance(source, FineTuningDataSection) and source.has_prompts for source in sources):
+        raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
     if path is None and wants_text:
         raise BadSettings("this run trains each peer on its own text", hint=GIVE_TEXT)
     for folder in folders:
@@ -304,12 +306,10 @@ def _load_conversations(
     return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
 
 
-def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path | None) -> None:
+def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path) -> None:
     """Raise BadSettings or BadManifest, as training would, if nothing trains in the first conversations of an operator's files."""
     from gossamer.peer.text.conversations import ConversationTokenizer
 
-    if path is None:
-        raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
     documents = [block.text for block in itertools.islice(read_conversations(text_files(path), data), NUM_TRIED)]
     marks = ConversationTokenizer(tokenizer, data).encode_all(documents)
     packed = PackedSequences(np.concatenate([np.empty(0, np.int32), *marks]), sequence_length + 1, tokenizer.document_end, shares=False)

@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from gossamer.peer.machine.config import save_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model import evaluation
 from gossamer.peer.model.computing import next_token_loss, output_distance, predictions
@@ -153,3 +154,14 @@ def test_concurrent_measurements_equal_sequential_ones(tmp_path: Path) -> None:
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)
+
+
+def test_the_text_that_the_home_remembers_is_measured_on(tmp_path: Path) -> None:
+    own = Manifest.checked(tiny_manifest().model_dump() | {"data": {"source": "text"}})
+    (tmp_path / "text").write_text("a line of text\n" * 2000)
+    home = Home(tmp_path / "home")
+    home.create()
+    with pytest.raises(BadSettings, match="own text"):
+        open_corpus(own, home, None)
+    save_settings(home, {"data": str(tmp_path / "text")})
+    assert len(open_corpus(own, home, None).held_out_batches(1)) == 1
