@@ -59,7 +59,7 @@ def host(
     folder = Home(config.home)
     wanted = changed(read_manifest(manifest, own_text=config.data is not None), changes)
     if not folder.manifest.exists():  # nothing is written before
-        wanted = tried(wanted, config.model, config.data, tries_text=True)
+        wanted = tried(wanted, config.model, config.data, config.devices)
     with undone_if_it_fails(folder):
         folder.create()
         identity = Identity.load_or_create(folder.identity)

@@ -63,7 +63,7 @@ def init(
         raise BadSettings(f"{file} cannot be written", hint="name a file in a folder that this user may write to")
     base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"), lora or 0, data_format or "text")
     wanted = changed(base, changes)
-    tried(wanted, start, tries_text=False)  # nothing is written before
+    tried(wanted, start)  # nothing is written before
     folder = Home(home)
     folder.create()
     manifest = wanted.with_host(Identity.load_or_create(folder.identity).peer_id)

@@ -90,16 +90,17 @@ def pins_of(manifest: Manifest) -> dict[str, str | None]:
     return {name: values[section].get(key) for name, (section, key) in PINS.items()}
 
 
-def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, *, tries_text: bool) -> Manifest:
+def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, devices: str = "") -> Manifest:
     """Try a run, and return its manifest with the digests of its layout and tokenizer, where the tokenizer is not just bytes.
 
-    `folder` may hold the tokenizer, and must hold the weights under an adapter; `data` is the host's own text, tried with `tries_text`.
+    `folder` may hold the tokenizer, and must hold the weights under an adapter; `data` is the host's own text and
+    `devices` its setting; without devices neither is tried.
     A process of its own does it: torch and transformers take much memory. Raises BadManifest for a run that cannot train here; names that
     do not exist are found first, without that process.
     """
     need_abilities(manifest)
     need_extra("text")
-    arguments = [*(str(path or "") for path in (folder, data)), "text" if tries_text else ""]
+    arguments = [*(str(path or "") for path in (folder, data)), devices]
     program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *arguments]
     output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
     found = json.loads(output)

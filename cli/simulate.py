@@ -20,6 +20,7 @@ from gossamer.cli.simulation_report import network_text, plot_rows, rows_text, s
 from gossamer.peer.machine.config import Setting
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import mbit_per_s, seconds
 from gossamer.peer.simulator.results import Row
 from gossamer.protocol.errors import BadSettings
 
@@ -90,27 +91,27 @@ class SimulationOptions(RunOptions):
     """Without training: the duration of exchanges, and the share of time left for computing."""
     swarm: Annotated[bool, Setting()] = False
     """Without training: 2 to 500 real nodes, from their start through a network partition to its healing."""
-    cut: Annotated[float, Setting("SECONDS")] = Field(300.0, ge=0.0)
-    """With --swarm: duration of a partition into two halves; 0: none."""
+    cut: Annotated[float, Setting("TIME", parser=seconds)] = Field(300.0, ge=0.0)
+    """With --swarm: duration of a partition into two halves, in seconds or like 5min; 0: none."""
     churn: Annotated[float, Setting("SHARE")] = Field(0.0, ge=0.0, le=10.0)
     """With --swarm: share of the peers killed per ten minutes."""
     loss: Annotated[float, Setting("SHARE")] = Field(0.0, ge=0.0, le=0.9)
     """With --swarm: share of messages lost and sent again."""
-    clock_error: Annotated[float, Setting("SECONDS")] = Field(0.0, ge=0.0)
+    clock_error: Annotated[float, Setting("TIME", parser=seconds)] = Field(0.0, ge=0.0)
     """With --swarm: clock error of every tenth peer."""
     reachable: Annotated[float, Setting("SHARE")] = Field(1.0, ge=0.0, le=1.0)
     """With --swarm: share of the peers that accept connections."""
-    latency: Annotated[float, Setting("SECONDS")] = 0.05
+    latency: Annotated[float, Setting("TIME", parser=seconds)] = 0.05
     """With --network or --swarm: mean one-way latency."""
     variation: Annotated[float, Setting("RATIO")] = 0.5
     """With --network: standard deviation of the latency over its mean."""
-    bandwidth: Annotated[float, Setting("MBIT")] = 100.0
-    """Line rate in Mbit/s, each way: with --network, --swarm, or --inner-steps auto."""
+    bandwidth: Annotated[float, Setting("RATE", parser=mbit_per_s)] = 100.0
+    """Line rate, each way, in Mbit/s or like "12 MB/s": with --network, --swarm, or --inner-steps auto."""
     params: Annotated[float, Setting("N")] = 1.25e8
     """With --network, without a manifest: parameters of the model."""
     layers: Annotated[int, Setting("N")] = Field(12, ge=1)
     """With --network, without a manifest: layers of the model."""
-    step_seconds: Annotated[float, Setting("SECONDS")] = 1.0
+    step_seconds: Annotated[float, Setting("TIME", parser=seconds)] = 1.0
     """Computing time of an inner step: with --network, or --inner-steps auto."""
 
 

@@ -13,17 +13,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.home import ANOTHER_HOME, Home, write_whole
 from gossamer.peer.machine.schedule import ALWAYS, Schedule
-from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, size_bytes
+from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, seconds, size_bytes
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.limits import LEAST_BYTES_PER_S
 from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
-DEVICES = r"^(auto|gpu|all|mps|(cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
+DEVICES = r"^(auto|all|mps|(gpu|cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
 
@@ -73,6 +73,7 @@ def _each_once(text: str) -> str:
 
 Rate = Annotated[str, _readable(_fast_enough)]
 Size = Annotated[str, _readable(size_bytes)]
+Seconds = Annotated[float, BeforeValidator(lambda value: seconds(value) if isinstance(value, str) else value)]
 
 
 class WithOptions(BaseModel):
@@ -102,7 +103,7 @@ class LocalSettings(WithOptions):
     model: Annotated[Path | None, AfterValidator(_encodable), Setting("FOLDER", restarts=(TRAINER, NODE))] = None
     """Folder in the format of transformers with the run's tokenizer and initial weights. Their digests must match the manifest."""
     devices: Annotated[str, AfterValidator(_each_once), Setting("NAMES", restarts=(TRAINER,))] = Field(default="auto", pattern=DEVICES)
-    """Where to train: auto (GPU, else CPU), gpu, cpu, mps, cuda, xpu, cuda:N; 0,1 or all for several GPUs; cpu:2 for two processes."""
+    """Where to train: auto (GPU, else CPU), gpu, cpu, mps, cuda, xpu, gpu:N; 0,1 or all for several GPUs; cpu:2 for two processes."""
     micro_batch: Annotated[int, Setting("N", restarts=(TRAINER,))] = Field(default=0, ge=0, le=1 << 20)
     """Sequences per forward pass; 0 takes the whole batch, or as many as fit in memory. The result is the same."""
     recompute: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
@@ -139,8 +140,8 @@ class LocalSettings(WithOptions):
     """Train only while the other processes of the machine leave its processors idle."""
     not_on_battery: Annotated[bool, Setting(is_limit=True)] = False
     """Train only while the machine does not run on battery."""
-    checkpoint_interval_s: Annotated[float, Setting("SECONDS", "--checkpoint-every", (TRAINER,))] = Field(default=60.0, gt=0)
-    """Save a checkpoint when this many seconds have passed. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
+    checkpoint_interval_s: Annotated[Seconds, Setting("TIME", "--checkpoint-every", (TRAINER,), parser=seconds)] = Field(default=60.0, gt=0)
+    """Save a checkpoint when this time has passed, like 5min. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
     """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
 
@@ -213,7 +214,11 @@ def saved_settings(home: Home) -> dict[str, Any]:
     except ValidationError as error:
         wrong = _as_bad_settings(error)
         raise BadSettings(f"{home.config}: {wrong}", hint=wrong.hint) from error
-    except (OSError, ValueError, RecursionError) as error:  # of these, TOML's own
+    except NotADirectoryError as error:
+        raise BadSettings(f"the home {home.path} is not a folder", hint=ANOTHER_HOME) from error
+    except OSError as error:
+        raise BadSettings(f"{home.config} cannot be read: {error.strerror}", hint=ANOTHER_HOME) from error
+    except (ValueError, RecursionError) as error:  # of these, TOML's own
         raise BadSettings(
             f"{home.config} cannot be read: {error}", hint="correct the file, or delete it: every setting has a default"
         ) from error

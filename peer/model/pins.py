@@ -3,7 +3,7 @@
 The host tries a run before it signs the manifest: model and tokenizer are built without weights, and the first text is read, so that an
 error is said before an invite is printed. It pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning
 run, the weights under the adapter are tried too. This is a process of its own because it loads torch and transformers. Its arguments are
-the folder of the model, the path of the text, each empty if there is none, and `text` if the text is to be tried.
+the folder of the model, the path of the text, each empty if there is none, and the devices setting, empty if only the manifest is tried.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import sys
 from pathlib import Path
 
+from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.model import check_fit, model_config, parameter_shapes
 from gossamer.peer.model.start import need_base
 from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
@@ -21,16 +22,19 @@ from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
 
 
-def pins(manifest: Manifest, folder: Path | None, data: Path | None, *, tries_text: bool) -> dict[str, str]:
+def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: str) -> dict[str, str]:
     """Return the digests of a run, empty where there is none, by the names that `with_pins` gives them. Raises OperatorError.
 
-    What is slow to import is imported last: most errors are found before.
+    `devices`: as in the settings; empty: neither devices nor text are tried. What is slow to import is imported last: most errors are found
+    before.
     """
+    if devices:
+        choose_devices(devices)
     need_base(manifest.model, folder)
     config = model_config(manifest.model)
     tokenizer = load_tokenizer(manifest.tokenizer, folder)
     check_fit(config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    if tries_text:
+    if devices:
         _try_text(manifest, tokenizer, data)
     from gossamer.peer.trainer.need import run_need
 
@@ -69,13 +73,8 @@ def _template(manifest: Manifest, tokenizer: Tokenizer) -> str:
 
 if __name__ == "__main__":
     try:
-        model, text, tries = sys.argv[1:4]
-        reply = pins(
-            Manifest.from_toml(sys.stdin.read()),
-            Path(model) if model else None,
-            Path(text) if text else None,
-            tries_text=bool(tries),
-        )
+        model, text, devices = sys.argv[1:4]
+        reply = pins(Manifest.from_toml(sys.stdin.read()), Path(model) if model else None, Path(text) if text else None, devices)
     except GossamerError as error:
         reply = {"error": str(error), "hint": error.hint}
     sys.stdout.write(json.dumps(reply))

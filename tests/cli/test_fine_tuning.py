@@ -111,7 +111,7 @@ def test_a_run_that_cannot_train_here_is_refused_before_it_is_hosted(
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     folder, data = (made / given[option] if option in given else None for option in ("--model", "--data"))
     with pytest.raises(OperatorError, match=re.escape(error)) as caught:
-        pins(tuned_manifest(made / "base", **keys), folder, data, tries_text=True)
+        pins(tuned_manifest(made / "base", **keys), folder, data, "cpu")
     assert hint in caught.value.hint
 
 
