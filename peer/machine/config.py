@@ -128,6 +128,8 @@ class LocalSettings(WithOptions):
     """Address where other peers reach this one, like /ip4/203.0.113.7/tcp/4001, in place of the addresses found by listening."""
     relay: Annotated[bool | None, Setting(restarts=(NODE,))] = None
     """Relay streams, within limits, for peers that routers make unreachable. Not set: `peer bootstrap` and the host of a run relay."""
+    max_connections: Annotated[int, Setting("N", restarts=(NODE,), is_limit=True)] = Field(default=32, ge=8, le=4096)
+    """Connections to other peers at once; more are closed when no call uses them. A peer that relays for others has up to 128."""
     max_upload: Annotated[Rate, Setting("RATE", is_limit=True)] = UNLIMITED
     """Highest rate at which the peer sends, like "5 Mbit/s". Meetings and state transfers count."""
     max_download: Annotated[Rate, Setting("RATE", is_limit=True)] = UNLIMITED
