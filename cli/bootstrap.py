@@ -11,8 +11,10 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
 
+OPTIONS = ("listen", "port", "announce", "relay", "max_connections", "max_upload", "max_download", "monthly_traffic", "keep_trying")
 
-@takes("given", PeerConfig, "listen", "port", "announce", "relay", "max_connections", "max_upload", "max_download", "monthly_traffic", "keep_trying")
+
+@takes("given", PeerConfig, *OPTIONS)
 def bootstrap(
     invite: InviteText = None, invite_file: InviteFile = None, home: HomeFolder = DEFAULT_HOME, *, given: Given, metrics: Metrics = None
 ) -> None:

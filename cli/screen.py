@@ -55,6 +55,12 @@ class PlainLines:
         """Print the sentence on its own line."""
         print(sentence, file=self._stream, flush=True)
 
+    def hold(self) -> None:
+        """Draw nothing in place, so that an answer can be typed: lines are never drawn in place."""
+
+    def go_on(self) -> None:
+        """Draw again."""
+
     def data(self, text: str) -> None:
         """Print the line on stdout."""
         print(text, flush=True)
@@ -75,6 +81,14 @@ class LiveTable:
     def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
         self._live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+    def hold(self) -> None:
+        """Draw nothing in place until `go_on`, so that an answer can be typed."""
+        self._live.stop()
+
+    def go_on(self) -> None:
+        """Draw again."""
+        self._live.start(refresh=True)
 
     def data(self, text: str) -> None:
         """Print the line on stdout; where stdout is the same terminal, above the table."""

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
+from gossamer.cli.cost_question import CostQuestion
 from gossamer.cli.figures import loss_text, text_read
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import PeerConfig, peer_config, save_settings, saved_settings, with_setting
@@ -78,6 +79,7 @@ def hold_session(
     """
     newest = Status()
     with screen(sys.stderr) as drawn, metrics_server(metrics, lambda: newest):
+        cost = CostQuestion(config, drawn)
 
         def watch(status: Status) -> None:
             nonlocal newest
@@ -85,6 +87,7 @@ def hold_session(
                 drawn.print_line(f"read {text_read(status.text)}")
                 remember_text(config)
             newest = status
+            cost.look(status)
             drawn.show(status.peer_id[-6:], status.to_json())
             keep_port(config, status.addresses)
             if also is not None:

@@ -76,13 +76,22 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         f"{bytes_text(answer['month_bytes'])} in all this month",
         "limits": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in answer["limits"].items()) or "none",
         "costs": f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
-        + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else ""),
+        + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
+        + expected_text(answer),
         "warnings": "; ".join(answer["warnings"]) or "none",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
         "run id": answer["run_id"],
         "peer id": answer["peer_id"],
         "version": answer["version"],
     }
+
+
+def expected_text(answer: Status) -> str:
+    """Return what a day of training takes at the present interval, as a clause; empty before it is measured."""
+    expected = answer["expected_traffic"]
+    if not expected or not expected["is_measured"]:
+        return ""
+    return f"; a whole day of training: {bytes_text(expected['day_bytes'])} up and as much down"
 
 
 def run_text(answer: Status, now_s: float) -> str:

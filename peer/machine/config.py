@@ -136,6 +136,8 @@ class LocalSettings(WithOptions):
     """Highest average rate at which the peer receives, like "20 Mbit/s". Transfers under way take precedence over new ones."""
     monthly_traffic: Annotated[Size, Setting("SIZE", is_limit=True)] = UNLIMITED
     """Bytes to send and receive in a month, like "200 GB". A peer that has used them pauses and goes offline until the next month."""
+    unasked_traffic: Annotated[Size, Setting("SIZE")] = "300 GB"
+    """Above this estimate for a month, `peer join` and `peer host` ask once, or, without a terminal, set monthly_traffic to it."""
     schedule: Annotated[str, _readable(Schedule.from_text), Setting("WINDOWS", is_limit=True)] = ALWAYS
     """When to train, in local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00". Outside these windows the peer pauses."""
     only_idle: Annotated[bool, Setting(is_limit=True)] = False
@@ -146,6 +148,11 @@ class LocalSettings(WithOptions):
     """Save a checkpoint when this time has passed, like 5min. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
     """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether the operator has neither limited the traffic of a month nor allowed any."""
+        return "monthly_traffic" not in self.model_fields_set
 
     @property
     def limits_in_force(self) -> dict[str, str]:

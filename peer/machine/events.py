@@ -172,6 +172,15 @@ class IntervalSet(Stamped):
     reason: str  # what sets it
 
 
+class TrafficExpected(Stamped):
+    """How many bytes a day of training takes at the present interval."""
+
+    day_bytes: Figure  # sent; as many are received
+    inner_steps: int  # the interval
+    step_s: Figure  # duration of an inner step
+    is_measured: bool  # whether step_s is; else it is assumed, and the line too
+
+
 class StepsGivenUp(Stamped):
     """This peer has set its global step back, because it was too far ahead of all others to meet them. Its weights stay."""
 

@@ -18,7 +18,7 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import ModelBuilt, RunKnown, TextRead
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
-from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.machine.units import rate_bytes_per_s, size_bytes
 from gossamer.peer.model.abilities import need_abilities
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.adapter import has_adapter
@@ -32,6 +32,7 @@ from gossamer.peer.text.corpus import Reading, load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.boundary import WorkProgress, open_boundary
 from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
@@ -122,5 +123,7 @@ def build(child: Child) -> TextTrainer:
     counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
     peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(program.device)))
+    line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
+    child.emit(traffic_expected(replica.plan, manifest.outer.inner_steps, line_bytes_per_s))
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))
