@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ from gossamer.protocol.run.manifest import Manifest, need_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, about: NUM_BATCHES of the demo's model
+NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, if there is so much: NUM_BATCHES of the demo's model
 PART_TOKENS: Final = 8192  # measured at once: a whole batch of a large model would take as much memory as an inner step
 MEASURED_BY_PROGRAM: Final = "the program measures it as it trains: `peer status` and `peer logs` show the loss"
 NUM_BATCHES: Final = 256  # for reported figures: 131072 tokens of the demo's model, two seconds; 32 batches are 0.05 nats off
@@ -75,33 +75,56 @@ def held_out_loss(
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token that trains. Keeps the model's mode and draws no random numbers."""
     device, losses, weights = next(model.parameters()).device, list[float](), list[int]()
+    rows = held_out_rows(corpus, num_batches, most_tokens)
+    num_done = 0
     with evaluating(model):
-        for number, whole in enumerate(corpus.held_out_batches(num_batches), 1):
-            batch = whole if most_tokens is None else whole[: max(1, most_tokens // (num_batches * (whole.shape[1] - 1)))]
-            for part in torch.split(batch, computing.micro_batch or len(batch)):
-                weights.append(int(num_targets(part)))
-                losses.append(float(next_token_loss(model, part.to(device), computing.dtype)) * weights[-1])
-            follow(number, num_batches, math.fsum(losses) / sum(weights))
+        for part in torch.split(rows, computing.micro_batch or -(-len(rows) // num_batches)):
+            weights.append(int(num_targets(part)))
+            losses.append(float(next_token_loss(model, part.to(device), computing.dtype)) * weights[-1])
+            num_done += len(part)
+            follow(num_done * num_batches // len(rows), num_batches, math.fsum(losses) / sum(weights))
     return math.fsum(losses) / sum(weights)
 
 
-def num_measured(corpus: Corpus, num_batches: int) -> int:
-    """Return the number of held-out tokens of which `held_out_loss` is the mean."""
-    return sum(int(num_targets(batch)) for batch in corpus.held_out_batches(num_batches))
+def held_out_rows(corpus: Corpus, num_batches: int, most_tokens: int | None = None) -> Tensor:
+    """Return held-out sequences, int64[N, L+1]; with `most_tokens` only the first of each batch, at least one."""
+    batches = corpus.held_out_batches(num_batches)
+    num_rows = len(batches[0]) if most_tokens is None else max(1, most_tokens // (num_batches * (batches[0].shape[1] - 1)))
+    return torch.cat([batch[:num_rows] for batch in batches])
 
 
-def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, num_batches: int, show: Show) -> float:
-    """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
+def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, size: Size, show: Show) -> tuple[float, int]:
+    """Return the held-out loss, and on how many tokens it was measured; the model stays on the device.
+
+    It computes on the device and in the number format in which a peer would train here.
+    """
     device, _ = choose_device("auto")
     mask_as_run(model, manifest, home.tokenizer)
-    part = max(1, PART_TOKENS // manifest.inner.sequence_length)
-    computing = Computing(compute_dtype(manifest.inner.precision, device), part)
-    return held_out_loss(placed(model, device), corpus, num_batches, partial(show, "measuring the model"), computing)
+    computing = Computing(compute_dtype(manifest.inner.precision, device), part_rows(manifest.inner.sequence_length))
+    follow = partial(show, "measuring the model")
+    loss = held_out_loss(placed(model, device), corpus, size.num_batches, follow, computing, size.most_tokens)
+    return loss, int(num_targets(held_out_rows(corpus, size.num_batches, size.most_tokens)))
 
 
-def reported_batches(manifest: Manifest) -> int:
-    """Return the number of this run's batches that hold NUM_TOKENS, at most NUM_BATCHES."""
-    return min(NUM_BATCHES, math.ceil(NUM_TOKENS / (manifest.inner.batch_size * manifest.inner.sequence_length)))
+def part_rows(sequence_length: int) -> int:
+    """Return how many sequences are measured at once: small batches one by one would spend their time between the threads."""
+    return max(1, PART_TOKENS // sequence_length)
+
+
+class Size(NamedTuple):
+    """How much held-out text is measured."""
+
+    num_batches: int
+    most_tokens: int | None = None  # of all batches together, where the batches hold more than asked for
+
+
+def measured_size(manifest: Manifest, corpus: Corpus, num_tokens: int | None = None) -> Size:
+    """Return the size of a measurement of so many tokens, of NUM_TOKENS by default: no more than that, and no text twice."""
+    wanted, inner = num_tokens or NUM_TOKENS, manifest.inner
+    batch_tokens = inner.batch_size * inner.sequence_length
+    num_batches = min(math.ceil(wanted / batch_tokens), max(1, corpus.num_held_out() // inner.batch_size))
+    is_less = num_tokens is not None and num_tokens < num_batches * batch_tokens
+    return Size(num_batches, num_tokens if is_less else None)
 
 
 def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | None = None) -> None:
@@ -116,8 +139,8 @@ def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | No
         mask_documents(model, load_tokenizer(manifest.tokenizer, tokenizer).document_end)
 
 
-def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None = None, show: Show = show_nothing) -> Evaluation:
-    """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text, if the run needs one.
+def evaluate_home(home: Home, data: Path | None = None, num_tokens: int | None = None, show: Show = show_nothing) -> Evaluation:
+    """Measure the fast weights of a home's newest checkpoint, on so many tokens; `data` is the operator's text, if the run needs one.
 
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
@@ -126,17 +149,15 @@ def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None 
     model = initial_model(manifest, base_folder(home))
     with closing(open_corpus(manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
-        num_batches = num_batches or reported_batches(manifest)
-        loss = measured_loss(model, manifest, home, corpus, num_batches, show)
-        num_tokens = num_measured(corpus, num_batches)
-    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
+        loss, measured = measured_loss(model, manifest, home, corpus, measured_size(manifest, corpus, num_tokens), show)
+    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), measured)
 
 
 def compare_homes(
     homes: Sequence[Path],
     alone: Path,
     data: Path | None = None,
-    num_batches: int = NUM_BATCHES,
+    num_tokens: int | None = None,
     follow: FollowEach = lambda model, num_tokens, total_tokens, loss: None,
 ) -> SwarmLosses:
     """Measure the peers of a run, the mean of their weights, and a peer that trained alone, on the same text. Raises as evaluate_home.
@@ -148,6 +169,7 @@ def compare_homes(
     swarm = [load_trained(Home(home)) for home in homes]
     model = initial_model(manifest, base_folder(Home(homes[0])))
     batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length
+    computing = Computing(micro_batch=part_rows(manifest.inner.sequence_length))
     mask_as_run(model, manifest, Home(homes[0]).tokenizer)
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
@@ -157,14 +179,15 @@ def compare_homes(
     def measure(first: int) -> float:
         def follow_alike(done: int, _: int, loss: float) -> None:
             for number in (number for number, other in enumerate(firsts) if other == first):
-                follow(number, done * batch_tokens, num_batches * batch_tokens, loss)
+                follow(number, done * batch_tokens, size.num_batches * batch_tokens, loss)
 
         mine = copy.deepcopy(model)
         if (chosen := weights[first]) is not None:
             set_weights(mine, chosen)
-        return held_out_loss(mine, corpus, num_batches, follow_alike)
+        return held_out_loss(mine, corpus, size.num_batches, follow_alike, computing, size.most_tokens)
 
     with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus, _one_thread_each() as pool:
+        size = measured_size(manifest, corpus, num_tokens)
         distinct = sorted(set(firsts))
         losses = dict(zip(distinct, pool.map(measure, distinct), strict=True))
     start, *peers, averaged, lone = (losses[first] for first in firsts)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.extras import need_extra
-from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
+from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, num_sequences, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
 from gossamer.peer.text.documents import GIVE_TEXT, read_conversations, read_texts, standard_library, text_files
 from gossamer.peer.text.packing import PackedSequences
@@ -47,6 +47,9 @@ class Corpus(Protocol):
 
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
         """Return batches (int64[B, L+1]) of text that is never trained on, the same ones at each call."""
+
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are that do not overlap."""
 
     def cursor(self) -> dict[str, Any]:
         """Return, JSON-able, the state beside the step number that `batch` needs to continue exactly here."""
@@ -78,6 +81,10 @@ class ResidentCorpus(Corpus):
         """Return held-out batches, spread evenly over the held-out text; see Corpus."""
         return held_out_batches(self.tokens.held_out, self._draw, num_batches)
 
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are; see Corpus."""
+        return num_sequences(self.tokens.held_out, self._draw)
+
 
 class PackedCorpus(Corpus):
     """Conversations packed into sequences, of whose tokens only some train; its batches depend on the step number alone.
@@ -103,6 +110,10 @@ class PackedCorpus(Corpus):
         num_sequences = num_batches * self._draw.batch_size
         chosen = np.arange(num_sequences) * len(self._held_out) // num_sequences
         return list(torch.split(torch.from_numpy(self._held_out.sequences(chosen)), self._draw.batch_size))
+
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are; see Corpus."""
+        return len(self._held_out)
 
 
 class MixedCorpus(Corpus):
@@ -131,6 +142,10 @@ class MixedCorpus(Corpus):
         most = [max((number + 1 for at, number in places if at == part), default=0) for part in range(len(self._parts))]
         windows = [part.held_out_batches(count) if count else [] for part, count in zip(self._parts, most, strict=True)]
         return list(torch.split(torch.cat([windows[part][number] for part, number in places]), self._draw.batch_size))
+
+    def num_held_out(self) -> int:
+        """Return how many sequences there are until the first source has no more; see Corpus."""
+        return min(part.num_held_out() * BLOCK // count for part, count in zip(self._parts, self._counts, strict=True) if count)
 
     def cursor(self) -> dict[str, Any]:
         """Return the cursors of the parts."""

@@ -191,7 +191,7 @@ def test_two_peers_fine_tune_a_model_that_both_have_and_export_it(start: Start, 
     assert losses[0] == pytest.approx(losses[1], abs=1e-6), "one result"
     exported = ended(start("export", tmp_path / "adapter", "--home", two, "--data", made / "1.jsonl"))
     assert f"held-out loss: {losses[1]:.4f}" in exported
-    ended(start("export", tmp_path / "merged", "--merge", "--home", two, "--eval-batches", "0"))
+    ended(start("export", tmp_path / "merged", "--merge", "--home", two, "--tokens", "0"))
 
     base, tokenizer = AutoModelForCausalLM.from_pretrained(made / "base"), AutoTokenizer.from_pretrained(tmp_path / "adapter")
     chat = [{"role": "user", "content": "fade"}, {"role": "assistant", "content": "adef"}]

@@ -10,13 +10,13 @@ from torch import Tensor
 from gossamer.peer.machine.config import save_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model import evaluation
-from gossamer.peer.model.computing import next_token_loss, output_distance, predictions
+from gossamer.peer.model.computing import Computing, next_token_loss, output_distance, predictions
 from gossamer.peer.model.evaluation import (
     compare_homes,
     evaluate_home,
     held_out_loss,
+    measured_size,
     open_corpus,
-    reported_batches,
 )
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import mean_weights, set_weights
@@ -47,11 +47,38 @@ def expected_loss(manifest: Manifest, home: Home, weights: dict[str, Tensor]) ->
     return held_out_loss(model, open_corpus(manifest, home, None), 4)
 
 
-def test_reported_figures_use_the_same_number_of_tokens_at_any_batch_size() -> None:
-    def batches(batch_size: int, sequence_length: int) -> int:
-        return reported_batches(Manifest.checked({"inner": {"batch_size": batch_size, "sequence_length": sequence_length}}))
+@pytest.mark.parametrize(
+    ("sizes", "held_out", "asked", "found"),
+    [
+        ((4, 128), 10_000, None, (256, None)),  # 131072 tokens at any batch size
+        ((64, 1024), 10_000, None, (2, None)),
+        ((1, 16), 10_000, None, (8192, None)),
+        ((4, 128), 100, None, (25, None)),  # what there is, and nothing twice
+        ((4, 128), 3, None, (1, None)),
+        ((4, 128), 10_000, 1024, (2, None)),
+        ((4, 128), 10_000, 1000, (2, 1000)),
+        ((64, 1024), 10_000, 5000, (1, 5000)),  # of one large batch only some sequences
+        ((4, 128), 100, 10**9, (25, None)),
+    ],
+)
+def test_no_more_is_measured_than_there_is_and_than_was_asked_for(
+    sizes: tuple[int, int], held_out: int, asked: int | None, found: tuple[int, int | None]
+) -> None:
+    class Held(Fixed):
+        def num_held_out(self) -> int:
+            return held_out
 
-    assert (batches(4, 128), batches(64, 1024), batches(1, 16), batches(3, 1024)) == (256, 2, 256, 43)
+    manifest = Manifest.checked({"inner": {"batch_size": sizes[0], "sequence_length": sizes[1]}})
+    assert measured_size(manifest, Held(), asked) == found
+
+
+def test_small_batches_are_measured_together_with_the_same_result() -> None:
+    model = build_model(MANIFEST.model, 0)
+    corpus = Fixed(*(batch(seed) for seed in range(5)))
+    followed: list[tuple[int, int]] = []
+    together = held_out_loss(model, corpus, 5, lambda done, total, loss: followed.append((done, total)), Computing(micro_batch=6))
+    assert together == pytest.approx(held_out_loss(model, corpus, 5), rel=1e-6)
+    assert followed == [(3, 5), (5, 5)]
 
 
 def test_the_loss_is_the_mean_over_batches() -> None:
