@@ -41,7 +41,7 @@ def test_json_has_exactly_the_keys_of_the_contract(shell: Shell, manifest: Path)
     assert result.code == 0
     found = json.loads(result.out)
     assert list(found) == [*JSON_KEYS, "settings", "version", "command"]
-    assert found["command"].startswith("peer ") and found["version"] == VERSION
+    assert found["command"].startswith("peer") and found["version"] == VERSION
     assert found["settings"]["manifest"]["codec"] == {"name": "modulo4"} and found["settings"]["scenario"]["speeds"] == "4:1"
     assert (found["method"], found["codec"], found["peers"], found["steps"]) == ("noloco", "modulo4", 2, 6)
     assert found["tokens"] == (9 + 2) * 32  # whole steps at 1.6 and 0.4 per unit of time
@@ -95,14 +95,6 @@ def test_an_interrupted_sweep_keeps_its_finished_runs_and_runs_only_the_others(
     averages = json.loads(whole.out)["averages"]
     assert [one["settings"] for one in averages] == [{"method": name} for name in ("local", "ddp", "streaming")]
     assert [one["seeds"] for one in averages] == [2, 2, 2] and all(one["eval_loss_averaged_std"] > 0 for one in averages)
-
-
-def test_the_measurement_of_a_short_simulation_takes_little_of_it(shell: Shell, manifest: Path) -> None:
-    found = json.loads(shell("simulate", "--peers", "4", "--steps", "40", "--inner-steps", "10", "--device", "cpu", "--json").out)
-    assert found["eval_tokens"] == 5898 // 512 * 512 + 512 and found["eval_seconds"] < 0.4 * found["train_seconds"]
-    for tokens, measured in (("600", 512), ("10", 128)):
-        arguments = ("--peers", "2", "--steps", "2", "--inner-steps", "2", "--device", "cpu", "--tokens", tokens, "--json")
-        assert json.loads(shell("simulate", *arguments).out)["eval_tokens"] == measured
 
 
 @pytest.mark.parametrize("swept", [("--sweep", "method=local,ddp"), ()])

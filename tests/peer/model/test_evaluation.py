@@ -124,8 +124,8 @@ def test_outputs_that_are_alike_are_no_way_apart_and_sure_opposites_are_log_2_ap
 
 def test_a_home_is_measured_by_its_fast_weights(tmp_path: Path) -> None:
     home = trained_home(tmp_path, MANIFEST, fast_seed=2, slow_seed=3)
-    found = evaluate_home(home, num_batches=4)
-    assert found.loss == expected_loss(MANIFEST, home, weights_from(MANIFEST, 2))
+    found = evaluate_home(home, num_tokens=256)
+    assert found.loss == pytest.approx(expected_loss(MANIFEST, home, weights_from(MANIFEST, 2)), rel=1e-6)
     assert found.step == 40
     assert found.num_tokens == 4 * 2 * 32
     assert found.perplexity == pytest.approx(found.byte_perplexity) == pytest.approx(math.exp(found.loss))
@@ -137,7 +137,7 @@ def test_a_home_with_its_own_text_needs_that_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("some words of my own\n" * 500)
     with pytest.raises(BadSettings, match="its own text"):
         evaluate_home(home)
-    assert math.isfinite(evaluate_home(home, tmp_path / "text", num_batches=2).loss)
+    assert math.isfinite(evaluate_home(home, tmp_path / "text", num_tokens=128).loss)
 
 
 def test_text_bytes_are_counted_independently_of_the_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,39 +145,38 @@ def test_text_bytes_are_counted_independently_of_the_tokenizer(tmp_path: Path, m
     corpus = open_corpus(MANIFEST, home, None)
     corpus.bytes_per_token = 4.0
     monkeypatch.setattr(evaluation, "open_corpus", lambda *given: corpus)
-    found = evaluate_home(home, num_batches=2)
+    found = evaluate_home(home, num_tokens=128)
     assert found.byte_perplexity == pytest.approx(found.perplexity**0.25)
 
 
 def test_a_swarm_is_compared_with_its_average_and_a_lone_peer(tmp_path: Path) -> None:
     homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed) for seed in (2, 3, 4)]
     followed: list[tuple[int, int, int, float]] = []
-    losses = compare_homes([home.path for home in homes[:2]], homes[2].path, None, 4, lambda *step: followed.append(step))
+    losses = compare_homes([home.path for home in homes[:2]], homes[2].path, None, 256, lambda *step: followed.append(step))
     of_seed = {seed: expected_loss(MANIFEST, homes[0], weights_from(MANIFEST, seed)) for seed in (0, 2, 3, 4)}
     mean = mean_weights([weights_from(MANIFEST, 2), weights_from(MANIFEST, 3)])
-    assert losses.start == of_seed[0]
-    assert losses.peers == (of_seed[2], of_seed[3])
-    assert losses.averaged == expected_loss(MANIFEST, homes[0], mean)
-    assert losses.alone == of_seed[4]
-    assert [step[:3] for step in followed] == [(model, 64 * done, 256) for model in range(5) for done in (1, 2, 3, 4)]
-    assert [step[3] for step in followed[3::4]] == [losses.start, *losses.peers, losses.averaged, losses.alone]
+    found = [losses.start, *losses.peers, losses.averaged, losses.alone]
+    wanted = [of_seed[0], of_seed[2], of_seed[3], expected_loss(MANIFEST, homes[0], mean), of_seed[4]]
+    assert found == pytest.approx(wanted, rel=1e-6)
+    assert [step[:3] for step in followed] == [(model, 256, 256) for model in range(5)]
+    assert [step[3] for step in followed] == found
 
 
 def test_peers_of_one_result_are_measured_once(tmp_path: Path) -> None:
     homes = [trained_home(tmp_path / str(number), MANIFEST, fast_seed=seed).path for number, seed in enumerate((2, 2, 4))]
     followed: list[int] = []
-    losses = compare_homes(homes[:2], homes[2], None, 2, lambda model, *_: followed.append(model))
+    losses = compare_homes(homes[:2], homes[2], None, 128, lambda model, *_: followed.append(model))
     assert losses.peers == (losses.averaged, losses.averaged) != (losses.alone, losses.alone)
-    assert followed == [0, 0, 1, 2, 3, 1, 2, 3, 4, 4], "all three are told of at each batch of the one"
+    assert followed == [0, 1, 2, 3, 4], "all three are told of the one"
 
 
 def test_concurrent_measurements_equal_sequential_ones(tmp_path: Path) -> None:
     homes = [trained_home(tmp_path / str(seed), MANIFEST, fast_seed=seed).path for seed in (2, 3, 4)]
-    one_by_one = compare_homes(homes[:2], homes[2], num_batches=4)
+    one_by_one = compare_homes(homes[:2], homes[2], num_tokens=256)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:
-        assert compare_homes(homes[:2], homes[2], num_batches=4) == one_by_one
+        assert compare_homes(homes[:2], homes[2], num_tokens=256) == one_by_one
         assert torch.get_num_threads() == 3
     finally:
         torch.set_num_threads(before)

@@ -120,7 +120,7 @@ def test_without_text_the_card_has_no_loss(tmp_path: Path) -> None:
     held_out = export_model(home, tmp_path / "out")
     assert "its own text" in held_out.reason
     assert "| held-out loss | not measured |" in (tmp_path / "out" / "README.md").read_text()
-    assert export_model(home, tmp_path / "out", num_batches=0).loss is None
+    assert export_model(home, tmp_path / "out", num_tokens=0).loss is None
     (tmp_path / "short.txt").write_text("hello")
     with pytest.raises(BadSettings, match="one batch"):
         export_model(home, tmp_path / "out", data=tmp_path / "short.txt")
