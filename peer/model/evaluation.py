@@ -71,7 +71,7 @@ def held_out_loss(
     num_batches: int,
     follow: Follow = lambda done, num_batches, loss: None,
     computing: Computing = Computing(),  # noqa: B008 - frozen
-    most_tokens: int | None = None,  # of all batches together: of large batches only the first sequences, at least one of each
+    most_tokens: int | None = None,  # of all batches together: of large batches only some sequences, at least one for each
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token that trains. Keeps the model's mode and draws no random numbers."""
     device, losses, weights = next(model.parameters()).device, list[float](), list[int]()
@@ -87,10 +87,12 @@ def held_out_loss(
 
 
 def held_out_rows(corpus: Corpus, num_batches: int, most_tokens: int | None = None) -> Tensor:
-    """Return held-out sequences, int64[N, L+1]; with `most_tokens` only the first of each batch, at least one."""
-    batches = corpus.held_out_batches(num_batches)
-    num_rows = len(batches[0]) if most_tokens is None else max(1, most_tokens // (num_batches * (batches[0].shape[1] - 1)))
-    return torch.cat([batch[:num_rows] for batch in batches])
+    """Return held-out sequences, int64[N, L+1]; with `most_tokens` as many of them, spread evenly, and at least one for each batch."""
+    rows = torch.cat(corpus.held_out_batches(num_batches))
+    if most_tokens is None:
+        return rows
+    num_rows = min(len(rows), max(num_batches, most_tokens // (rows.shape[1] - 1)))
+    return rows[torch.arange(num_rows) * len(rows) // num_rows]
 
 
 def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, size: Size, show: Show) -> tuple[float, int]:
