@@ -32,11 +32,9 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     if name == "auto":
         kind = _need_accelerator(name).type
         return torch.device(kind, 0), f"a GPU was found: {kind}"
-    if name == "gpu" or name.startswith("gpu:"):
-        name = name.replace("gpu", _need_accelerator(name).type)
-    device = torch.device(name)
+    device = torch.device(name.replace("gpu", _need_accelerator(name).type))
     if found is None or device.type != found.type or (device.index or 0) >= torch.accelerator.device_count():
-        raise BadSettings(f"this machine has no device {name}, or this build of torch does not support it", hint=OTHERS)
+        raise BadSettings(f"this machine has no device {name}", hint=OTHERS)
     return torch.device(device.type, device.index or 0), "as asked"
 
 
