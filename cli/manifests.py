@@ -101,7 +101,7 @@ def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, dev
     need_abilities(manifest)
     need_extra("text")
     arguments = [*(str(path or "") for path in (folder, data)), devices]
-    program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *arguments]
+    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins", *arguments]
     output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
     found = json.loads(output)
     if "error" in found:

@@ -95,7 +95,7 @@ def held_out_rows(corpus: Corpus, num_batches: int, most_tokens: int | None = No
     return rows[torch.arange(num_rows) * len(rows) // num_rows]
 
 
-def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, size: Size, show: Show) -> tuple[float, int]:
+def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, size: EvalSize, show: Show) -> tuple[float, int]:
     """Return the held-out loss, and on how many tokens it was measured; the model stays on the device.
 
     It computes on the device and in the number format in which a peer would train here.
@@ -113,20 +113,20 @@ def part_rows(sequence_length: int) -> int:
     return max(1, PART_TOKENS // sequence_length)
 
 
-class Size(NamedTuple):
+class EvalSize(NamedTuple):
     """How much held-out text is measured."""
 
     num_batches: int
     most_tokens: int | None = None  # of all batches together, where the batches hold more than asked for
 
 
-def measured_size(manifest: Manifest, corpus: Corpus, num_tokens: int | None = None) -> Size:
+def measured_size(manifest: Manifest, corpus: Corpus, num_tokens: int | None = None) -> EvalSize:
     """Return the size of a measurement of so many tokens, of NUM_TOKENS by default: no more than that, and no text twice."""
     wanted, inner = num_tokens or NUM_TOKENS, manifest.inner
     batch_tokens = inner.batch_size * inner.sequence_length
     num_batches = min(math.ceil(wanted / batch_tokens), max(1, corpus.num_held_out() // inner.batch_size))
     is_less = num_tokens is not None and num_tokens < num_batches * batch_tokens
-    return Size(num_batches, num_tokens if is_less else None)
+    return EvalSize(num_batches, num_tokens if is_less else None)
 
 
 def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | None = None) -> None:

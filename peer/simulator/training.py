@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer.peer.model.accelerator import choose_device, forked_generators
 from gossamer.peer.model.computing import Computing, output_distance, predictions
-from gossamer.peer.model.evaluation import NUM_TOKENS, Size, held_out_loss, held_out_rows, measured_size, part_rows
+from gossamer.peer.model.evaluation import NUM_TOKENS, EvalSize, held_out_loss, held_out_rows, measured_size, part_rows
 from gossamer.peer.simulator.choices import SimulationRequest
 from gossamer.peer.simulator.kept_runs import KeptRuns
 from gossamer.peer.simulator.methods import Method, method
@@ -223,10 +223,10 @@ def weight_std(replicas: Sequence[SimulatedReplica]) -> float:
     return math.sqrt(math.fsum(squares) / len(squares))
 
 
-def eval_size(scenario: Scenario, held_out: Corpus, venue: Venue) -> Size:
+def eval_size(scenario: Scenario, held_out: Corpus, venue: Venue) -> EvalSize:
     """Return on how much held-out text each replica, and their average, is measured: as asked, else a share of the training."""
     if venue.num_eval_batches is not None:
-        return Size(venue.num_eval_batches)
+        return EvalSize(venue.num_eval_batches)
     trained = TRAIN_PASSES * scenario.num_steps * scenario.num_peers * scenario.step_tokens
     share = int(EVAL_SHARE * trained / (scenario.num_peers + 1))
     return measured_size(scenario.manifest, held_out, venue.num_eval_tokens or min(NUM_TOKENS, max(LEAST_EVAL_TOKENS, share)))

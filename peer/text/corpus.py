@@ -190,7 +190,7 @@ ShowProgress = Callable[[int, int], None]  # called with the bytes tokenized so 
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class TextReading:
     """What was read of an operator's files."""
 
     num_files: int
@@ -198,7 +198,7 @@ class Reading:
     skipped: tuple[str, ...]  # a sentence about each file that was left out
 
 
-Report = Callable[[Reading], None]
+Report = Callable[[TextReading], None]
 
 
 def load_corpus(
@@ -303,7 +303,7 @@ def _load(
     num_bytes = sum(file.stat().st_size for file in files)
     blocks = read_texts(files, source.column, skipped)
     tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column, skipped)
-    report(Reading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
+    report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
     return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
 
 
@@ -317,7 +317,7 @@ def _load_conversations(
     encoder = ConversationTokenizer(tokenizer, data)
     blocks, columns = read_conversations(files, data, skipped), " ".join(columns_of(data))
     tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns, skipped)
-    report(Reading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
+    report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
     return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
 
 

@@ -28,7 +28,7 @@ from gossamer.peer.model.model import check_fit, frozen_shapes, placed
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import Reading, load_corpus
+from gossamer.peer.text.corpus import TextReading, load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.boundary import WorkProgress, open_boundary
 from gossamer.peer.trainer.device import keep_within
@@ -78,7 +78,7 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     return TextReplica(manifest, TextProgram(manifest, model, corpus, child.emit, computing, ranks), peer_seed(run_seed, peer_id))
 
 
-def _emit_read(child: Child, data: Path | None, read: Reading) -> None:
+def _emit_read(child: Child, data: Path | None, read: TextReading) -> None:
     child.emit(TextRead(str(data), read.num_files, read.num_bytes, len(read.skipped), read.skipped[:MAX_SKIPPED]))
 
 

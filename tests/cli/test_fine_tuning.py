@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gossamer.peer.machine.events import EvalDone, MeetingDone, read_events
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.pins import pins
+from gossamer.peer.trainer.pins import pins
 from gossamer.protocol.errors import ExitCode, OperatorError
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, SignedManifest
 from tests.cli.shell import Shell

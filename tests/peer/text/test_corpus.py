@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import Reading, ResidentCorpus, load_corpus, try_text
+from gossamer.peer.text.corpus import ResidentCorpus, TextReading, load_corpus, try_text
 from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadManifest, BadSettings
@@ -145,7 +145,7 @@ def test_what_was_read_and_what_not_is_reported_also_of_text_that_is_tokenized_a
     (tmp_path / "text").mkdir()
     (tmp_path / "text" / "a.txt").write_text("line\n" * 5000)
     (tmp_path / "text" / "b.png").write_bytes(b"\x89PNG\0")
-    reports: list[Reading] = []
+    reports: list[TextReading] = []
     for _ in range(2):
         load_corpus(TEXT, BYTES, draw(), tmp_path / "text", tmp_path / "cache", report=reports.append)
     assert reports[0] == reports[1]

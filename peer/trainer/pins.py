@@ -1,4 +1,4 @@
-"""`python -m gossamer.peer.model.pins`: read a manifest from stdin, try it, and print the digests that the host pins, as JSON.
+"""`python -m gossamer.peer.trainer.pins`: read a manifest from stdin, try it, and print the digests that the host pins, as JSON.
 
 The host tries a run before it signs the manifest: model and tokenizer are built without weights, and the first text is read, so that an
 error is said before an invite is printed. It pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning
@@ -9,9 +9,14 @@ the folder of the model, the path of the text, each empty if there is none, and 
 from __future__ import annotations
 
 import json
+import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import torch
+
+from gossamer.peer.machine.room import held_bytes, memory_room
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.model import check_fit, model_config, parameter_shapes
 from gossamer.peer.model.start import need_base
@@ -28,17 +33,14 @@ def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: st
     `devices`: as in the settings; empty: neither devices nor text are tried. What is slow to import is imported last: most errors are found
     before.
     """
-    if devices:
-        choose_devices(devices)
+    chosen = choose_devices(devices)[0] if devices else ()
     need_base(manifest.model, folder)
     config = model_config(manifest.model)
     tokenizer = load_tokenizer(manifest.tokenizer, folder)
     check_fit(config, tokenizer.vocab_size, manifest.inner.sequence_length)
     if devices:
         _try_text(manifest, tokenizer, data)
-    from gossamer.peer.trainer.need import run_need
-
-    run_need(manifest, "cpu")  # builds the model on the meta device, and lets it compute
+    _try_model(manifest, chosen)
     if isinstance(manifest, FineTuningManifest):
         _try_weights(manifest, folder)
     if tokenizer.name == BYTES and not isinstance(manifest, FineTuningManifest):
@@ -48,6 +50,17 @@ def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: st
         "tokenizer": tokenizer.digest,
         "template": _template(manifest, tokenizer),
     }
+
+
+def _try_model(manifest: Manifest, devices: Sequence[torch.device]) -> None:
+    """Build the model on the meta device and let it compute; with devices, the least that it needs must fit."""
+    from gossamer.peer.trainer.need import device_room, need_device_memory, need_memory, run_need
+
+    need = run_need(manifest, devices[0].type if devices else "cpu")
+    if devices:
+        need_memory(need, memory_room(held_bytes(os.getpid())))
+        if need.device:
+            need_device_memory(need, device_room(devices))
 
 
 def _try_text(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> None:
