@@ -29,7 +29,7 @@ from gossamer.peer.machine.events import MeetingDone, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import next_token_loss
-from gossamer.peer.model.evaluation import held_out_loss, mask_as_run, reported_batches
+from gossamer.peer.model.evaluation import held_out_loss, mask_as_run, measured_size
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.peer.model.start import fine_tuned, initial_model, started_from
@@ -176,7 +176,7 @@ def loss_before(base: Path, manifest: Manifest, folder: Path) -> float:
     draw = Draw(0, b"", manifest.inner.batch_size, manifest.inner.sequence_length)
     unseen = conversations(folder / "unseen.jsonl", 5000, 999)
     corpus = load_corpus(manifest.data, load_tokenizer(manifest.tokenizer, base), draw, unseen, folder / "cache")
-    return held_out_loss(model, corpus, reported_batches(manifest))
+    return held_out_loss(model, corpus, measured_size(manifest, corpus).num_batches)
 
 
 def main() -> None:

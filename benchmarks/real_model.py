@@ -172,7 +172,7 @@ def measure(folder: Path, line: str, job: Manifest) -> dict[str, float]:
     evaluated = json.loads(run("eval", "--home", str(joiner.home.path), "--json"))
     found |= {"held-out loss": evaluated["loss"], "eval, s": time.monotonic() - began_s}
     began_s = time.monotonic()
-    run("export", str(folder / "model"), "--home", str(joiner.home.path), "--eval-batches", "0")
+    run("export", str(folder / "model"), "--home", str(joiner.home.path), "--tokens", "0")
     size = sum(file.stat().st_size for file in (folder / "model").iterdir())
     return found | {"export, s": time.monotonic() - began_s, "export, MB": size / 1e6}
 

@@ -12,7 +12,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.units import duration_s
 from gossamer.protocol.errors import BadSettings
 
-Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="Duration, like 30m, 2h or 1d. Default: until `peer resume`.")]
+Length = Annotated[str | None, typer.Argument(metavar="[TIME]", help="Duration, like 30m, 2h or 2 days. Default: until `peer resume`.")]
 Finish = Annotated[
     bool, typer.Option("--finish", help="Let the meeting in progress finish before saving and leaving, however long it takes.")
 ]
@@ -26,7 +26,7 @@ def pause(time: Length = None, home: HomeFolder = DEFAULT_HOME) -> None:
     try:
         seconds = duration_s(time) if time is not None else None
     except ValueError as error:
-        raise BadSettings(f"{time!r} is not a duration: {error}", hint="for example 30m, 2h or 1d") from error
+        raise BadSettings(f"{time!r} is not a duration: {error}", hint="for example 30m, 2h or 2 days") from error
     answer = ask(home, {"verb": "pause", "seconds": seconds})
     print(f"{answer['state']}: {answer['reason']}\nhint: `peer resume` ends the pause", file=sys.stderr)
 

@@ -47,7 +47,7 @@ def doctor(
         saved = saved_settings(folder)
     local = peer_config(saved | given | {"home": folder.path})
     port = local.port if "port" in saved | given else None
-    for name, finding in examine(Case(folder, given_text(invite, invite_file), local.devices, local.listen, port)):
+    for name, finding in examine(Case(folder, given_text(invite, invite_file), local, port)):
         found.append((name, finding))
         if not as_json:
             show(name, finding)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.options import DEFAULT_HOME, Data, HomeFolder, Json
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, origin
 from gossamer.peer.machine.home import Home
 
 Folder = Annotated[Path, typer.Argument(metavar="FOLDER", help="Target folder: new, empty, or an earlier export.")]
@@ -21,16 +20,20 @@ Slow = Annotated[
 
 Text = Annotated[
     Path | None,
-    typer.Option("--data", metavar="PATH", exists=True, help="Text for the held-out loss, if each peer of the run brings its own text."),
+    typer.Option("--data", metavar="PATH", exists=True, help="Text for the held-out loss. Default: the text that this peer trained on."),
 ]
-EvalBatches = Annotated[
+Tokens = Annotated[
     int | None,
     typer.Option(
-        "--eval-batches",
+        "--tokens",
         metavar="N",
         min=0,
-        help="Number of held-out batches for the loss on the model card; 0 omits it. Default: 131,072 tokens.",
+        help="Held-out tokens to measure the loss on, as far as there are so many; 0 measures nothing. Default: 131072.",
     ),
+]
+EvalTokens = Annotated[
+    int | None,
+    typer.Option("--tokens", metavar="N", min=1, help="Held-out tokens to measure, as far as there are so many. Default: 131072."),
 ]
 Merge = Annotated[bool, typer.Option("--merge", help="Of a run with an adapter: write the model into which it is merged.")]
 
@@ -40,7 +43,7 @@ def export(
     home: HomeFolder = DEFAULT_HOME,
     slow: Slow = False,
     data: Text = None,
-    eval_batches: EvalBatches = None,
+    tokens: Tokens = None,
     merge: Merge = False,
 ) -> None:
     """Write the trained model as a Hugging Face folder.
@@ -51,24 +54,23 @@ def export(
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now
 
-    with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") as show:
-        held_out = export_model(Home(home), folder, slow, data, eval_batches, show, merge)
+    with meter(sys.stderr, "held-out loss", unit="batches") as show:
+        held_out = export_model(Home(home), folder, slow, data, tokens, show, merge)
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)
 
 
-def evaluate(home: HomeFolder = DEFAULT_HOME, data: Data = None, as_json: Json = False) -> None:
+def evaluate(home: HomeFolder = DEFAULT_HOME, data: Text = None, tokens: EvalTokens = None, as_json: Json = False) -> None:
     """Measure the held-out loss of the newest checkpoint.
 
     The text was not used for training.
     """
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.evaluation import evaluate_home  # torch: slow to import, and needed only now
-    from gossamer.peer.model.weights import show_nothing
 
-    with meter(sys.stderr, "held-out loss", num_lines=1, unit="batches") if not as_json else nullcontext(show_nothing) as show:
-        found = evaluate_home(Home(home), data, show=show)
+    with meter(sys.stderr, "held-out loss", unit="batches") as show:
+        found = evaluate_home(Home(home), data, tokens, show)
     if as_json:
-        print(json.dumps(asdict(found)))
+        print(json.dumps(asdict(found) | origin()))
     else:
         print(f"step {found.step}: held-out loss {found.loss:.4f} nats per token")
         print(f"perplexity {found.perplexity:.3f} per token, {found.byte_perplexity:.3f} per byte, over {found.num_tokens} tokens")

@@ -53,6 +53,17 @@ def sentence(status: Status, now_s: float) -> str:
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
 
 
+def text_read(text: Mapping[str, Any]) -> str:
+    """Return what was read of the operator's text, and what was not; `text` as in the status, not empty."""
+    words = (
+        f"{text['num_files']} {'file' if text['num_files'] == 1 else 'files'} of {text['path']}, {bytes_text(text['num_bytes'])} of text"
+    )
+    if not text["num_skipped"]:
+        return words
+    more = text["num_skipped"] - len(text["skipped"])
+    return f"{words}; not read: {'; '.join(text['skipped'])}" + (f"; and {more} more" if more else "")
+
+
 def meetings_text(meetings: Mapping[str, int]) -> str:
     """Return the number of completed meetings, then the other outcomes that occurred."""
     others = ", ".join(f"{meetings[kind]} {kind}" for kind in MEETING_KINDS[1:] if meetings[kind])

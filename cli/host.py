@@ -12,9 +12,9 @@ import typer
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.invite import issued_to_anybody
-from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pinned, pins_of, read_manifest, with_pins
+from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pins_of, read_manifest, tried, with_pins
 from gossamer.cli.screen import Screen
-from gossamer.cli.session import hold_session, settings
+from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home, write_whole
@@ -57,28 +57,34 @@ def host(
     if write_invite is not None and not os.access(write_invite.absolute().parent, os.W_OK):
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)
-    folder.create()
-    identity = Identity.load_or_create(folder.identity)
-    base = read_manifest(manifest, own_text="data" in given)
-    wanted = changed(base, changes).with_host(identity.peer_id)
-    signed = run_to_host(folder, identity, wanted, config.model, config.data, must_match=manifest is not None or bool(changes))
+    wanted = changed(read_manifest(manifest, own_text=config.data is not None), changes)
+    if not folder.manifest.exists():  # nothing is written before
+        wanted = tried(wanted, config.model, config.data, config.devices)
+    with undone_if_it_fails(folder):
+        folder.create()
+        identity = Identity.load_or_create(folder.identity)
+        wanted = wanted.with_host(identity.peer_id)
+        signed = run_to_host(folder, identity, wanted, must_match=manifest is not None or bool(changes))
+        need_start(folder, config, signed)
+        hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
+
+
+def need_start(folder: Home, config: PeerConfig, signed: SignedManifest) -> None:
+    """Raise BadSettings if the run starts from weights that its host lacks, OperatorError if packages are missing."""
     need_extra("text")
     if signed.manifest().model.weights and config.model is None and not any(folder.checkpoints.iterdir()):
         raise BadSettings(
             "this run starts from given weights, which its host must provide", hint="pass the folder of these weights with --model"
         )
-    hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
 
 
-def run_to_host(
-    folder: Home, identity: Identity, wanted: Manifest, model: Path | None = None, data: Path | None = None, *, must_match: bool
-) -> SignedManifest:
-    """Return the run that the home holds, else `wanted`, pinned and signed. Raises BadSettings if this peer cannot host the run it holds.
+def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_match: bool) -> SignedManifest:
+    """Return the run that the home holds, else `wanted`, signed. Raises BadSettings if this peer cannot host the run it holds.
 
     `must_match`: the operator named `wanted` on the command line, so a home that holds another run is refused.
     """
     if not folder.manifest.exists():
-        return SignedManifest.sign(pinned(wanted, model, data), identity)
+        return SignedManifest.sign(wanted, identity)
     held = SignedManifest.from_bytes(folder.manifest.read_bytes())
     if held.host != identity.peer_id:
         raise BadSettings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Literal
@@ -9,11 +10,12 @@ from typing import Annotated, Literal
 import typer
 
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.manifests import RunOptions, changed
+from gossamer.cli.manifests import RunOptions, changed, tried
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
-from gossamer.protocol.errors import BadSettings
+from gossamer.peer.model.abilities import need_abilities
+from gossamer.protocol.errors import BadSettings, OperatorError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest
 
@@ -56,14 +58,16 @@ def init(
     """
     if start is None and (lora or data_format):
         raise BadSettings("--lora and --format fine-tune a model that exists", hint="name its folder with --from FOLDER")
-    from gossamer.peer.model.plan import need_abilities  # torch: slow to import, and needed only now
-
+    if file.exists():
+        raise BadSettings(f"{file} is already there", hint="give another file name; a manifest is never overwritten")
+    if not os.access(file.absolute().parent, os.W_OK):
+        raise BadSettings(f"{file} cannot be written", hint="name a file in a folder that this user may write to")
+    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"), lora or 0, data_format or "text")
+    wanted = changed(base, changes)
+    try_run(wanted, start)  # nothing is written before
     folder = Home(home)
     folder.create()
-    peer_id = Identity.load_or_create(folder.identity).peer_id
-    base = Manifest() if start is None else continue_from_folder(start, changes.get("steps"), lora or 0, data_format or "text")
-    manifest = changed(base, changes).with_host(peer_id)
-    need_abilities(manifest)
+    manifest = wanted.with_host(Identity.load_or_create(folder.identity).peer_id)
     try:
         with file.open("x", encoding="utf-8") as out:
             out.write(manifest.to_toml())
@@ -73,6 +77,17 @@ def init(
         raise BadSettings(f"cannot write {file}: {error.strerror}", hint="give another file name") from error
     options = "".join([f" --model {start}" if start else "", " --data FILES" if lora or data_format else ""])
     print(f"wrote {file}; edit it, then `peer host {file}{options}`", file=sys.stderr)
+
+
+def try_run(wanted: Manifest, start: Path | None) -> None:
+    """Raise BadManifest for a run that cannot train. Where packages are missing, check only what needs none, and say so."""
+    need_abilities(wanted)
+    try:
+        need_extra("text")
+    except OperatorError as error:
+        print(f"model and tokenizer were not tried: {error}; {error.hint}", file=sys.stderr)
+        return
+    tried(wanted, start)
 
 
 def continue_from_folder(start: Path, steps: int | None, rank: int = 0, data_format: str = "text") -> Manifest:

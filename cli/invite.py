@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 import sys
 import time
 from typing import Annotated
@@ -14,6 +13,7 @@ import typer
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, Uses
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import duration_s
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.issued_invites import USES, IssuedInvites
 from gossamer.protocol.addresses import NEAR, is_public, with_peer
@@ -25,7 +25,6 @@ from gossamer.protocol.run.manifest import RunManifest, SignedManifest
 
 LIFETIME_S = 30 * 24 * 3600
 OWN_ADDRESSES = 3  # of this peer, before those of other peers: one public, one or two through relays
-SECONDS = {"m": 60, "h": 3600, "d": 24 * 3600}
 
 Subject = Annotated[
     str | None,
@@ -98,11 +97,14 @@ def limited(folder: Home, written: Invite, uses: int) -> str:
 
 
 def lifetime_s(text: str) -> int:
-    """Read a duration like 90m, 12h or 30d. Raises BadSettings."""
-    match = re.fullmatch(r"([1-9][0-9]{0,5})([mhd])", text)
-    if match is None:
-        raise BadSettings(f"--expires {text!r} is not a duration", hint="write minutes, hours or days like 90m, 12h or 30d")
-    return int(match[1]) * SECONDS[match[2]]
+    """Read how long an invite is valid, like 90m, 12h or 30 days. Raises BadSettings."""
+    try:
+        seconds = int(duration_s(text))
+    except ValueError as error:
+        raise BadSettings(f"--expires {text!r} is not a duration: {error}", hint="for example 90m, 12h or 30d") from error
+    if seconds < 1:
+        raise BadSettings(f"--expires {text!r} is over at once", hint="for example 90m, 12h or 30d")
+    return seconds
 
 
 def known_addresses(folder: Home, me: PeerId, given: tuple[str, ...] = ()) -> tuple[str, ...]:

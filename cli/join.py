@@ -13,7 +13,7 @@ import typer
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.manifests import START_AGAIN
-from gossamer.cli.session import hold_session, settings
+from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
@@ -58,9 +58,10 @@ def join(
     """
     config = settings(home, given)
     folder = Home(config.home)
-    identity, read = load_invite(folder, invite, invite_file)
-    need_text_run(folder)
-    hold_session(config, identity, None, read, metrics=metrics)
+    with undone_if_it_fails(folder):
+        identity, read = load_invite(folder, invite, invite_file)
+        need_text_run(folder)
+        hold_session(config, identity, None, read, metrics=metrics)
 
 
 def need_text_run(folder: Home) -> None:

@@ -7,23 +7,30 @@ The file of a verb is imported on demand. Slow packages (torch, hivemind) are im
 from __future__ import annotations
 
 import importlib
+import itertools
 import os
 import re
 import sys
 import traceback
 from collections.abc import Iterable, Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from gossamer.cli.options import INVITE_VARIABLE
 from gossamer.cli.parent_exit import follow_parent
 from gossamer.protocol.errors import ExitCode, GossamerError
 
-VERBS = (
-    "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "run", "peers", "logs", "watch", "dashboard", "credit",
-    "config", "pause", "resume", "leave", "doctor", "service", "backup", "restore", "export", "eval", "compare", "simulate", "id",
-)  # fmt: skip
+GROUPS = {  # of verbs, in the order of `--help`
+    "Try it": ("demo", "simulate", "compare"),
+    "Start a run": ("init", "host", "invite", "revoke", "bootstrap"),
+    "Take part": ("join", "pause", "resume", "leave", "config", "service", "backup", "restore"),
+    "Watch": ("status", "run", "peers", "logs", "watch", "dashboard", "doctor"),
+    "Use the model, show your part": ("eval", "export", "credit"),
+    "Other": ("id", "man"),
+}
+VERBS = tuple(itertools.chain(*GROUPS.values()))
 TAKE_INVITES = ("join", "bootstrap", "service", "doctor")  # from the environment too
 _PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
 _INVITE = re.compile(r"(gossamer)?gossamer1[a-z2-7]{100,}")  # long enough to be no other word; a link has the scheme before it
@@ -33,11 +40,29 @@ FUNCTIONS = {  # file and function of a verb; any other verb is the function of 
 }  # fmt: skip
 
 
+class Verbs(TyperGroup):
+    """The command with its verbs; `--help` lists them in groups, each with its whole first paragraph."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """Write the verbs as definition lists, which wrap at the width of the terminal."""
+        width = max(map(len, self.commands))
+        for title, verbs in GROUPS.items():
+            rows = [(verb.ljust(width), summary(self.commands[verb])) for verb in verbs if verb in self.commands]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def summary(command: Any) -> str:
+    """Return the first paragraph of a verb's help on one line."""
+    return " ".join(str(command.help or "").split("\n\n")[0].split())
+
+
 def command_line(verbs: Iterable[str] = VERBS) -> typer.Typer:
     """Import these verbs and return the command with them."""
     app = typer.Typer(
         name="peer",
-        add_completion=False,
+        cls=Verbs,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
@@ -85,7 +110,7 @@ def report_failure(failure: BaseException) -> ExitCode:
             return failure.exit_code
         case typer.TyperException():
             message = failure.format_message().strip().removesuffix(".")
-            _report(message[:1].lower() + message[1:], "`peer --help` lists the verbs, `peer VERB --help` the options of one")
+            _report(message[:1].lower() + message[1:], _usage_hint(failure))
             return ExitCode.BAD_INPUT
         case KeyboardInterrupt() | typer.Abort():
             _report("interrupted")
@@ -94,6 +119,17 @@ def report_failure(failure: BaseException) -> ExitCode:
             traceback.print_exception(failure, file=sys.stderr)
             _report(f"internal error: {failure!r}", "this is a bug; please report it with the lines above")
             return ExitCode.OUR_FAULT
+
+
+def _usage_hint(failure: Any) -> str:
+    """Return what the parameter takes that a command line has wrong, if it has one, and where the options are listed."""
+    context, parameter = getattr(failure, "ctx", None), getattr(failure, "param", None)
+    if context is None or context.parent is None:
+        return "`peer --help` lists the verbs, `peer VERB --help` the options of one"
+    where = f"`{context.command_path} --help` lists the options"
+    if parameter is None or not getattr(parameter, "help", ""):
+        return where
+    return f"{parameter.help.removesuffix('.')}; {where}"
 
 
 def _report(message: str, hint: str = "") -> None:

@@ -12,9 +12,11 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from gossamer.peer.machine.config import Setting, WithOptions
+from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.model.abilities import need_abilities
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.limits import MANIFEST_BYTES
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
+from gossamer.protocol.run.manifest import Manifest
 
 
 def _inner_steps(text: str) -> int | str:
@@ -88,16 +90,18 @@ def pins_of(manifest: Manifest) -> dict[str, str | None]:
     return {name: values[section].get(key) for name, (section, key) in PINS.items()}
 
 
-def pinned(manifest: Manifest, folder: Path | None, data: Path | None = None) -> Manifest:
-    """Return the manifest with the digests of its model's layout and of its tokenizer, where that is not just bytes.
+def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, devices: str = "") -> Manifest:
+    """Try a run, and return its manifest with the digests of its layout and tokenizer, where the tokenizer is not just bytes.
 
-    `folder` may hold the tokenizer, and must hold the weights under an adapter; `data` are the host's own conversations: both are tried
-    here. Found in a process of its own: torch and transformers take much memory. Raises BadManifest.
+    `folder` may hold the tokenizer, and must hold the weights under an adapter; `data` is the host's own text and
+    `devices` its setting; without devices neither is tried.
+    A process of its own does it: torch and transformers take much memory. Raises BadManifest for a run that cannot train here; names that
+    do not exist are found first, without that process.
     """
-    is_pinned = manifest.tokenizer.name == "bytes" or (manifest.model.layout and manifest.tokenizer.digest)
-    if is_pinned and not isinstance(manifest, FineTuningManifest):
-        return manifest
-    program = [sys.executable, "-P", "-m", "gossamer.peer.model.pins", *(str(path or "") for path in (folder, data))]
+    need_abilities(manifest)
+    need_extra("text")
+    arguments = [*(str(path or "") for path in (folder, data)), devices]
+    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins", *arguments]
     output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
     found = json.loads(output)
     if "error" in found:

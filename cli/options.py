@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -37,3 +39,10 @@ Metrics = Annotated[
         "--metrics", metavar="[ADDRESS:]PORT", help="Serve metrics for Prometheus on this port; the default address is 127.0.0.1."
     ),
 ]
+
+
+def origin() -> dict[str, str]:
+    """Return the keys of a JSON result that say what made it: the version of this software, and the command."""
+    from gossamer.peer.machine.status import VERSION  # with the events that a status is folded from: not for every verb
+
+    return {"version": VERSION, "command": shlex.join(["peer", *sys.argv[1:]])}

@@ -55,6 +55,12 @@ class PlainLines:
         """Print the sentence on its own line."""
         print(sentence, file=self._stream, flush=True)
 
+    def hold(self) -> None:
+        """Draw nothing in place, so that an answer can be typed: lines are never drawn in place."""
+
+    def go_on(self) -> None:
+        """Draw again."""
+
     def data(self, text: str) -> None:
         """Print the line on stdout."""
         print(text, flush=True)
@@ -75,6 +81,14 @@ class LiveTable:
     def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
         self._live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+
+    def hold(self) -> None:
+        """Draw nothing in place until `go_on`, so that an answer can be typed."""
+        self._live.stop()
+
+    def go_on(self) -> None:
+        """Draw again."""
+        self._live.start(refresh=True)
 
     def data(self, text: str) -> None:
         """Print the line on stdout; where stdout is the same terminal, above the table."""
@@ -117,10 +131,16 @@ def screen(stream: TextIO) -> Iterator[Screen]:
 
 
 @contextmanager
-def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10, unit: str = "tokens") -> Iterator[Meter]:
-    """Draw on `stream` while inside: bars where it is a terminal, elsewhere `num_lines` lines for each name that call the loss `what`."""
+def meter(
+    stream: TextIO,
+    what: str = "training loss",
+    num_lines: int = 10,
+    unit: str = "tokens",
+    now_s: Callable[[], float] = time.monotonic,
+) -> Iterator[Meter]:
+    """Draw on `stream` while inside: bars on a terminal, elsewhere at least `num_lines` lines for each name, with the loss as `what`."""
     if not _can_draw(stream):
-        yield _lines(stream, what, num_lines, unit)
+        yield _lines(stream, what, num_lines, unit, now_s)
         return
     loss = TextColumn("{task.fields[loss]}")
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), loss, TimeRemainingColumn())
@@ -128,13 +148,14 @@ def meter(stream: TextIO, what: str = "training loss", num_lines: int = 10, unit
         yield _bars(progress)
 
 
-def _lines(stream: TextIO, what: str, num_lines: int, unit: str) -> Meter:
-    shown: dict[str, int] = {}
+def _lines(stream: TextIO, what: str, num_lines: int, unit: str, now_s: Callable[[], float]) -> Meter:
+    shown: dict[str, tuple[int, float]] = {}  # parts that were shown, and when
 
     def show(name: str, done: int, total: int, loss: float | None) -> None:
-        part = num_lines * done // total
-        if part > shown.get(name, 0) and loss is not None:
-            shown[name] = part
+        part, now = num_lines * done // total, now_s()
+        before, since_s = shown.setdefault(name, (0, now))
+        if (part > before or now - since_s >= SHOW_EVERY_S) and loss is not None:
+            shown[name] = part, now
             print(f"{name}: {100 * done // total} % of {total} {unit}, {what} {loss:.3f}", file=stream, flush=True)
 
     return show

@@ -14,9 +14,10 @@ import typer
 from gossamer.cli.figures import sentence
 from gossamer.cli.join import InviteFile, InviteText, load_invite, need_text_run
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.cli.session import undone_if_it_fails
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.machine.systemd import lingers, systemctl, unit_file, unit_text
+from gossamer.peer.machine.systemd import lingers, need_user_manager, systemctl, unit_file, unit_text
 from gossamer.protocol.errors import BadSettings
 
 Action = Literal["install", "remove", "status"]
@@ -54,10 +55,12 @@ def install(folder: Home, invite: str | None, invite_file: Path | None = None) -
         raise BadSettings(
             f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
         )
-    _, read = load_invite(folder, invite, invite_file, "service install")
-    need_text_run(folder)
-    if read is not None:
-        write_whole(folder.invite, read.to_text().encode() + b"\n")
+    with undone_if_it_fails(folder):
+        _, read = load_invite(folder, invite, invite_file, "service install")
+        need_text_run(folder)
+        need_user_manager()
+        if read is not None:
+            write_whole(folder.invite, read.to_text().encode() + b"\n")
     file = unit_file(folder.path)
     file.parent.mkdir(parents=True, exist_ok=True)
     text = unit_text(folder.path)

@@ -5,19 +5,21 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
-from gossamer.cli.figures import loss_text
+from gossamer.cli.cost_question import CostQuestion
+from gossamer.cli.figures import loss_text, text_read
 from gossamer.cli.screen import Screen, screen
-from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
+from gossamer.peer.machine.config import PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
+from gossamer.protocol.errors import ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
@@ -43,6 +45,26 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
     return config.model_copy(update={"port": free_port(folder, config.listen, config.port if "port" in values else None)})
 
 
+@contextmanager
+def undone_if_it_fails(folder: Home) -> Iterator[None]:
+    """Where the body fails through no bug and has neither trained nor downloaded, remove the run that it began; a new home wholly.
+
+    A new home in which the run's manifest has come keeps its key: the run may have counted the key as a use of its invite.
+    """
+    is_new, held = not folder.path.exists(), folder.manifest.exists()
+    try:
+        yield
+    except GossamerError as error:
+        has_state = any(place.exists() and any(place.iterdir()) for place in (folder.checkpoints, folder.downloads))
+        if error.exit_code is ExitCode.OUR_FAULT or held or has_state:
+            raise
+        has_come = folder.manifest.exists()
+        folder.manifest.unlink(missing_ok=True)
+        if is_new and folder.path.is_dir():
+            folder.clear(*((folder.identity, folder.credential) if has_come else ()))
+        raise
+
+
 def hold_session(
     config: PeerConfig,
     identity: Identity,
@@ -57,10 +79,15 @@ def hold_session(
     """
     newest = Status()
     with screen(sys.stderr) as drawn, metrics_server(metrics, lambda: newest):
+        cost = CostQuestion(config, drawn)
 
         def watch(status: Status) -> None:
             nonlocal newest
+            if status.text and status.text != newest.text:
+                drawn.print_line(f"read {text_read(status.text)}")
+                remember_text(config)
             newest = status
+            cost.look(status)
             drawn.show(status.peer_id[-6:], status.to_json())
             keep_port(config, status.addresses)
             if also is not None:
@@ -68,6 +95,13 @@ def hold_session(
 
         status = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     print(farewell(status, config), file=sys.stderr)
+
+
+def remember_text(config: PeerConfig) -> None:
+    """Save the text that the peer trains on as its setting, so that later starts, `peer eval` and `peer export` have it."""
+    home = Home(config.home)
+    if config.data is not None and saved_settings(home).get("data") != str(config.data):
+        save_settings(home, with_setting(saved_settings(home), "data", str(config.data)))
 
 
 def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractContextManager[None]:

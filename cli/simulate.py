@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from pydantic import Field
@@ -14,13 +14,14 @@ from pydantic import Field
 from gossamer.cli.curves import need_plot
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.manifests import RunOptions, read_manifest
-from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, origin
 from gossamer.cli.screen import meter
 from gossamer.cli.simulation_report import network_text, plot_rows, rows_text, swarm_text
 from gossamer.peer.machine.config import Setting
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
-from gossamer.peer.simulator.results import Row
+from gossamer.peer.machine.units import mbit_per_s, seconds
+from gossamer.peer.simulator.results import Row, value_text
 from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
@@ -82,35 +83,37 @@ class SimulationOptions(RunOptions):
     """Where to train: auto, gpu, cpu, mps, cuda, xpu or cuda:N."""
     threads: Annotated[int, Setting("N")] = Field(0, ge=0)
     """Processor threads; 0 lets torch choose."""
-    eval_batches: Annotated[int, Setting("N")] = Field(256, ge=1)
-    """Held-out batches to measure each peer on."""
+    tokens: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """Held-out tokens to measure each peer on, as far as there are so many. Default: what takes an eighth of the training."""
+    eval_batches: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """The same as a number of held-out batches, which overlap if the text is short."""
     plot: Annotated[Path | None, Setting("FILE.png")] = None
     """Draw loss against tokens and bytes, and the spread of the weights. Needs matplotlib."""
     network: Annotated[bool, Setting()] = False
     """Without training: the duration of exchanges, and the share of time left for computing."""
     swarm: Annotated[bool, Setting()] = False
     """Without training: 2 to 500 real nodes, from their start through a network partition to its healing."""
-    cut: Annotated[float, Setting("SECONDS")] = Field(300.0, ge=0.0)
-    """With --swarm: duration of a partition into two halves; 0: none."""
+    cut: Annotated[float, Setting("TIME", parser=seconds)] = Field(300.0, ge=0.0)
+    """With --swarm: duration of a partition into two halves, in seconds or like 5min; 0: none."""
     churn: Annotated[float, Setting("SHARE")] = Field(0.0, ge=0.0, le=10.0)
     """With --swarm: share of the peers killed per ten minutes."""
     loss: Annotated[float, Setting("SHARE")] = Field(0.0, ge=0.0, le=0.9)
     """With --swarm: share of messages lost and sent again."""
-    clock_error: Annotated[float, Setting("SECONDS")] = Field(0.0, ge=0.0)
+    clock_error: Annotated[float, Setting("TIME", parser=seconds)] = Field(0.0, ge=0.0)
     """With --swarm: clock error of every tenth peer."""
     reachable: Annotated[float, Setting("SHARE")] = Field(1.0, ge=0.0, le=1.0)
     """With --swarm: share of the peers that accept connections."""
-    latency: Annotated[float, Setting("SECONDS")] = 0.05
+    latency: Annotated[float, Setting("TIME", parser=seconds)] = 0.05
     """With --network or --swarm: mean one-way latency."""
     variation: Annotated[float, Setting("RATIO")] = 0.5
     """With --network: standard deviation of the latency over its mean."""
-    bandwidth: Annotated[float, Setting("MBIT")] = 100.0
-    """Line rate in Mbit/s, each way: with --network, --swarm, or --inner-steps auto."""
+    bandwidth: Annotated[float, Setting("RATE", parser=mbit_per_s)] = 100.0
+    """Line rate, each way, in Mbit/s or like "12 MB/s": with --network, --swarm, or --inner-steps auto."""
     params: Annotated[float, Setting("N")] = 1.25e8
     """With --network, without a manifest: parameters of the model."""
     layers: Annotated[int, Setting("N")] = Field(12, ge=1)
     """With --network, without a manifest: layers of the model."""
-    step_seconds: Annotated[float, Setting("SECONDS")] = 1.0
+    step_seconds: Annotated[float, Setting("TIME", parser=seconds)] = 1.0
     """Computing time of an inner step: with --network, or --inner-steps auto."""
 
 
@@ -136,9 +139,12 @@ def simulate(manifest: ManifestFile = None, home: HomeFolder = DEFAULT_HOME, *, 
 
     if options.plot:
         need_plot(options.plot)
-    venue = Venue(Home(home).cache, options.data, options.device, options.eval_batches, CURVE_BATCHES if options.plot else 0)
+    venue = Venue(
+        Home(home).cache, options.data, options.device, options.eval_batches, options.tokens, CURVE_BATCHES if options.plot else 0
+    )
     rows = train(request, venue, options.threads)
-    print(rows_text(rows, as_json=as_json), flush=True)  # before the picture, which may fail
+    settings = {"settings": settings_json(request)} if as_json else {}
+    print(rows_text(rows, as_json=as_json, origin=settings | origin()), flush=True)  # before the picture, which may fail
     if options.plot:
         plot_rows(rows, options.plot)
 
@@ -162,6 +168,13 @@ def simulation_request(manifest: Path | None, options: SimulationOptions) -> Sim
     )
 
 
+def settings_json(request: SimulationRequest) -> dict[str, Any]:
+    """Return every setting of the first simulation: its manifest, its scenario, and the values that a sweep varies."""
+    [(_, made), *_] = request.scenarios()
+    scenario = {field.name: value_text(getattr(made, field.name)) for field in fields(made) if field.name != "manifest"}
+    return {"manifest": made.manifest.model_dump(mode="json"), "scenario": scenario, "sweep": list(request.axes)}
+
+
 def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Row]:
     """Train one swarm, or one for each combination of swept values. Raises BadSettings, BadManifest, Diverged."""
     import torch
@@ -173,7 +186,7 @@ def train(request: SimulationRequest, venue: Venue, num_threads: int) -> list[Ro
     if num_threads:
         torch.set_num_threads(num_threads)
     with meter(sys.stderr) as show:
-        return run(request, venue, show)
+        return run(request, venue, show, lambda line: print(line, file=sys.stderr))
 
 
 def network_answer(request: SimulationRequest, options: SimulationOptions, *, is_of_a_run: bool, as_json: bool) -> str:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.curves import save_figure
 from gossamer.cli.figures import bytes_text, duration_text, loss_text, share_text, table_text
-from gossamer.peer.simulator.results import Result, Row, value_text
+from gossamer.peer.simulator.results import Average, Point, Result, Row, over_seeds, value_text
 from gossamer.protocol.errors import BadSettings
 
 if TYPE_CHECKING:
@@ -19,12 +21,16 @@ if TYPE_CHECKING:
 COLUMNS = ("mean loss", "average", "spread", "bits", "sent", "meetings", "seconds")
 
 
-def rows_text(rows: Sequence[Row], *, as_json: bool) -> str:
-    """Return the text or JSON of one simulation, or of a sweep."""
+def rows_text(rows: Sequence[Row], *, as_json: bool, origin: Mapping[str, Any] = MappingProxyType({})) -> str:
+    """Return the text or JSON of one simulation, or of a sweep. `origin`: further keys of the JSON, which say what made it."""
     single = rows[0].result if not rows[0].point else None
     if single:
-        return json.dumps(single.to_json()) if as_json else result_text(single)
-    return json.dumps({"sweep": [row_json(row) for row in rows]}) if as_json else sweep_text(rows)
+        return json.dumps(single.to_json() | dict(origin)) if as_json else result_text(single)
+    averages = over_seeds(rows)
+    if as_json:
+        swept = {"sweep": [row_json(row) for row in rows]}
+        return json.dumps(swept | ({"averages": [average_json(one) for one in averages]} if averages else {}) | dict(origin))
+    return "\n\n".join([sweep_text(rows), *([averages_text(averages)] if averages else [])])
 
 
 def result_text(result: Result) -> str:
@@ -47,7 +53,8 @@ def result_text(result: Result) -> str:
         f"{bytes_text(result.sent_bytes)} sent per peer. Spread of the weights: {result.weight_std:.2e}.\n"
         f"{attacked}"
         f"{result.tokens} tokens, {result.virtual_steps:g} steps of virtual time. "
-        f"Training took {result.train_seconds:.1f} s ({rate:.0f} tokens/s), everything {result.wall_seconds:.1f} s."
+        f"Training took {result.train_seconds:.1f} s ({rate:.0f} tokens/s), everything {result.wall_seconds:.1f} s; "
+        f"measured on {result.eval_tokens} held-out tokens."
     )
 
 
@@ -56,6 +63,37 @@ def sweep_text(rows: Sequence[Row]) -> str:
     names = list(rows[0].point)
     ordered = sorted(rows, key=lambda row: row.result.eval_loss_averaged if row.result else float("inf"))
     return table_text([(*names, *COLUMNS), *map(_cells, ordered)], str.rjust)
+
+
+FIGURES: Mapping[str, Callable[[Result], float]] = MappingProxyType(
+    {"eval_loss_mean": lambda result: result.eval_loss_mean, "eval_loss_averaged": lambda result: result.eval_loss_averaged}
+)
+
+
+def averages_text(averages: Sequence[Average]) -> str:
+    """Return a table of means over the seeds with standard deviations, the best average first."""
+    ordered = sorted(averages, key=lambda one: one.over_seeds(FIGURES["eval_loss_averaged"])[0] if one.results else math.inf)
+    names = list(averages[0].point)
+    rows = [(*names, "seeds", "mean loss", "average")]
+    for one in ordered:
+        both = [one.over_seeds(figure) for figure in FIGURES.values()]
+        texts = [f"{mean:.4f} +- {spread:.4f}" if one.results else "diverged" for mean, spread in both]
+        seeds = f"{len(one.results)}" + (f" ({one.num_diverged} diverged)" if one.num_diverged else "")
+        rows.append((*map(value_text, one.point.values()), seeds, *texts))
+    return "over the seeds: mean +- standard deviation\n" + table_text(rows, str.rjust)
+
+
+def average_json(one: Average) -> dict[str, Any]:
+    """Return the means over the seeds as an object; null without a result."""
+    found: dict[str, Any] = {"settings": _settings_json(one.point), "seeds": len(one.results), "diverged": one.num_diverged}
+    for name, figure in FIGURES.items():
+        mean, spread = one.over_seeds(figure)
+        found |= {name: mean, f"{name}_std": spread} if one.results else {name: None, f"{name}_std": None}
+    return found
+
+
+def _settings_json(point: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value if isinstance(value, int | float) else value_text(value) for name, value in point.items()}
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -77,11 +115,10 @@ def _cells(row: Row) -> tuple[str, ...]:
 
 def row_json(row: Row) -> dict[str, Any]:
     """Return one simulation of a sweep as an object: its settings, and its result or its failure."""
-    settings = {name: value if isinstance(value, int | float) else value_text(value) for name, value in row.point.items()}
-    return {"settings": settings, **(row.result.to_json() if row.result else {"diverged": row.failure})}
+    return {"settings": _settings_json(row.point), **(row.result.to_json() if row.result else {"diverged": row.failure})}
 
 
-def plot_rows(rows: Iterable[Row], path: Path) -> None:
+def plot_rows(rows: Sequence[Row], path: Path) -> None:
     """Draw the curve of each row: loss against tokens and bytes sent, and the spread of the weights.
 
     Raises BadSettings when no row has a curve, or the file cannot be written.
@@ -93,11 +130,14 @@ def plot_rows(rows: Iterable[Row], path: Path) -> None:
 
     figure = Figure(figsize=(13, 4.8), layout="constrained")
     by_tokens, by_bytes, spread = figure.subplots(1, 3)
-    for name, result in results.items():
-        losses = [point.loss for point in result.curve]
-        by_tokens.plot([point.tokens for point in result.curve], losses, label=name)
-        by_bytes.plot([point.sent_bytes / 1e6 for point in result.curve], losses, label=name)
-        spread.plot([point.steps for point in result.curve], [point.weight_std for point in result.curve], label=name)
+    averages = {one.name: [result for result in one.results if result.curve] for one in over_seeds(rows)}
+    for name, some in (averages or {name: [result] for name, result in results.items()}).items():
+        for plane, along, figure_of in (
+            (by_tokens, lambda point: point.tokens, lambda point: point.loss),
+            (by_bytes, lambda point: point.sent_bytes / 1e6, lambda point: point.loss),
+            (spread, lambda point: point.steps, lambda point: point.weight_std),
+        ):
+            _draw(plane, name, some, along, figure_of)
     for axes, across, upwards in (
         (by_tokens, "tokens, all peers", "held-out loss, nats per token"),
         (by_bytes, "MB sent per peer", "held-out loss, nats per token"),
@@ -111,6 +151,20 @@ def plot_rows(rows: Iterable[Row], path: Path) -> None:
         axes.set_ylim(top=1.05 * max(firsts))  # what diverged must not hide the rest
     figure.legend(*by_tokens.get_legend_handles_labels(), loc="outside lower center", ncols=3)
     save_figure(figure, path)
+
+
+def _draw(axes: Any, name: str, results: Sequence[Result], across: Callable[[Point], float], upwards: Callable[[Point], float]) -> None:
+    """Draw the mean curve of some runs, and a band of their standard deviation where there are several."""
+    points = list(zip(*(result.curve for result in results), strict=False))
+    if not points:
+        return
+    places = [statistics.fmean(map(across, some)) for some in points]
+    means = [statistics.fmean(map(upwards, some)) for some in points]
+    (line,) = axes.plot(places, means, label=name)
+    if len(results) > 1:
+        spreads = [statistics.stdev(map(upwards, some)) for some in points]
+        low, high = ([mean + sign * spread for mean, spread in zip(means, spreads, strict=True)] for sign in (-1, 1))
+        axes.fill_between(places, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
 
 
 def network_text(found: Mapping[str, Any]) -> str:

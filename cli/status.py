@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text
+from gossamer.cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text, text_read
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
@@ -65,6 +65,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
     return {
         "run": run_text(answer, now_s),
         **({"program": answer["program"]} if answer["program"] else {}),
+        **({"text": text_read(answer["text"])} if answer["text"] else {}),
         "loss": trend_text(answer),
         "my part": part_text(answer, now_s),
         "blocked": f"{share_text(answer['blocked_seconds'], answer['train_seconds'])} of training time, waiting for synchronization",
@@ -75,13 +76,22 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         f"{bytes_text(answer['month_bytes'])} in all this month",
         "limits": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in answer["limits"].items()) or "none",
         "costs": f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
-        + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else ""),
+        + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
+        + expected_text(answer),
         "warnings": "; ".join(answer["warnings"]) or "none",
         "addresses": ", ".join(answer["addresses"]) or "none known yet",
         "run id": answer["run_id"],
         "peer id": answer["peer_id"],
         "version": answer["version"],
     }
+
+
+def expected_text(answer: Status) -> str:
+    """Return what a day of training takes at the present interval, as a clause; empty before it is measured."""
+    expected = answer["expected_traffic"]
+    if not expected or not expected["is_measured"]:
+        return ""
+    return f"; a whole day of training: {bytes_text(expected['day_bytes'])} up and as much down"
 
 
 def run_text(answer: Status, now_s: float) -> str:

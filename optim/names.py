@@ -1,13 +1,17 @@
-"""Tables of methods, codecs and optimizers by name, and the error for a name that is not in them."""
+"""The names of methods, codecs and optimizers, and the error for a name that is not among them. Does not import torch."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from difflib import get_close_matches
-from typing import TypeVar
+from typing import Final, TypeVar
 
 Value = TypeVar("Value")
 MAX_LISTED = 16
+# The tables with what these names stand for import torch, which takes longer than the answer to a typing error may.
+METHOD_NAMES: Final = ("noloco",)
+CODEC_NAMES: Final = ("fp32", "bf16", "int8", "nf4", "e3m0", "q2", "sign1", "modulo8", "modulo6", "modulo4", "modulo3")
+OPTIMIZER_NAMES: Final = ("adamw", "muon")
 
 
 def look_up(kind: str, name: str, table: Mapping[str, Value]) -> Value:

@@ -91,7 +91,7 @@ def smoke(bin: Path, folder: Path) -> None:
     if "the run is over: step 20 of 20" not in ended:
         raise Failed(f"peer host --alone ended otherwise:\n{ended[-2000:]}")
     run(bin / "peer", "eval", "--data", folder / "absent", *home, code=2, home=folder, cwd=folder)  # an error of the command line
-    run(bin / "peer", "export", folder / "model", "--eval-batches", "2", *home, home=folder, cwd=folder)
+    run(bin / "peer", "export", folder / "model", "--tokens", "1024", *home, home=folder, cwd=folder)
 
 
 def try_in(interpreter: str, wheel: Path, constraints: Path | None, folder: Path) -> str:

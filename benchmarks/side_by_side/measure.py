@@ -25,7 +25,7 @@ from benchmarks.side_by_side.peers import RunningPeer, running
 from benchmarks.side_by_side.results import Point, Run, Setting
 from benchmarks.side_by_side.systems import ROOT, SYSTEMS
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from gossamer.peer.model.evaluation import held_out_loss, measured_size, open_corpus
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import fast_weights, load_trained, mean_weights, set_weights
 from gossamer.protocol.errors import BadSettings
@@ -180,7 +180,8 @@ def held_out(homes: Sequence[Home]) -> float | None:
     manifest = need_text(trained[0].manifest)
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, mean_weights([fast_weights(one.checkpoint) for one in trained]))
-    return held_out_loss(model, open_corpus(manifest, homes[0], None), NUM_BATCHES)
+    corpus = open_corpus(manifest, homes[0], None)
+    return held_out_loss(model, corpus, measured_size(manifest, corpus).num_batches)
 
 
 def commit() -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
+from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, kept_port
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
@@ -48,10 +49,11 @@ def cached(work: Callable[[], T]) -> Callable[[], T]:
 class Case:
     """The subject of one examination: home, invite if given, and the settings of a peer that would start here."""
 
-    def __init__(self, home: Home, invite_text: str | None, devices: str, listen: str, port: int | None) -> None:
+    def __init__(self, home: Home, invite_text: str | None, settings: LocalSettings, port: int | None) -> None:
         self.home = home
-        self.devices = devices
-        self.listen = listen
+        self.settings = settings
+        self.devices = settings.devices
+        self.listen = settings.listen
         self.port = port  # None: the port of the last start, or any
         self._invite_text = invite_text
         self.visit = cached(self._visit)

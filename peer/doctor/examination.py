@@ -66,6 +66,9 @@ CHECKS: Mapping[str, Check] = {
     "line": _counted(
         lambda case, need: network_checks.line(case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps))
     ),
+    "cost": _counted(
+        lambda case, need: network_checks.cost(case.visit().line, need.plan, case.manifest().outer.inner_steps, case.settings)
+    ),
 }
 
 

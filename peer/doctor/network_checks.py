@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import math
 import re
 import statistics
 from collections.abc import Callable, Sequence
@@ -13,7 +14,9 @@ import psutil
 
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, skipped, warn
 from gossamer.peer.doctor.visit import Call, CallRound
-from gossamer.peer.machine.units import rate_text
+from gossamer.peer.machine.bill import STEP_S, bill, gigabytes
+from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.units import rate_bytes_per_s, rate_text, size_bytes
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.peer.sync.client import as_final
 from gossamer.protocol.errors import ExitCode
@@ -26,7 +29,6 @@ NO_RUN = skipped("no invite and no run in the home: no peer was called")
 NOBODY = "no peer could be asked"
 CLOCK_WARN_S = 5.0
 ASK_MS = 2000
-STEP_S = 1.0  # assumed duration of an inner step
 SET_CLOCK = "set it by network time: `sudo timedatectl set-ntp true`"
 OPEN_PORT = "forward a TCP port in the router and name it with --port; without one, a peer is reached through a relay, if the run has one"
 _HOST_PORT = re.compile(r"/ip[46]/([^/]+)/tcp/(\d+)")
@@ -146,7 +148,7 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
     sentence = (
         f"{rate_text(up)} up, {rate_text(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
-        f"each part about every {interval} steps of {STEP_S:.0f} s, and {1e-9 * found.day_bytes:.3g} GB a day each way"
+        f"each part about every {interval} steps of {STEP_S:.0f} s"
     )
     longest_s = transfer_s(largest)
     if largest / min(rates) > longest_s:
@@ -154,6 +156,23 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     if interval >= LONGEST_STEPS:
         return warn(f"slow for this run: {sentence}", "this peer will train mostly alone; a run with a smaller model suits this line")
     return ok(sentence)
+
+
+def cost(rates: tuple[float, float] | None, plan: ModelPlan, inner_steps: int | str, settings: LocalSettings) -> Finding:
+    """Report what this run uses in a day on a line of these rates, None if they are not known, with the operator's limits."""
+    from gossamer.peer.trainer.interval import traffic_expected
+
+    limits = rate_bytes_per_s(settings.max_upload), rate_bytes_per_s(settings.max_download)
+    expected = traffic_expected(plan, inner_steps, min(*limits, *(rates or ())))
+    found = bill(expected.day_bytes, expected.inner_steps, expected.step_s, settings, is_measured=False)
+    line = "" if rates is not None else "; the line is not measured"
+    cap = min(size_bytes(settings.monthly_traffic), size_bytes(settings.unasked_traffic) if settings.is_unasked else math.inf)
+    if found.month_bytes > cap:
+        hint = (
+            "`peer join` asks before it uses more; monthly_traffic sets your own limit" if settings.is_unasked else "the peer pauses then"
+        )
+        return warn(f"{found.sentence()}{line}; the limit of a month is {gigabytes(cap)}", hint)
+    return ok(found.sentence() + line)
 
 
 def _span(seconds: float) -> str:

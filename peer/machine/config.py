@@ -14,17 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.home import ANOTHER_HOME, Home, write_whole
 from gossamer.peer.machine.schedule import ALWAYS, Schedule
-from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, size_bytes
+from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, seconds, size_bytes
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.limits import LEAST_BYTES_PER_S
 from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
-DEVICES = r"^(auto|gpu|all|mps|(cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
+DEVICES = r"^(auto|all|mps|(gpu|cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
 WEB = ("http://", "https://")  # how a URL of the setting `notify` begins; all else is a command
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
@@ -82,6 +82,7 @@ def _each_once(text: str) -> str:
 
 Rate = Annotated[str, _readable(_fast_enough)]
 Size = Annotated[str, _readable(size_bytes)]
+Seconds = Annotated[float, BeforeValidator(lambda value: seconds(value) if isinstance(value, str) else value)]
 
 
 class WithOptions(BaseModel):
@@ -111,7 +112,7 @@ class LocalSettings(WithOptions):
     model: Annotated[Path | None, AfterValidator(_encodable), Setting("FOLDER", restarts=(TRAINER, NODE))] = None
     """Folder in the format of transformers with the run's tokenizer and initial weights. Their digests must match the manifest."""
     devices: Annotated[str, AfterValidator(_each_once), Setting("NAMES", restarts=(TRAINER,))] = Field(default="auto", pattern=DEVICES)
-    """Where to train: auto (GPU, else CPU), gpu, cpu, mps, cuda, xpu, cuda:N; 0,1 or all for several GPUs; cpu:2 for two processes."""
+    """Where to train: auto (GPU, else CPU), gpu, cpu, mps, cuda, xpu, gpu:N; 0,1 or all for several GPUs; cpu:2 for two processes."""
     micro_batch: Annotated[int, Setting("N", restarts=(TRAINER,))] = Field(default=0, ge=0, le=1 << 20)
     """Sequences per forward pass; 0 takes the whole batch, or as many as fit in memory. The result is the same."""
     recompute: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
@@ -136,12 +137,16 @@ class LocalSettings(WithOptions):
     """Address where other peers reach this one, like /ip4/203.0.113.7/tcp/4001, in place of the addresses found by listening."""
     relay: Annotated[bool | None, Setting(restarts=(NODE,))] = None
     """Relay streams, within limits, for peers that routers make unreachable. Not set: `peer bootstrap` and the host of a run relay."""
+    max_connections: Annotated[int, Setting("N", restarts=(NODE,), is_limit=True)] = Field(default=32, ge=8, le=4096)
+    """Connections to other peers at once; more are closed when no call uses them. A peer that relays for others has up to 128."""
     max_upload: Annotated[Rate, Setting("RATE", is_limit=True)] = UNLIMITED
     """Highest rate at which the peer sends, like "5 Mbit/s". Meetings and state transfers count."""
     max_download: Annotated[Rate, Setting("RATE", is_limit=True)] = UNLIMITED
     """Highest average rate at which the peer receives, like "20 Mbit/s". Transfers under way take precedence over new ones."""
     monthly_traffic: Annotated[Size, Setting("SIZE", is_limit=True)] = UNLIMITED
     """Bytes to send and receive in a month, like "200 GB". A peer that has used them pauses and goes offline until the next month."""
+    unasked_traffic: Annotated[Size, Setting("SIZE")] = "300 GB"
+    """Above this estimate for a month, `peer join` and `peer host` ask once, or, without a terminal, set monthly_traffic to it."""
     schedule: Annotated[str, _readable(Schedule.from_text), Setting("WINDOWS", is_limit=True)] = ALWAYS
     """When to train, in local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00". Outside these windows the peer pauses."""
     only_idle: Annotated[bool, Setting(is_limit=True)] = False
@@ -154,10 +159,15 @@ class LocalSettings(WithOptions):
     """Pause while a GPU or the processor is hotter than so many degrees Celsius, as the driver or the system tells; 0: never."""
     notify: Annotated[str, _readable(_url_or_command), Setting(option=None)] = ""
     """Command or URL that gets a notice: run over, failed, alone for an hour, limit reached, warnings. Its text is the last argument."""
-    checkpoint_interval_s: Annotated[float, Setting("SECONDS", "--checkpoint-every", (TRAINER,))] = Field(default=60.0, gt=0)
-    """Save a checkpoint when this many seconds have passed. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
+    checkpoint_interval_s: Annotated[Seconds, Setting("TIME", "--checkpoint-every", (TRAINER,), parser=seconds)] = Field(default=60.0, gt=0)
+    """Save a checkpoint when this time has passed, like 5min. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)
     """Save a checkpoint after this many inner steps, or at checkpoint_interval_s if that comes first. 0: by time alone."""
+
+    @property
+    def is_unasked(self) -> bool:
+        """Whether the operator has neither limited the traffic of a month nor allowed any."""
+        return "monthly_traffic" not in self.model_fields_set
 
     @property
     def limits_in_force(self) -> dict[str, str]:
@@ -228,7 +238,11 @@ def saved_settings(home: Home) -> dict[str, Any]:
     except ValidationError as error:
         wrong = _as_bad_settings(error)
         raise BadSettings(f"{home.config}: {wrong}", hint=wrong.hint) from error
-    except (OSError, ValueError, RecursionError) as error:  # of these, TOML's own
+    except NotADirectoryError as error:
+        raise BadSettings(f"the home {home.path} is not a folder", hint=ANOTHER_HOME) from error
+    except OSError as error:
+        raise BadSettings(f"{home.config} cannot be read: {error.strerror}", hint=ANOTHER_HOME) from error
+    except (ValueError, RecursionError) as error:  # of these, TOML's own
         raise BadSettings(
             f"{home.config} cannot be read: {error}", hint="correct the file, or delete it: every setting has a default"
         ) from error

@@ -87,6 +87,16 @@ class ComputingSet(Stamped):
     reason: str  # why
 
 
+class TextRead(Stamped):
+    """The operator's text was read, now or by an earlier start."""
+
+    path: str
+    num_files: int  # that were read
+    num_bytes: int  # of text in them
+    num_skipped: int  # files that were left out
+    skipped: tuple[str, ...]  # a sentence about each of the first of them
+
+
 class StateChanged(Stamped):
     """The state of the peer has changed."""
 
@@ -163,6 +173,15 @@ class IntervalSet(Stamped):
 
     inner_steps: int  # mean countdown of a fragment
     reason: str  # what sets it
+
+
+class TrafficExpected(Stamped):
+    """How many bytes a day of training takes at the present interval."""
+
+    day_bytes: Figure  # sent; as many are received
+    inner_steps: int  # the interval
+    step_s: Figure  # duration of an inner step
+    is_measured: bool  # whether step_s is; else it is assumed, and the line too
 
 
 class StepsGivenUp(Stamped):

@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import socket
 import tempfile
 import time
@@ -71,6 +72,18 @@ class Home:
             raise BadSettings(f"the home {self.path} is not a folder", hint=ANOTHER_HOME) from error
         except OSError as error:
             raise BadSettings(f"the home {self.path} cannot be written to: {error.strerror}", hint=ANOTHER_HOME) from error
+
+    def clear(self, *kept: Path) -> None:
+        """Remove everything in the folder but `kept`, and the folder itself if nothing is kept. No peer may run from it."""
+        for path in self.path.iterdir():
+            if path in kept:
+                continue
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+        if not kept:
+            self.path.rmdir()
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:

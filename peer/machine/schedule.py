@@ -64,6 +64,19 @@ class Schedule:
         local = datetime.fromtimestamp(now_s, self.zone)
         return not self.windows or any(window.holds(local) for window in self.windows)
 
+    @property
+    def hours_a_day(self) -> float:
+        """Return the mean hours of a day in the windows; overlapping ones count once."""
+        if not self.windows:
+            return 24.0
+        minutes = {
+            (day * _DAY_MINUTES + minute) % (7 * _DAY_MINUTES)
+            for window in self.windows
+            for day in window.days
+            for minute in range(window.begin, window.end)
+        }
+        return len(minutes) / (7 * 60)
+
     def changes_s(self, now_s: float) -> float | None:
         """Return when the answer of `allows` changes next (Unix seconds); None for never."""
         minute = int(now_s // 60) + 1

@@ -14,6 +14,8 @@ from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, 
 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "compiled", "reason"
+TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured"
+TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
 MANY_FAILURES = 3  # meetings in a row before a warning
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 
@@ -44,11 +46,13 @@ class Status:
     month_bytes: int = 0  # network traffic in this calendar month
     inner_steps: int = 0  # mean countdown of a fragment to its next meeting; 0: not known yet
     inner_steps_reason: str = ""  # what sets it
+    expected_traffic: dict[str, Any] = field(default_factory=dict)  # of a day: day_bytes, inner_steps, step_s, is_measured
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
     params: int = 0
     checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
     evaluation_seconds: float = 0.0  # beside train_seconds: measuring the held-out loss
     computing: dict[str, Any] = field(default_factory=dict)  # the inner step: precision, micro_batch, recompute, compiled, reason
+    text: dict[str, Any] = field(default_factory=dict)  # that the operator gave: path, num_files, num_bytes, num_skipped, skipped
     coding: str = ""  # what codes messages: compiled, or torch and why; empty before the model is built
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
@@ -151,6 +155,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops, coding=event.coding)
         case events.ComputingSet():
             return replace(status, computing={name: getattr(event, name) for name in COMPUTING})
+        case events.TextRead():
+            return replace(status, text={name: getattr(event, name) for name in TEXT})
         case events.OthersTrained():
             return replace(status, tokens_of_others=event.tokens)
         case events.MonthCounted():
@@ -169,6 +175,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, output_distance=event.distance)
         case events.IntervalSet():
             return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
+        case events.TrafficExpected():
+            return replace(status, expected_traffic={name: getattr(event, name) for name in TRAFFIC})
         case events.SoloStep():
             return replace(status, meetings=_add_counts(status.meetings, solo=1))
         case events.MeetingDone():

@@ -81,6 +81,11 @@ def lingers() -> bool:
     return Path("/var/lib/systemd/linger", os.environ.get("USER", "")).is_file()
 
 
+def need_user_manager() -> None:
+    """Raise BadSettings unless systemd's user manager answers; changes nothing."""
+    systemctl("show-environment")
+
+
 def systemctl(*arguments: str) -> str:
     """Run a command of systemd's user manager and return its output. Raises BadSettings if there is none or it refuses."""
     try:

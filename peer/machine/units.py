@@ -1,59 +1,101 @@
-"""Parse rates, sizes and durations like "5 Mbit/s", "20 GB", "2h". The error for an unknown unit names the nearest known one."""
+"""Parse rates, sizes and durations like "5 Mbit/s", "20 GB", "2h": the one place where units are read.
+
+Units may be written as people do: "5 Mbps", "20gb", "2 days". An error names what would do.
+"""
 
 from __future__ import annotations
 
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable
 from typing import Final
 
 UNLIMITED: Final = "unlimited"
 
-RATES: Final = {  # in bytes a second
-    "kbit/s": 125.0, "Mbit/s": 125e3, "Gbit/s": 125e6, "kB/s": 1e3, "MB/s": 1e6, "GB/s": 1e9, "KiB/s": 2.0**10, "MiB/s": 2.0**20,
-}  # fmt: skip
-SIZES: Final = {"kB": 1e3, "MB": 1e6, "GB": 1e9, "TB": 1e12, "KiB": 2.0**10, "MiB": 2.0**20, "GiB": 2.0**30, "TiB": 2.0**40}  # in bytes
+PREFIXES: Final = {"": 1.0, "k": 1e3, "m": 1e6, "g": 1e9, "t": 1e12, "ki": 2.0**10, "mi": 2.0**20, "gi": 2.0**30, "ti": 2.0**40}
 DURATIONS: Final = {  # in seconds
-    "s": 1.0, "m": 60.0, "min": 60.0, "minutes": 60.0, "h": 3600.0, "hour": 3600.0, "hours": 3600.0,
-    "d": 86400.0, "day": 86400.0, "days": 86400.0,
+    **dict.fromkeys(("s", "sec", "secs", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hr", "hrs", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+    **dict.fromkeys(("w", "week", "weeks"), 7 * 86400.0),
 }  # fmt: skip
+MAX_DURATION_S: Final = 100 * 365 * 86400.0
+RATE_EXAMPLES: Final = ("kbit/s", "Mbit/s", "Gbit/s", "kB/s", "MB/s", "GB/s")
+SIZE_EXAMPLES: Final = ("kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 
-_BITS = re.compile(r"b(?:ps|/s)$")  # a small b is a bit, as in Mbps
-_AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*(\S*)")
+_AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(\S*)")
+_RATE = re.compile(r"([kmg]i?)?(bits?|bytes?|b)(/s|/sec|ps)", re.IGNORECASE)
+_SIZE = re.compile(r"([kmgt]i?)?(b|bytes?)", re.IGNORECASE)
 
 
 def rate_bytes_per_s(text: str) -> float:
     """Read a rate like "5 Mbit/s", infinity for "unlimited". Raises ValueError."""
-    return math.inf if text == UNLIMITED else _amount(text, RATES, "5 Mbit/s")
+    if text == UNLIMITED:
+        return math.inf
+    number, unit = _parts(text, "5 Mbit/s")
+    match = _RATE.fullmatch(unit)
+    if match is None:
+        raise _unknown(number, unit, RATE_EXAMPLES, "5 Mbit/s")
+    prefix, what, per_s = (part or "" for part in match.groups())
+    if what == "b" and per_s != "ps" and not prefix.isupper():
+        raise ValueError(f"{unit!r} may be bits or bytes: write {number} {prefix.upper()}bit/s or {number} {prefix.upper()}B/s")
+    is_bytes = what == "B" or what.lower().startswith("byte")
+    return float(number) * PREFIXES[prefix.lower()] / (1.0 if is_bytes else 8.0)
+
+
+def mbit_per_s(text: str) -> float:
+    """Read a rate in Mbit/s: a plain number, or a rate with its unit. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        return rate_bytes_per_s(text) * 8e-6
 
 
 def size_bytes(text: str) -> float:
     """Read a size like "20 GB", infinity for "unlimited". Raises ValueError."""
-    return math.inf if text == UNLIMITED else _amount(text, SIZES, "20 GB")
+    if text == UNLIMITED:
+        return math.inf
+    number, unit = _parts(text, "20 GB")
+    match = _SIZE.fullmatch(unit)
+    if match is None:
+        raise _unknown(number, unit, SIZE_EXAMPLES, "20 GB")
+    return float(number) * PREFIXES[(match[1] or "").lower()]
 
 
 def duration_s(text: str) -> float:
-    """Read a duration like "90s", "30m", "2h" or "1d". Raises ValueError."""
-    return _amount(text, DURATIONS, "2h")
+    """Read a duration like "90s", "30m", "2h" or "2 days". Raises ValueError."""
+    number, unit = _parts(text, "30m, 2h or 2 days")
+    if unit.lower() not in DURATIONS:
+        raise _unknown(number, unit, ("s", "min", "h", "days", "weeks"), "30m, 2h or 2 days")
+    seconds = float(number) * DURATIONS[unit.lower()]
+    if seconds > MAX_DURATION_S:
+        raise ValueError("it is longer than a hundred years")
+    return seconds
 
 
-def _amount(text: str, units: Mapping[str, float], example: str) -> float:
+def seconds(text: str) -> float:
+    """Read a number of seconds: a plain number, or a duration with its unit. Raises ValueError."""
+    try:
+        return float(text)
+    except ValueError:
+        return duration_s(text)
+
+
+def _parts(text: str, example: str) -> tuple[str, str]:
     match = _AMOUNT.fullmatch(text.strip())
     if match is None:
         raise ValueError(f"write it like {example}")
-    number, unit = match.groups()
-    if unit not in units:
-        raise ValueError(
-            f"there is no unit {unit!r}; did you mean {number} {_nearest(unit, units)}?" if unit else f"write it like {example}"
-        )
-    return float(number) * units[unit]
+    return match[1], match[2]
 
 
-def _nearest(unit: str, units: Mapping[str, float]) -> str:
-    by_lower = {known.lower(): known for known in units}
-    spelt_out = _BITS.sub("bit/s", unit).lower()
-    return by_lower[difflib.get_close_matches(spelt_out, by_lower, n=1, cutoff=0.0)[0]]
+def _unknown(number: str, unit: str, known: Iterable[str], example: str) -> ValueError:
+    if not unit:
+        return ValueError(f"write it like {example}")
+    by_lower = {name.lower(): name for name in known}
+    near = by_lower[difflib.get_close_matches(unit.lower(), by_lower, n=1, cutoff=0.0)[0]]
+    return ValueError(f"there is no unit {unit!r}; did you mean {number} {near}?")
 
 
 def rate_text(bytes_per_s: float) -> str:

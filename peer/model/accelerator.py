@@ -29,10 +29,10 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     found = torch.accelerator.current_accelerator(check_available=True)
     if name == "cpu" or (name == "auto" and found is None):
         return torch.device("cpu"), "as asked" if name == "cpu" else "no GPU was found"
-    if name in ("auto", "gpu"):
+    if name == "auto":
         kind = _need_accelerator(name).type
-        return torch.device(kind, 0), "as asked" if name == "gpu" else f"a GPU was found: {kind}"
-    device = torch.device(name)
+        return torch.device(kind, 0), f"a GPU was found: {kind}"
+    device = torch.device(name.replace("gpu", _need_accelerator(name).type))
     if found is None or device.type != found.type or (device.index or 0) >= torch.accelerator.device_count():
         raise BadSettings(f"this machine has no device {name}", hint=OTHERS)
     return torch.device(device.type, device.index or 0), "as asked"

@@ -13,11 +13,12 @@ from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import torch
 from torch import Tensor
 
+from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, mask_marked_documents, next_token_loss
@@ -34,7 +35,7 @@ from gossamer.protocol.run.manifest import Manifest, need_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, about: NUM_BATCHES of the demo's model
+NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, if there is so much: NUM_BATCHES of the demo's model
 PART_TOKENS: Final = 8192  # measured at once: a whole batch of a large model would take as much memory as an inner step
 MEASURED_BY_PROGRAM: Final = "the program measures it as it trains: `peer status` and `peer logs` show the loss"
 NUM_BATCHES: Final = 256  # for reported figures: 131072 tokens of the demo's model, two seconds; 32 batches are 0.05 nats off
@@ -70,37 +71,62 @@ def held_out_loss(
     num_batches: int,
     follow: Follow = lambda done, num_batches, loss: None,
     computing: Computing = Computing(),  # noqa: B008 - frozen
-    most_tokens: int | None = None,  # of all batches together: of large batches only the first sequences, at least one of each
+    most_tokens: int | None = None,  # of all batches together: of large batches only some sequences, at least one for each
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token that trains. Keeps the model's mode and draws no random numbers."""
     device, losses, weights = next(model.parameters()).device, list[float](), list[int]()
+    rows = held_out_rows(corpus, num_batches, most_tokens)
+    num_done = 0
     with evaluating(model):
-        for number, whole in enumerate(corpus.held_out_batches(num_batches), 1):
-            batch = whole if most_tokens is None else whole[: max(1, most_tokens // (num_batches * (whole.shape[1] - 1)))]
-            for part in torch.split(batch, computing.micro_batch or len(batch)):
-                weights.append(int(num_targets(part)))
-                losses.append(float(next_token_loss(model, part.to(device), computing.dtype)) * weights[-1])
-            follow(number, num_batches, math.fsum(losses) / sum(weights))
+        for part in torch.split(rows, computing.micro_batch or -(-len(rows) // num_batches)):
+            weights.append(int(num_targets(part)))
+            losses.append(float(next_token_loss(model, part.to(device), computing.dtype)) * weights[-1])
+            num_done += len(part)
+            follow(num_done * num_batches // len(rows), num_batches, math.fsum(losses) / sum(weights))
     return math.fsum(losses) / sum(weights)
 
 
-def num_measured(corpus: Corpus, num_batches: int) -> int:
-    """Return the number of held-out tokens of which `held_out_loss` is the mean."""
-    return sum(int(num_targets(batch)) for batch in corpus.held_out_batches(num_batches))
+def held_out_rows(corpus: Corpus, num_batches: int, most_tokens: int | None = None) -> Tensor:
+    """Return held-out sequences, int64[N, L+1]; with `most_tokens` as many of them, spread evenly, and at least one for each batch."""
+    rows = torch.cat(corpus.held_out_batches(num_batches))
+    if most_tokens is None:
+        return rows
+    num_rows = min(len(rows), max(num_batches, most_tokens // (rows.shape[1] - 1)))
+    return rows[torch.arange(num_rows) * len(rows) // num_rows]
 
 
-def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, num_batches: int, show: Show) -> float:
-    """Return the held-out loss on the device and in the number format in which a peer would train here; the model stays on that device."""
+def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus: Corpus, size: EvalSize, show: Show) -> tuple[float, int]:
+    """Return the held-out loss, and on how many tokens it was measured; the model stays on the device.
+
+    It computes on the device and in the number format in which a peer would train here.
+    """
     device, _ = choose_device("auto")
     mask_as_run(model, manifest, home.tokenizer)
-    part = max(1, PART_TOKENS // manifest.inner.sequence_length)
-    computing = Computing(compute_dtype(manifest.inner.precision, device), part)
-    return held_out_loss(placed(model, device), corpus, num_batches, partial(show, "measuring the model"), computing)
+    computing = Computing(compute_dtype(manifest.inner.precision, device), part_rows(manifest.inner.sequence_length))
+    follow = partial(show, "measuring the model")
+    loss = held_out_loss(placed(model, device), corpus, size.num_batches, follow, computing, size.most_tokens)
+    return loss, int(num_targets(held_out_rows(corpus, size.num_batches, size.most_tokens)))
 
 
-def reported_batches(manifest: Manifest) -> int:
-    """Return the number of this run's batches that hold NUM_TOKENS, at most NUM_BATCHES."""
-    return min(NUM_BATCHES, math.ceil(NUM_TOKENS / (manifest.inner.batch_size * manifest.inner.sequence_length)))
+def part_rows(sequence_length: int) -> int:
+    """Return how many sequences are measured at once: small batches one by one would spend their time between the threads."""
+    return max(1, PART_TOKENS // sequence_length)
+
+
+class EvalSize(NamedTuple):
+    """How much held-out text is measured."""
+
+    num_batches: int
+    most_tokens: int | None = None  # of all batches together, where the batches hold more than asked for
+
+
+def measured_size(manifest: Manifest, corpus: Corpus, num_tokens: int | None = None) -> EvalSize:
+    """Return the size of a measurement of so many tokens, of NUM_TOKENS by default: no more than that, and no text twice."""
+    wanted, inner = num_tokens or NUM_TOKENS, manifest.inner
+    batch_tokens = inner.batch_size * inner.sequence_length
+    num_batches = min(math.ceil(wanted / batch_tokens), max(1, corpus.num_held_out() // inner.batch_size))
+    is_less = num_tokens is not None and num_tokens < num_batches * batch_tokens
+    return EvalSize(num_batches, num_tokens if is_less else None)
 
 
 def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | None = None) -> None:
@@ -115,8 +141,8 @@ def mask_as_run(model: PreTrainedModel, manifest: Manifest, tokenizer: Path | No
         mask_documents(model, load_tokenizer(manifest.tokenizer, tokenizer).document_end)
 
 
-def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None = None, show: Show = show_nothing) -> Evaluation:
-    """Measure the fast weights of a home's newest checkpoint; `data` is the operator's text, if the run needs one.
+def evaluate_home(home: Home, data: Path | None = None, num_tokens: int | None = None, show: Show = show_nothing) -> Evaluation:
+    """Measure the fast weights of a home's newest checkpoint, on so many tokens; `data` is the operator's text, if the run needs one.
 
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
@@ -125,17 +151,15 @@ def evaluate_home(home: Home, data: Path | None = None, num_batches: int | None 
     model = initial_model(manifest, base_folder(home))
     with closing(open_corpus(manifest, home, data)) as corpus:
         set_weights(model, fast_weights(trained.checkpoint))
-        num_batches = num_batches or reported_batches(manifest)
-        loss = measured_loss(model, manifest, home, corpus, num_batches, show)
-        num_tokens = num_measured(corpus, num_batches)
-    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), num_tokens)
+        loss, measured = measured_loss(model, manifest, home, corpus, measured_size(manifest, corpus, num_tokens), show)
+    return Evaluation(trained.checkpoint.step, loss, math.exp(loss), math.exp(loss / corpus.bytes_per_token), measured)
 
 
 def compare_homes(
     homes: Sequence[Path],
     alone: Path,
     data: Path | None = None,
-    num_batches: int = NUM_BATCHES,
+    num_tokens: int | None = None,
     follow: FollowEach = lambda model, num_tokens, total_tokens, loss: None,
 ) -> SwarmLosses:
     """Measure the peers of a run, the mean of their weights, and a peer that trained alone, on the same text. Raises as evaluate_home.
@@ -147,6 +171,7 @@ def compare_homes(
     swarm = [load_trained(Home(home)) for home in homes]
     model = initial_model(manifest, base_folder(Home(homes[0])))
     batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length
+    computing = Computing(micro_batch=part_rows(manifest.inner.sequence_length))
     mask_as_run(model, manifest, Home(homes[0]).tokenizer)
     fast = [fast_weights(peer.checkpoint) for peer in swarm]
     weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
@@ -156,14 +181,15 @@ def compare_homes(
     def measure(first: int) -> float:
         def follow_alike(done: int, _: int, loss: float) -> None:
             for number in (number for number, other in enumerate(firsts) if other == first):
-                follow(number, done * batch_tokens, num_batches * batch_tokens, loss)
+                follow(number, done * batch_tokens, size.num_batches * batch_tokens, loss)
 
         mine = copy.deepcopy(model)
         if (chosen := weights[first]) is not None:
             set_weights(mine, chosen)
-        return held_out_loss(mine, corpus, num_batches, follow_alike)
+        return held_out_loss(mine, corpus, size.num_batches, follow_alike, computing, size.most_tokens)
 
     with closing(open_corpus(manifest, Home(homes[0]), data)) as corpus, _one_thread_each() as pool:
+        size = measured_size(manifest, corpus, num_tokens)
         distinct = sorted(set(firsts))
         losses = dict(zip(distinct, pool.map(measure, distinct), strict=True))
     start, *peers, averaged, lone = (losses[first] for first in firsts)
@@ -189,6 +215,8 @@ def _one_thread_each() -> Iterator[ThreadPoolExecutor]:
 
 
 def open_corpus(manifest: Manifest, home: Home, data: Path | None) -> Corpus:
-    """Load a run's corpus to measure on. Raises as load_corpus."""
+    """Load a run's corpus to measure on: `data`, else the text that the home's peer trained on. Raises as load_corpus."""
+    if data is None and (saved := saved_settings(home).get("data")) is not None:
+        data = Path(saved)
     draw = Draw(manifest.run.seed, b"", manifest.inner.batch_size, manifest.inner.sequence_length)
     return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer, home.tokenizer), draw, data, home.cache)

@@ -35,14 +35,14 @@ def export_model(
     folder: Path,
     use_slow_weights: bool = False,
     data: Path | None = None,
-    num_batches: int | None = None,
+    num_tokens: int | None = None,
     show: Show = show_nothing,
     merges: bool = False,
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
     Of a run with an adapter that is the adapter, in peft's format; with `merges` the model into which it is merged.
-    The loss is that of the exported weights. `data` is the operator's text, if the run needs one. With 0 batches nothing is measured.
+    The loss is that of the exported weights. `data` is the operator's text, if the run needs one. With 0 tokens nothing is measured.
     Raises BadSettings or BadManifest; when the disk refuses, an earlier export is unchanged.
     """
     _refuse_foreign(folder)
@@ -54,10 +54,10 @@ def export_model(
         from gossamer.peer.model.text_export import measure, text_model, write_model  # transformers: for text runs only
 
         model = text_model(manifest, home, weights)
-        measured = measure(model, manifest, home, data, num_batches, show)
+        measured = measure(model, manifest, home, data, num_tokens, show)
         write = partial(write_model, model, manifest, home, merges)
     else:
-        measured = _measured_by_program(data, num_batches)
+        measured = _measured_by_program(data, num_tokens)
         write = partial(_write_tensors, weights)
     card = model_card(
         trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured, merges=merges, seen=kept_view(home)
@@ -78,10 +78,10 @@ def export_model(
     return measured
 
 
-def _measured_by_program(data: Path | None, num_batches: int | None) -> MeasuredLoss:
+def _measured_by_program(data: Path | None, num_tokens: int | None) -> MeasuredLoss:
     """Return that this run's program measures its loss. Raises BadSettings for options that ask us to."""
-    if data is not None or num_batches:
-        raise BadSettings("a program run has no text to measure a loss on", hint="leave out --data and --eval-batches")
+    if data is not None or num_tokens:
+        raise BadSettings("a program run has no text to measure a loss on", hint="leave out --data and --tokens")
     return MeasuredLoss(None, reason="the program measures it")
 
 

@@ -267,7 +267,7 @@ def auto_classes(name: str) -> Iterator[tuple[Any, Any]]:
         except OperatorError:
             raise
         except Exception as error:
-            reason = " ".join(str(error).split())
+            reason = " ".join(str(error).split()).rpartition("ValueError: ")[2]  # without the names of transformers' own checks
             raise BadManifest(f"the model {name} cannot be built: {reason}", hint="correct [model] in the manifest") from error
 
 

@@ -1,42 +1,24 @@
-"""Consequences of a manifest before any tensor exists: whether this build supports it, its fragments, and the sizes on the wire.
-
-A manifest checks only the form of its names, since another release may know more of them. Unknown names are refused, never replaced.
-"""
+"""Consequences of a manifest before any tensor exists: its fragments, and the sizes on the wire."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Final
 
-from gossamer.optim.codecs import CODECS, codec
+from gossamer.optim.codecs import codec
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import split
-from gossamer.optim.inner import OPTIMIZERS, InnerSettings
-from gossamer.optim.names import suggestion
+from gossamer.optim.inner import InnerSettings
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from gossamer.protocol.run.layout import Shapes
 from gossamer.protocol.run.manifest import Manifest, RunManifest
 
-METHODS: Final = ("noloco",)
 SAMPLE_VALUES: Final = 1 << 20  # enough that a codec's bytes per value are those of any large fragment
 STEP_FACTOR = 4  # a peer's global step advances at most this many times as fast as its own steps
-
-
-def need_abilities(manifest: RunManifest) -> None:
-    """Raise BadManifest, with the names that exist, for the first name that is unknown to this build."""
-    chosen: list[tuple[str, str, Iterable[str]]] = [
-        ("outer.method", manifest.outer.method, METHODS),
-        ("codec.name", manifest.codec.name, CODECS),
-    ]
-    if isinstance(manifest, Manifest):
-        chosen.append(("inner.optimizer", manifest.inner.optimizer, OPTIMIZERS))
-    for key, name, known in chosen:
-        if name not in known:
-            raise BadManifest(f'{key} = "{name}" is unknown to this build', hint=suggestion(name, known))
 
 
 def inner_settings(manifest: Manifest) -> InnerSettings:

@@ -153,7 +153,7 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
     given, all_fields = config.to_diff_dict(), config.to_dict()
     given |= {name: all_fields[name] for name in DEMO_LLAMA if name in all_fields}
     fields = {name: value for name, value in given.items() if name not in NOT_OF_THE_MODEL and value is not None}
-    tensors = state_tensors(model)
+    tensors, longest = state_tensors(model), getattr(config.get_text_config(), "max_position_embeddings", SEQUENCE_LENGTH)
     name, digest = name_of(folder)
     tables = {
         "model": {
@@ -163,7 +163,11 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
             "weights": weights_digest(tensors),
         },
         "tokenizer": {"name": name, **({"digest": digest} if digest else {})},
-        "inner": {"learning_rate": learning_rate / REWARM_SHARE, "warmup_steps": max(1, total_steps // WARM_SHARE)},
+        "inner": {
+            "learning_rate": learning_rate / REWARM_SHARE,
+            "warmup_steps": max(1, total_steps // WARM_SHARE),
+            "sequence_length": min(Manifest().inner.sequence_length, longest),
+        },
     }
     load_start(ModelSection.model_validate(tables["model"]), folder, 0)  # another config could read other weights from the same files
     return tables

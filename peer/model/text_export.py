@@ -12,7 +12,7 @@ from torch import Tensor
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.adapter import factors, merge_adapter, write_adapter
 from gossamer.peer.model.card import MeasuredLoss
-from gossamer.peer.model.evaluation import measured_loss, num_measured, open_corpus, reported_batches
+from gossamer.peer.model.evaluation import measured_loss, measured_size, open_corpus
 from gossamer.peer.model.model import quiet_transformers
 from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, set_weights
@@ -31,22 +31,21 @@ def text_model(manifest: Manifest, home: Home, weights: Mapping[str, Tensor]) ->
     return model
 
 
-def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_batches: int | None, show: Show) -> MeasuredLoss:
-    """Measure the held-out loss of a model of the run, if there is text for it.
+def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path | None, num_tokens: int | None, show: Show) -> MeasuredLoss:
+    """Measure the held-out loss of a model of the run on so many tokens, if there is text for it; 0 tokens: not at all.
 
     Raises BadSettings when `data` is given and unusable; without `data`, an export does not fail for lack of text.
     """
-    if num_batches == 0:
+    if num_tokens == 0:
         return MeasuredLoss(None, reason="as asked")
-    num_batches = num_batches or reported_batches(manifest)
     try:
         with closing(open_corpus(manifest, home, data)) as corpus:
-            loss, num_tokens = measured_loss(model, manifest, home, corpus, num_batches, show), num_measured(corpus, num_batches)
+            loss, measured = measured_loss(model, manifest, home, corpus, measured_size(manifest, corpus, num_tokens), show)
     except BadSettings as error:
         if data is not None:
             raise
         return MeasuredLoss(None, reason=str(error))
-    return MeasuredLoss(loss, num_tokens)
+    return MeasuredLoss(loss, measured)
 
 
 def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: bool, folder: Path) -> None:

@@ -114,6 +114,7 @@ def _daemon_settings(settings: ChildSettings, home: Home, *, shows_the_way: bool
         host=config.listen,
         port=config.port,
         announce=config.announce,
+        max_connections=config.max_connections,
     )
     if daemon.is_local:  # no other machine can use it as a relay, nor does it need one
         return daemon

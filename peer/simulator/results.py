@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
+SEED: Final = "seed"  # the axis of a sweep over which others are averaged
 JSON_KEYS: Final = (
     *("method", "codec", "peers", "steps", "tokens", "eval_loss", "eval_loss_averaged"),
     *("weight_std", "output_distance", "meetings", "bits_per_param", "wall_seconds", "refused"),
+    *("eval_tokens", "eval_seconds", "train_seconds"),
 )
 
 
@@ -56,6 +60,14 @@ class Result:
     virtual_steps: float  # how long it took, in steps at mean speed
     train_seconds: float
     curve: tuple[Point, ...]
+    eval_tokens: int = 0  # held-out ones, on which each peer and their average were measured
+    eval_seconds: float = 0.0  # of wall_seconds: for measuring
+
+    @classmethod
+    def from_kept(cls, kept: Mapping[str, Any]) -> Self:
+        """Make a result of what `asdict` and JSON have made of one."""
+        values = dict(kept) | {"eval_loss": tuple(kept["eval_loss"]), "curve": tuple(Point(**point) for point in kept["curve"])}
+        return cls(**values)
 
     @property
     def eval_loss_mean(self) -> float:
@@ -88,3 +100,35 @@ def value_text(value: Any) -> str:
     if isinstance(value, tuple):
         return ":".join(map(str, value))
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Average:
+    """Runs of a sweep that differ in their seed alone."""
+
+    point: Mapping[str, Any]  # without the seed
+    results: tuple[Result, ...]  # of the seeds that did not diverge
+    num_diverged: int
+
+    def over_seeds(self, value: Callable[[Result], float]) -> tuple[float, float]:
+        """Return the mean of a figure over the seeds, and its standard deviation; 0 for one seed, NaN without any."""
+        values = [value(result) for result in self.results]
+        if not values:
+            return math.nan, math.nan
+        return statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else 0.0
+
+    @property
+    def name(self) -> str:
+        """Return a short name of the point."""
+        return ", ".join(f"{name} {value_text(value)}" for name, value in self.point.items()) or "all seeds"
+
+
+def over_seeds(rows: Sequence[Row]) -> list[Average]:
+    """Group the rows of a sweep that differ in their seed alone; none for a sweep without seeds."""
+    groups: dict[tuple[tuple[str, Any], ...], list[Row]] = {}
+    for row in rows if rows and SEED in rows[0].point else ():
+        groups.setdefault(tuple((name, value) for name, value in row.point.items() if name != SEED), []).append(row)
+    return [
+        Average(dict(point), tuple(row.result for row in some if row.result), sum(row.result is None for row in some))
+        for point, some in groups.items()
+    ]

@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.accelerator import choose_device, forked_generators
-from gossamer.peer.model.computing import output_distance, predictions
-from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss
+from gossamer.peer.model.computing import Computing, output_distance, predictions
+from gossamer.peer.model.evaluation import NUM_TOKENS, EvalSize, held_out_loss, held_out_rows, measured_size, part_rows
 from gossamer.peer.simulator.choices import SimulationRequest
+from gossamer.peer.simulator.kept_runs import KeptRuns
 from gossamer.peer.simulator.methods import Method, method
 from gossamer.peer.simulator.population import Diverged, Population, SimulatedReplica, need_memory, populate
 from gossamer.peer.simulator.results import Point, Result, Row
@@ -29,6 +30,9 @@ from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import FineTuningManifest
 
 NUM_POINTS: Final = 24  # of a curve
+EVAL_SHARE: Final = 0.12  # of the computation of training, for the measurement of a trained swarm
+TRAIN_PASSES: Final = 3  # a token that trains costs as much as so many that are measured
+LEAST_EVAL_TOKENS: Final = 4096
 PROBE_BATCHES: Final = 8  # on which the replicas' outputs are compared
 
 
@@ -42,22 +46,41 @@ class Venue:
     cache: Path  # folder for the tokens of the operator's text
     data: Path | None = None
     device: str = "auto"
-    num_eval_batches: int = NUM_BATCHES
+    num_eval_batches: int | None = None
+    num_eval_tokens: int | None = None  # without either: EVAL_SHARE of what training computes
     num_curve_batches: int = 0  # held-out batches at each point of the curve; 0: no held-out loss in the curve
 
 
-def run(request: SimulationRequest, venue: Venue, follow: Callable[[str, int, int, float], None]) -> list[Row]:
-    """Run all simulations of a request and report progress to `follow`. Raises as `simulate`; in a sweep a divergence is a row."""
+def run(
+    request: SimulationRequest, venue: Venue, follow: Callable[[str, int, int, float], None], say: Callable[[str], None] = lambda line: None
+) -> list[Row]:
+    """Run all simulations of a request and report progress to `follow`. Raises as `simulate`; in a sweep a divergence is a row.
+
+    A sweep keeps each finished run until its end, so the same request after an interruption runs only what is missing; `say` gets a line.
+    """
     points = request.scenarios()
-    rows = []
+    if not points[0][0]:
+        made = points[0][1]
+        return [Row({}, simulate(made, venue, partial(follow, made.manifest.outer.method)))]
+    sizes = venue.num_eval_batches, venue.num_eval_tokens, venue.num_curve_batches, venue.device, torch.get_num_threads()
+    kept = KeptRuns(venue.cache, [made for _, made in points], venue.data, *sizes)
+    finished, rows = kept.read(), []
+    if finished:
+        say(f"{len(finished)} of {len(points)} runs are kept from an interrupted sweep; the others follow")
     for number, (point, made) in enumerate(points, 1):
-        name = f"{number}/{len(points)} {Row(point, None).name}" if point else made.manifest.outer.method
+        if number in finished:
+            rows.append(Row(point, *finished[number]))
+            continue
+        name = f"{number}/{len(points)} {Row(point, None).name}"
         try:
             rows.append(Row(point, simulate(made, venue, partial(follow, name))))
         except Diverged as error:
-            if not point:
-                raise
             rows.append(Row(point, None, str(error)))
+        except KeyboardInterrupt:
+            say(f"interrupted: {len(rows)} of {len(points)} runs are kept; the same command runs the others")
+            raise
+        kept.add(number, rows[-1])
+    kept.remove()
     return rows
 
 
@@ -141,10 +164,13 @@ class Recorder:
     def result(self, started_s: float, train_seconds: float) -> Result:
         """Measure the trained replicas."""
         population, scenario, traffic = self._population, self._population.scenario, self._population.traffic
-        held_out, num_batches = population.texts.held_out, self._venue.num_eval_batches
+        held_out, began_s = population.texts.held_out, time.monotonic()
+        size = eval_size(scenario, held_out, self._venue)
         honest = population.replicas[: scenario.num_honest]
-        losses = held_out_losses(honest, held_out, num_batches)
-        averaged = averaged_loss(honest, held_out, num_batches) if len(losses) > 1 else losses[0]
+        losses = held_out_losses(honest, held_out, *size)
+        averaged = averaged_loss(honest, held_out, *size) if len(losses) > 1 else losses[0]
+        distance = sum(map(self._output_distance, held_out.held_out_batches(PROBE_BATCHES))) / PROBE_BATCHES
+        self.measured_s += time.monotonic() - began_s
         return Result(
             method=scenario.manifest.outer.method,
             codec=scenario.manifest.codec.name,
@@ -154,7 +180,9 @@ class Recorder:
             eval_loss=tuple(losses * scenario.num_peers)[: scenario.num_honest],
             eval_loss_averaged=averaged,
             weight_std=weight_std(honest),
-            output_distance=sum(map(self._output_distance, held_out.held_out_batches(PROBE_BATCHES))) / PROBE_BATCHES,
+            output_distance=distance,
+            eval_tokens=held_out_rows(held_out, size.num_batches, size.most_tokens).shape[0] * scenario.manifest.inner.sequence_length,
+            eval_seconds=self.measured_s,
             meetings=traffic.completed,
             bits_per_param=population.layout.bits_per_value if traffic.sent_bytes else 0.0,
             wall_seconds=time.monotonic() - started_s,
@@ -195,17 +223,33 @@ def weight_std(replicas: Sequence[SimulatedReplica]) -> float:
     return math.sqrt(math.fsum(squares) / len(squares))
 
 
-def held_out_losses(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> list[float]:
+def eval_size(scenario: Scenario, held_out: Corpus, venue: Venue) -> EvalSize:
+    """Return on how much held-out text each replica, and their average, is measured: as asked, else a share of the training."""
+    if venue.num_eval_batches is not None:
+        return EvalSize(venue.num_eval_batches)
+    trained = TRAIN_PASSES * scenario.num_steps * scenario.num_peers * scenario.step_tokens
+    share = int(EVAL_SHARE * trained / (scenario.num_peers + 1))
+    return measured_size(scenario.manifest, held_out, venue.num_eval_tokens or min(NUM_TOKENS, max(LEAST_EVAL_TOKENS, share)))
+
+
+def held_out_losses(
+    replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int, most_tokens: int | None = None
+) -> list[float]:
     """Return each replica's held-out loss, nats per token."""
-    return [held_out_loss(replica.model, held_out, num_batches) for replica in replicas]
+    return [_loss(replica, held_out, num_batches, most_tokens) for replica in replicas]
 
 
-def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int) -> float:
+def averaged_loss(replicas: Sequence[SimulatedReplica], held_out: Corpus, num_batches: int, most_tokens: int | None = None) -> float:
     """Return the held-out loss of the replicas' mean weights, nats per token."""
     first = replicas[0]
     own = first.weights.clone()
     first.weights.copy_(mean_weights(replicas))
     try:
-        return held_out_loss(first.model, held_out, num_batches)
+        return _loss(first, held_out, num_batches, most_tokens)
     finally:
         first.weights.copy_(own)
+
+
+def _loss(replica: SimulatedReplica, held_out: Corpus, num_batches: int, most_tokens: int | None) -> float:
+    computing = Computing(micro_batch=part_rows(held_out.held_out_batches(1)[0].shape[1] - 1))
+    return held_out_loss(replica.model, held_out, num_batches, computing=computing, most_tokens=most_tokens)

@@ -103,3 +103,8 @@ def held_out_batches(held_out: npt.NDArray[Any], draw: Draw, num_batches: int) -
     starts = np.arange(num_windows, dtype=np.int64) * last // max(1, num_windows - 1)
     windows = torch.from_numpy(cut(held_out, starts, draw.num_window_tokens))
     return list(windows.reshape(num_batches, draw.batch_size, draw.num_window_tokens))
+
+
+def num_sequences(held_out: npt.NDArray[Any], draw: Draw) -> int:
+    """Return how many windows of a text predict different tokens."""
+    return (len(held_out) - 1) // draw.sequence_length

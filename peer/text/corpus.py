@@ -8,7 +8,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.extras import need_extra
-from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, permutation, random_stream
+from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, num_sequences, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
 from gossamer.peer.text.documents import GIVE_TEXT, read_conversations, read_texts, standard_library, text_files
 from gossamer.peer.text.packing import PackedSequences
@@ -47,6 +47,9 @@ class Corpus(Protocol):
 
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
         """Return batches (int64[B, L+1]) of text that is never trained on, the same ones at each call."""
+
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are that do not overlap."""
 
     def cursor(self) -> dict[str, Any]:
         """Return, JSON-able, the state beside the step number that `batch` needs to continue exactly here."""
@@ -78,6 +81,10 @@ class ResidentCorpus(Corpus):
         """Return held-out batches, spread evenly over the held-out text; see Corpus."""
         return held_out_batches(self.tokens.held_out, self._draw, num_batches)
 
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are; see Corpus."""
+        return num_sequences(self.tokens.held_out, self._draw)
+
 
 class PackedCorpus(Corpus):
     """Conversations packed into sequences, of whose tokens only some train; its batches depend on the step number alone.
@@ -103,6 +110,10 @@ class PackedCorpus(Corpus):
         num_sequences = num_batches * self._draw.batch_size
         chosen = np.arange(num_sequences) * len(self._held_out) // num_sequences
         return list(torch.split(torch.from_numpy(self._held_out.sequences(chosen)), self._draw.batch_size))
+
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are; see Corpus."""
+        return len(self._held_out)
 
 
 class MixedCorpus(Corpus):
@@ -131,6 +142,10 @@ class MixedCorpus(Corpus):
         most = [max((number + 1 for at, number in places if at == part), default=0) for part in range(len(self._parts))]
         windows = [part.held_out_batches(count) if count else [] for part, count in zip(self._parts, most, strict=True)]
         return list(torch.split(torch.cat([windows[part][number] for part, number in places]), self._draw.batch_size))
+
+    def num_held_out(self) -> int:
+        """Return how many sequences there are until the first source has no more; see Corpus."""
+        return min(part.num_held_out() * BLOCK // count for part, count in zip(self._parts, self._counts, strict=True) if count)
 
     def cursor(self) -> dict[str, Any]:
         """Return the cursors of the parts."""
@@ -174,28 +189,74 @@ def windows_per_block(weights: Sequence[float]) -> list[int]:
 ShowProgress = Callable[[int, int], None]  # called with the bytes tokenized so far and the total
 
 
+@dataclass(frozen=True, slots=True)
+class TextReading:
+    """What was read of an operator's files."""
+
+    num_files: int
+    num_bytes: int  # of text
+    skipped: tuple[str, ...]  # a sentence about each file that was left out
+
+
+Report = Callable[[TextReading], None]
+
+
 def load_corpus(
-    section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress = lambda done, total: None
+    section: DataSection,
+    tokenizer: Tokenizer,
+    draw: Draw,
+    path: Path | None,
+    cache: Path,
+    show: ShowProgress = lambda done, total: None,
+    report: Report = lambda reading: None,
 ) -> Corpus:
     """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
-    Raises BadSettings if a path is missing or not allowed, if a file is not text, or if the text is less than one batch. Raises
-    BadManifest for a data set that is neither of the hub nor a folder.
+    `report` is called with what was read of the operator's files. Raises BadSettings if a path is missing or not allowed, if no file is
+    text, or if the text is less than one batch. Raises BadManifest for a data set that is neither of the hub nor a folder.
     """
+    need_allowed(section, path)
+    if not section.mixture:
+        return _load(section, tokenizer, draw, path, cache, show, report)
+    one_window = replace(draw, batch_size=1)
+    parts = [_load(source, tokenizer, one_window, path, cache, show, report) for source in section.mixture]
+    return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
+
+
+def need_allowed(section: DataSection, path: Path | None) -> None:
+    """Raise BadSettings unless the operator's `--data` is what the run asks for; BadManifest for a data set without an owner."""
     sources = section.mixture or (section,)
     folders = [folder for source in sources if (folder := _named_folder(source)) is not None]
     wants_text = any(source.source == "text" for source in sources)
+    if path is None and any(isinstance(source, FineTuningDataSection) and source.has_prompts for source in sources):
+        raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
     if path is None and wants_text:
         raise BadSettings("this run trains each peer on its own text", hint=GIVE_TEXT)
     for folder in folders:
         _need_consent(folder, path)
     if path is not None and not wants_text and not folders:
         raise BadSettings(f"this run's data is fixed ({section.source}), so --data is not allowed", hint="leave --data out")
-    if not section.mixture:
-        return _load(section, tokenizer, draw, path, cache, show)
-    one_window = replace(draw, batch_size=1)
-    parts = [_load(source, tokenizer, one_window, path, cache, show) for source in section.mixture]
-    return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
+
+
+def try_text(section: DataSection, tokenizer: Tokenizer, draw: Draw, path: Path | None) -> None:
+    """Raise BadSettings or BadManifest, as training would, for text that is not allowed, cannot be read or is too little.
+
+    Reads only as much as one batch needs, of `--data` alone.
+    """
+    need_allowed(section, path)
+    draw = replace(draw, batch_size=1) if section.mixture else draw
+    for source in section.mixture or (section,):
+        if source.source != "text" or path is None:
+            continue
+        if isinstance(source, FineTuningDataSection) and source.has_prompts:
+            need_answers(source, tokenizer, draw.num_window_tokens - 1, path)
+            continue
+        num_tokens, needed = 0, _needed_tokens(draw)
+        for block in read_texts(text_files(path), source.column):
+            num_tokens += sum(map(len, tokenizer.encode_all([block.text]))) + block.ends_document
+            if num_tokens >= needed:
+                break
+        _need_enough(num_tokens, draw, str(path))
 
 
 def _named_folder(source: DataSource) -> Path | None:
@@ -222,7 +283,9 @@ def _need_consent(folder: Path, path: Path | None) -> None:
         )
 
 
-def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress) -> Corpus:
+def _load(
+    source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress, report: Report
+) -> Corpus:
     if source.source == "huggingface":
         need_extra("text")
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
@@ -235,33 +298,33 @@ def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | Non
         )
     assert path is not None
     if isinstance(source, FineTuningDataSection) and source.has_prompts:
-        return _load_conversations(source, tokenizer, draw, path, cache, show)
-    files = text_files(path)
+        return _load_conversations(source, tokenizer, draw, path, cache, show, report)
+    files, skipped = text_files(path), list[str]()
     num_bytes = sum(file.stat().st_size for file in files)
-    blocks = read_texts(files, source.column)
-    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column)
+    blocks = read_texts(files, source.column, skipped)
+    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column, skipped)
+    report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
     return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
 
 
 def _load_conversations(
-    data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, path: Path, cache: Path, show: ShowProgress
+    data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, path: Path, cache: Path, show: ShowProgress, report: Report
 ) -> PackedCorpus:
     from gossamer.peer.text.conversations import ConversationTokenizer, columns_of
 
-    files = text_files(path)
+    files, skipped = text_files(path), list[str]()
     num_bytes = sum(file.stat().st_size for file in files)
     encoder = ConversationTokenizer(tokenizer, data)
-    blocks, columns = read_conversations(files, data), " ".join(columns_of(data))
-    tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns)
+    blocks, columns = read_conversations(files, data, skipped), " ".join(columns_of(data))
+    tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns, skipped)
+    report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
     return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
 
 
-def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path | None) -> None:
+def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path) -> None:
     """Raise BadSettings or BadManifest, as training would, if nothing trains in the first conversations of an operator's files."""
     from gossamer.peer.text.conversations import ConversationTokenizer
 
-    if path is None:
-        raise BadSettings("this run trains each peer on its own conversations", hint="give --data files of jsonl or parquet")
     documents = [block.text for block in itertools.islice(read_conversations(text_files(path), data), NUM_TRIED)]
     marks = ConversationTokenizer(tokenizer, data).encode_all(documents)
     packed = PackedSequences(np.concatenate([np.empty(0, np.int32), *marks]), sequence_length + 1, tokenizer.document_end, shares=False)
@@ -297,15 +360,23 @@ def with_held_out_part(tokens: Tokens, draw: Draw, name: str) -> Tokens:
     Hashes may put all of a short text on one side. Raises BadSettings, with the numbers, for a text too short for both.
     """
     num_train, num_held_out = len(tokens.train), len(tokens.held_out)
-    needed = draw.num_batch_tokens + draw.num_window_tokens
-    if num_train + num_held_out < needed:
-        raise BadSettings(
-            f"{name} holds {num_train + num_held_out} tokens; one batch and its held-out part need {needed}"
-            f" ({draw.batch_size} + 1 sequences of {draw.num_window_tokens})",
-            hint="give --data more text",
-        )
+    _need_enough(num_train + num_held_out, draw, name)
     if num_train >= draw.num_batch_tokens and num_held_out >= draw.num_window_tokens:
         return tokens
     whole = np.concatenate([tokens.train, tokens.held_out])
     num_tail = max(draw.num_window_tokens, min(int(len(whole) * HELD_OUT_SHARE), len(whole) - draw.num_batch_tokens))
     return Tokens(whole[:-num_tail], whole[-num_tail:], tokens.bytes_per_token)
+
+
+def _needed_tokens(draw: Draw) -> int:
+    return draw.num_batch_tokens + draw.num_window_tokens
+
+
+def _need_enough(num_tokens: int, draw: Draw, name: str) -> None:
+    """Raise BadSettings, with the numbers, for a text too short for a batch and its held-out part."""
+    if num_tokens < (needed := _needed_tokens(draw)):
+        raise BadSettings(
+            f"{name} holds {num_tokens} tokens; one batch and its held-out part need {needed}"
+            f" ({draw.batch_size} + 1 sequences of {draw.num_window_tokens})",
+            hint="give --data more text",
+        )

@@ -6,12 +6,14 @@ content in an operator's text. So text that two peers share is held out at both.
 
 from __future__ import annotations
 
+import codecs
+import itertools
 import os
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO, TypeVar
 
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.document import Document, is_held_out
@@ -20,6 +22,9 @@ from gossamer.protocol.errors import BadSettings
 if TYPE_CHECKING:
     from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 
+T = TypeVar("T")
+
+SCANNED_BYTES = 1 << 20  # at once, before a file is read
 BLOCK_CHARACTERS = 16384  # a block extends to the end of its line, at most LINE_CHARACTERS more
 LINE_CHARACTERS = 4096
 GIVE_TEXT = "give --data a folder or file of UTF-8 text, or of parquet or jsonl"
@@ -77,42 +82,91 @@ def _visible_files(root: Path) -> Iterator[Path]:
         yield from (path for name in files if not name.startswith(".") and (path := Path(folder) / name).is_file())
 
 
-def read_texts(files: list[Path], column: str = "text") -> Iterator[Block]:
+def read_texts(files: list[Path], column: str = "text", skipped: list[str] | None = None) -> Iterator[Block]:
     """Yield the blocks of text files, and the documents in a column of table files.
 
-    Raises BadSettings for a file that is not text or cannot be read, BadManifest for a table without the column.
+    A file that is not text or cannot be read is left out if there are others; a sentence about it is added to `skipped`. Raises BadSettings
+    if none can be read, BadManifest for a table without the column.
     """
-    for file in files:
-        try:
-            kind = _table_kind(file)
-            yield from _rows(file, kind, column) if kind else _blocks(file)
-        except UnicodeDecodeError as error:
-            raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
-        except OSError as error:
-            raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
+    yield from _of_readable(files, lambda file: _reading(file, column), skipped)
 
 
-def read_conversations(files: list[Path], data: FineTuningDataSection) -> Iterator[Block]:
+def read_conversations(files: list[Path], data: FineTuningDataSection, skipped: list[str] | None = None) -> Iterator[Block]:
     """Yield the conversations of table files, JSON each (conversations.py).
 
-    Raises BadSettings for a file that is no table, cannot be read, or holds something else; BadManifest for one without the columns.
+    A file that is no table or cannot be read is left out, as in `read_texts`. Raises BadSettings if none can be read, or if one holds
+    something else; BadManifest for one without the columns.
     """
-    for file in files:
-        if (kind := _table_kind(file)) is None:
-            raise BadSettings(f"{file} holds no conversations: it is neither parquet nor jsonl", hint="take this file out of --data")
-        need_extra("text")
-        from gossamer.peer.text.conversations import conversation, need_columns
-        from gossamer.peer.text.tables import table_rows  # pyarrow takes long to import
+    yield from _of_readable(files, lambda file: _reading_conversations(file, data), skipped)
 
-        for number, row in enumerate(table_rows(file, kind)):
-            if not number:
-                need_columns(str(file), data, row)
-            try:
-                text = conversation(data, row)
-            except ValueError as error:
-                raise BadSettings(f"{file}, row {number}: {error}", hint="correct this row, or take it out") from error
-            if text:
-                yield Block(text, is_held_out(text), ends_document=True)
+
+def _of_readable(files: list[Path], read: Callable[[Path], Iterator[Block]], skipped: list[str] | None) -> Iterator[Block]:
+    left_out = [] if skipped is None else skipped
+    for file in files:
+        try:
+            blocks = read(file)
+        except BadSettings as error:
+            if len(files) == 1:
+                raise
+            left_out.append(str(error))
+            continue
+        yield from blocks
+    if files and len(left_out) == len(files):
+        raise BadSettings(f"none of the {len(files)} files of --data can be read; of the first: {left_out[0]}", hint=GIVE_TEXT)
+
+
+def _reading(file: Path, column: str) -> Iterator[Block]:
+    """Return the blocks of a file. Raises BadSettings, before the first block, for a file that is not text or cannot be read."""
+    kind = _table_kind(file)
+    if kind is not None:
+        return _begun(_rows(file, kind, column))
+    try:
+        _need_text(file)
+    except UnicodeDecodeError as error:
+        raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
+    except OSError as error:
+        raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
+    return _blocks(file)
+
+
+def _reading_conversations(file: Path, data: FineTuningDataSection) -> Iterator[Block]:
+    if (kind := _table_kind(file)) is None:
+        raise BadSettings(f"{file} holds no conversations: it is neither parquet nor jsonl", hint="take this file out of --data")
+    need_extra("text")
+    from gossamer.peer.text.tables import table_rows  # pyarrow takes long to import
+
+    return _conversations(file, data, _begun(table_rows(file, kind)))
+
+
+def _conversations(file: Path, data: FineTuningDataSection, rows: Iterator[dict[str, Any]]) -> Iterator[Block]:
+    from gossamer.peer.text.conversations import conversation, need_columns
+
+    for number, row in enumerate(rows):
+        if not number:
+            need_columns(str(file), data, row)
+        try:
+            text = conversation(data, row)
+        except ValueError as error:
+            raise BadSettings(f"{file}, row {number}: {error}", hint="correct this row, or take it out") from error
+        if text:
+            yield Block(text, is_held_out(text), ends_document=True)
+
+
+def _begun(items: Iterator[T]) -> Iterator[T]:
+    """Take the first item now, so that a file that cannot be read fails at once; return all items."""
+    first = list(itertools.islice(items, 1))
+    return itertools.chain(first, items)
+
+
+def _need_text(file: Path) -> None:
+    """Raise BadSettings for a binary file, UnicodeDecodeError for one that is not UTF-8 throughout, OSError."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    with file.open("rb") as source:
+        while part := source.read(SCANNED_BYTES):
+            if b"\0" in part:
+                raise BadSettings(f"{file} is binary, not text", hint=f"{GIVE_TEXT} only; take this file out")
+            decoder.decode(part)
+        decoder.decode(b"", final=True)
 
 
 def _table_kind(file: Path) -> str | None:
@@ -131,8 +185,6 @@ def _blocks(file: Path) -> Iterator[Block]:
     with file.open(encoding="utf-8-sig", newline="") as source:  # line ends stay as they are
         text = _next_text(source)
         while text:
-            if "\0" in text:
-                raise BadSettings(f"{file} is binary, not text", hint=f"{GIVE_TEXT} only; take this file out")
             following = _next_text(source)
             yield Block(text, is_held_out(text), ends_document=not following)
             text = following

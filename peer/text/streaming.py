@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches
+from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches, num_sequences
 from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream
 from gossamer.protocol.errors import BadSettings
@@ -77,6 +77,10 @@ class StreamedCorpus:
     def held_out_batches(self, num_batches: int) -> list[Tensor]:
         """Return held-out batches; see Corpus."""
         return held_out_batches(self._held_out, self._draw, num_batches)
+
+    def num_held_out(self) -> int:
+        """Return how many held-out sequences there are; see Corpus."""
+        return num_sequences(self._held_out, self._draw)
 
     def cursor(self) -> dict[str, Any]:
         """Return the beginning of the current buffer and its steps."""

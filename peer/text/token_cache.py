@@ -22,6 +22,7 @@ from gossamer.protocol.errors import BadSettings
 PREFIX = "tokens-"
 BLOCKS = 64  # tokenized at once
 SIDES = ("train", "held_out")
+SKIPPED = "skipped"
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,8 @@ class Tokens:
     train: npt.NDArray[Any]  # [num_tokens] of the tokenizer's dtype; not to be written to
     held_out: npt.NDArray[Any]
     bytes_per_token: float  # UTF-8 bytes of text per token, over both sides
+    num_bytes: int = 0  # of a text on disk
+    skipped: tuple[str, ...] = ()  # sentences about its files that were left out
 
 
 ShowBytes = Callable[[int], None]  # called with the bytes tokenized so far
@@ -51,21 +54,27 @@ def on_disk(
     cache: Path,
     show: ShowBytes = lambda num_bytes: None,
     column: str = "text",
+    skipped: list[str] | None = None,
 ) -> Tokens:
-    """Tokenize a text into `cache`, unless it is there, and map it. Raises BadSettings when the disk is full."""
+    """Tokenize a text into `cache`, unless it is there, and map it. Raises BadSettings when the disk is full.
+
+    `skipped`: to which `blocks` adds sentences about files that it leaves out; they are kept with the tokens.
+    """
     folder = cache / _fingerprint(files, tokenizer, column)
     if not folder.is_dir():
         try:
-            _fill(folder, blocks, tokenizer, show)
+            _fill(folder, blocks, tokenizer, show, [] if skipped is None else skipped)
         except OSError as error:
             hint = "free some space, or train on less text"
             raise BadSettings(f"the text cannot be tokenized into {cache}: {error.strerror}", hint=hint) from error
     paths, dtype = [folder / side for side in SIDES], tokenizer.dtype  # an empty file cannot be mapped
     train, held_out = (np.memmap(path, dtype, "r") if path.stat().st_size else np.empty(0, dtype) for path in paths)
-    return Tokens(train, held_out, int((folder / "num_bytes").read_text()) / max(1, len(train) + len(held_out)))
+    num_bytes = int((folder / "num_bytes").read_text())
+    left_out = tuple((folder / SKIPPED).read_text().splitlines()) if (folder / SKIPPED).exists() else ()
+    return Tokens(train, held_out, num_bytes / max(1, len(train) + len(held_out)), num_bytes, left_out)
 
 
-def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Encoder, show: ShowBytes) -> None:
+def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Encoder, show: ShowBytes, skipped: list[str]) -> None:
     for earlier in folder.parent.glob(f"{PREFIX}*"):  # an earlier text, or an interrupted one
         shutil.rmtree(earlier, ignore_errors=True)
     unfinished = folder.with_name(f"{folder.name}-{os.getpid()}")
@@ -75,6 +84,8 @@ def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Encoder, show: ShowB
         with (unfinished / SIDES[0]).open("wb") as train, (unfinished / SIDES[1]).open("wb") as held_out:
             num_bytes = _tokenize(blocks, tokenizer, (train, held_out), show)
         (unfinished / "num_bytes").write_text(str(num_bytes))
+        if skipped:
+            (unfinished / SKIPPED).write_text("\n".join(" ".join(line.splitlines()) for line in skipped), errors="backslashreplace")
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

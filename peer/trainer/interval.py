@@ -18,7 +18,8 @@ from typing import Final, NamedTuple
 
 from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.link.messages import NodeReport
-from gossamer.peer.machine.events import IntervalSet
+from gossamer.peer.machine.bill import STEP_S
+from gossamer.peer.machine.events import IntervalSet, TrafficExpected
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import ModelPlan
 
@@ -33,6 +34,7 @@ LEAST_S: Final = 5.0  # of training before the first change
 MOST_CHANGE: Final = 2  # largest factor of one change
 DAY_S: Final = 86_400.0
 SYNC_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
+MUCH: Final = 0.25  # a smaller relative change of the expected traffic is not emitted
 STEADY: Final = 0.15  # a smaller relative change is not made
 
 
@@ -70,6 +72,17 @@ def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
     return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s).steps)))
 
 
+def day_bytes(round_bytes: int, interval_steps: int, step_s: float) -> float:
+    """Return the bytes that a peer sends in a day of meetings at this interval; as many are received."""
+    return round_bytes * DAY_S / (MEETING_INTERVAL * interval_steps * step_s)
+
+
+def traffic_expected(plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S) -> TrafficExpected:
+    """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known."""
+    steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s) if isinstance(inner_steps, str) else inner_steps
+    return TrafficExpected(day_bytes(plan.round_bytes, steps, step_s), steps, step_s, is_measured=False)
+
+
 @dataclass(frozen=True, slots=True)
 class Estimate:
     """The time and bytes that a peer can expect."""
@@ -93,7 +106,7 @@ def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float)
         meeting_s=max(fragment.slow_bytes for fragment in plan.fragments) / bytes_per_s,
         interval_steps=interval_steps,
         interval_s=interval_steps * step_s,
-        day_bytes=plan.round_bytes * DAY_S / round_s,
+        day_bytes=day_bytes(plan.round_bytes, interval_steps, step_s),
         line_share=plan.round_bytes / round_s / bytes_per_s,
     )
 
@@ -149,12 +162,14 @@ class Interval:
 class Pace:
     """Keeps a replica's countdown at the interval: the manifest's, or the one that the peer affords."""
 
-    def __init__(self, replica: Replica, emit: Callable[[IntervalSet], None]) -> None:
+    def __init__(self, replica: Replica, emit: Callable[[IntervalSet | TrafficExpected], None]) -> None:
         outer = replica.manifest.outer
         self._replica = replica
         self._emit = emit
         self._report = NodeReport(0.0, 0.0)
         self._earlier_nodes_s = 0.0  # processor time of the node's predecessors
+        self._first: tuple[int, float] | None = None  # own steps and time in them at the first update
+        self._expected: tuple[int, float] | None = None  # interval and duration of a step, as last emitted
         if outer.inner_steps == "auto" and not replica.own_steps:
             replica.countdown.pace(SHORTEST_STEPS)  # peers drift apart fastest in their first steps
         self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
@@ -168,8 +183,26 @@ class Pace:
 
     def update(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
         """Adapt the interval to the node's last report and the time spent so far. Call about once a second."""
-        if self._interval is None:
+        if self._interval is not None:
+            self._adapt(report, train_s, blocked_s, coding_cpu_s)
+        self._expect(train_s)
+
+    def _expect(self, train_s: float) -> None:
+        """Emit the expected traffic once steps have been measured, and whenever it has changed much."""
+        replica = self._replica
+        self._first = self._first or (replica.own_steps, train_s)
+        steps, spent_s = replica.own_steps - self._first[0], train_s - self._first[1]
+        if steps < 1 or spent_s < LEAST_S:
             return
+        interval_steps, step_s = replica.countdown.inner_steps, spent_s / steps
+        if self._expected is not None and _is_near(interval_steps * step_s, self._expected[0] * self._expected[1]):
+            return
+        self._expected = interval_steps, step_s
+        num_bytes = day_bytes(replica.plan.round_bytes, interval_steps, step_s)
+        self._emit(TrafficExpected(num_bytes, interval_steps, step_s, is_measured=True))
+
+    def _adapt(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
+        assert self._interval is not None
         if report.cpu_s < self._report.cpu_s:  # a new node, which counts from zero
             self._earlier_nodes_s += self._report.cpu_s
         self._report = report
@@ -178,3 +211,7 @@ class Pace:
         if self._interval.update(Spent(self._replica.own_steps, train_s, blocked_s, training_cpu_s, sync_cpu_s), report.bytes_per_s):
             self._replica.countdown.pace(self._interval.steps)
             self._emit(IntervalSet(self._interval.steps, self._interval.reason))
+
+
+def _is_near(value: float, other: float) -> bool:
+    return abs(value - other) <= MUCH * other

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch.utils._triton import has_triton
@@ -13,23 +15,24 @@ from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.compiled import coding_words
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import ModelBuilt, RunKnown
+from gossamer.peer.machine.events import ModelBuilt, RunKnown, TextRead
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
-from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.machine.units import rate_bytes_per_s, size_bytes
+from gossamer.peer.model.abilities import need_abilities
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, frozen_shapes, placed
-from gossamer.peer.model.plan import need_abilities
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import load_corpus
+from gossamer.peer.text.corpus import TextReading, load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.boundary import WorkProgress, open_boundary
 from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
@@ -39,6 +42,8 @@ from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
+
+MAX_SKIPPED: Final = 20  # files that an event names
 
 
 def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
@@ -64,10 +69,17 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     mask_as_run(model, manifest, home.tokenizer)
     draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
-    corpus = load_corpus(manifest.data, tokenizer, draw, settings.config.data, home.cache, WorkProgress(child.emit, "tokenizing the text"))
+    progress = WorkProgress(child.emit, "tokenizing the text")
+    corpus = load_corpus(
+        manifest.data, tokenizer, draw, data := settings.config.data, home.cache, progress, partial(_emit_read, child, data)
+    )
     model = placed(model, device)
     ranks = processes.joined(manifest, model) if processes is not None else None
     return TextReplica(manifest, TextProgram(manifest, model, corpus, child.emit, computing, ranks), peer_seed(run_seed, peer_id))
+
+
+def _emit_read(child: Child, data: Path | None, read: TextReading) -> None:
+    child.emit(TextRead(str(data), read.num_files, read.num_bytes, len(read.skipped), read.skipped[:MAX_SKIPPED]))
 
 
 def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
@@ -111,5 +123,7 @@ def build(child: Child) -> TextTrainer:
     counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
     peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work
     child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(program.device)))
+    line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
+    child.emit(traffic_expected(replica.plan, manifest.outer.inner_steps, line_bytes_per_s))
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))

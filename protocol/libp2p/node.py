@@ -6,6 +6,7 @@ On a rebuild, open streams end with PeerGone and calls raise Unreachable; then t
 from __future__ import annotations
 
 import asyncio
+import itertools
 import logging
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -21,7 +22,8 @@ from gossamer.protocol.libp2p.dialer import Dialer
 from gossamer.protocol.libp2p.directory import DhtDirectory
 from gossamer.protocol.libp2p.hivemind_imports import P2PDaemonError
 from gossamer.protocol.libp2p.kademlia import RecordProtocol
-from gossamer.protocol.libp2p.p2pd import AttachedP2P, Daemon, DaemonSettings
+from gossamer.protocol.libp2p.outbound import Outbound
+from gossamer.protocol.libp2p.p2pd import RELAYED, AttachedP2P, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.libp2p.relay_trial import try_relay
@@ -30,7 +32,7 @@ from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.nearby import seal
 from gossamer.protocol.streams.admission import Admission
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
@@ -52,7 +54,8 @@ class _Unit:
     daemon: Daemon
     directory: DhtDirectory
     p2p: AttachedP2P
-    tunnel: Transport
+    tunnel: Outbound
+    admission: Admission
     stack: AsyncExitStack
 
 
@@ -79,6 +82,7 @@ class Libp2pNode:
     _relays: bool = False
 
     def __post_init__(self) -> None:
+        self._connected: set[PeerId] = set()  # at the last pulse
         self._port = self.settings.port
         self._reachability = Reachability(self.settings.through)
         self._trials_left = RELAY_TRIALS if self.settings.relays else 0
@@ -172,7 +176,7 @@ class Libp2pNode:
                 tunnel = await stack.enter_async_context(opening)
                 dial_back = DialBack(self.settings.folder / "reach.sock", lambda: self.relays_at)
                 await stack.enter_async_context(dial_back.serving(daemon.control))
-                return _Unit(daemon, directory, p2p, tunnel, stack.pop_all())
+                return _Unit(daemon, directory, p2p, tunnel, admission, stack.pop_all())
         except (OSError, EOFError, P2PDaemonError) as error:  # TimeoutError is an OSError
             raise TransportError(f"p2pd ended or hung during its start: {error!r}", hint="see the log") from error
 
@@ -265,6 +269,7 @@ class Libp2pNode:
                 _, named = await unit.daemon.control.identify()
                 self._addresses = without_sightings(named, unit.daemon.addresses)
                 await self._stay_connected(unit)
+                await self._close_idle(unit)
                 await unit.directory.maintain()
             except Unreachable as error:
                 unit.daemon.kill()
@@ -274,6 +279,19 @@ class Libp2pNode:
             unit.p2p.drop_finished_tasks()
             has_place = not self.through or any(route(address) == "relayed" for address in self._addresses)
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
+
+    async def _close_idle(self, unit: _Unit) -> None:
+        """Close connections that carry no call where there are too many: those of the last pulse, but not to our own relays."""
+        connected, relays = set(await unit.daemon.control.connected()), {read_address(relay) for relay in self.through}
+        most = max(RELAYED if self._relays else 0, self.settings.max_connections)
+        idle = (
+            partner
+            for partner in connected & self._connected - relays
+            if not unit.tunnel.is_calling(partner) and not unit.admission.is_calling(partner)
+        )
+        for partner in itertools.islice(idle, max(0, len(connected) - most)):
+            await unit.daemon.control.disconnect(partner)
+        self._connected = connected
 
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""

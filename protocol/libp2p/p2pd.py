@@ -222,6 +222,7 @@ KNOWN_SHA256 = {("Linux", "x86_64"): "42f8f48e62583b97cdba3c31439c08029fb2b9fc50
 MESSAGE_BYTES = 32 * 1024  # largest unary message: a directory reply has at most 14 kB, and p2pd's default would allow each caller 4 MiB
 COLLECT_BYTES = 192 << 20  # memory above which p2pd's garbage collector works harder (GOMEMLIMIT); an idle p2pd uses 60 MB
 MEMORY_BYTES = 768 << 20  # memory limit (RLIMIT_DATA), which includes reserved heap; p2pd ends above it and is restarted
+RELAYED = 128  # connections of a peer that relays for others, which have no call of ours to be seen by
 START_S = 15.0  # timeout of the start
 END_S = 1.0  # time to exit after SIGTERM
 SOCKET_PATH_CHARS = 100  # the kernel allows 108 bytes on Linux, 104 on macOS
@@ -264,6 +265,7 @@ class DaemonSettings:
     relays: bool = False  # relay for peers that are not directly reachable; see `relay_trial.py`
     through: tuple[str, ...] = ()  # relays, with their ids, through which other peers reach us
     listens: bool = True  # accept connections at all
+    max_connections: int = 32  # idle ones above it are closed, since a home router's table of connections is small; a relay has RELAYED
 
     @property
     def is_local(self) -> bool:
@@ -338,8 +340,8 @@ class Daemon:
             "autonat": int(settings.relays or not host.is_loopback),
             "natPortMap": int(settings.asks_router and not host.is_loopback),
             "connManager": 1,
-            "connLo": 64,
-            "connHi": 128,
+            "connLo": RELAYED // 2,
+            "connHi": max(RELAYED, settings.max_connections),  # p2pd closes used ones too, so it comes second: see `Libp2pNode`
             "idleTimeout": "30s",  # p2pd ends after this long without a client
             "persistentConnMaxMsgSize": MESSAGE_BYTES,
         }

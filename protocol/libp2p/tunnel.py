@@ -34,7 +34,7 @@ from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control, read_stream_header, receiving
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
 from gossamer.protocol.streams.admission import Admission, InboundConnection, handle
-from gossamer.protocol.streams.transport import Purpose, StreamHandler, Transport
+from gossamer.protocol.streams.transport import Purpose, StreamHandler
 from gossamer.protocol.tasks import cancel, spawn
 
 log = logging.getLogger(__name__)
@@ -150,7 +150,7 @@ class Inbound:
 @asynccontextmanager
 async def tunnel_transport(
     control: Control, folder: Path, handler: StreamHandler, admission: Admission, carried: CarriedBytes, dialer: Dialer | None = None
-) -> AsyncIterator[Transport]:
+) -> AsyncIterator[Outbound]:
     """Open the Transport over one p2pd. Leaving it ends every stream. Without `dialer`, every address may be dialled."""
 
     def is_busy(partner: PeerId) -> bool:

@@ -38,6 +38,6 @@ def test_an_invalid_setting_is_refused_with_a_hint(shell: Shell) -> None:
 
 
 def test_a_pause_needs_a_valid_duration_and_a_running_peer(shell: Shell) -> None:
-    assert "did you mean 2 hour" in shell("pause", "2hrs").complaint[0]
+    assert "did you mean 2 days" in shell("pause", "2dys").complaint[0]
     for verb in ("pause", "resume"):
         assert "no peer is running" in shell(verb).complaint[0]

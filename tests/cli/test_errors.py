@@ -105,7 +105,7 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
         (("schedule", "22-07"), "schedule", "When to train"),
         (("--unset",), "--unset", "peer config"),
     ],
-    "pause": [((), "no peer is running", "peer join"), (("2hrs",), "2hrs", "30m, 2h or 1d")],
+    "pause": [((), "no peer is running", "peer join"), (("2hors",), "2hors", "30m, 2h or 2 days")],
     "resume": [((), "no peer is running", "peer join")],
     "leave": [((), "no peer is running", "peer join")],
     "doctor": [(("--listen", ""), "listen", "Address")],
@@ -117,12 +117,13 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
     "compare": [(("FOLDER",), "unexpected", "--help")],
     "simulate": [(("--codec", "modul4"), "modul4", "modulo4")],
     "id": [(("--wings",), "--wings", "--help")],
+    "man": [((), "--home", "--help")],
 }
 ROWS = [(verb, *row) for verb in COMMANDS for row in COMMANDS[verb]]
 
 
 def test_the_table_of_bad_commands_covers_every_verb() -> None:
-    assert list(COMMANDS) == list(VERBS)
+    assert set(COMMANDS) == set(VERBS)
 
 
 @pytest.mark.parametrize(("verb", "arguments", "error", "hint"), ROWS, ids=[" ".join((verb, *arguments)) for verb, arguments, *_ in ROWS])

@@ -106,7 +106,7 @@ WITH_A_PEER = (
     ("revoke", str(Identity(b"x" * 32).peer_id)),
     ("leave",),
 )
-EVERY = {*NEEDS, *(words[0] for words in (*WITHOUT, *WITH_A_PEER)), "doctor"}
+EVERY = {*NEEDS, *(words[0] for words in (*WITHOUT, *WITH_A_PEER)), "doctor", "man"}
 ROWS = [(verb, *row) for verb in NEEDS for row in NEEDS[verb]]
 
 
@@ -142,6 +142,18 @@ def test_a_verb_that_needs_no_extra(words: tuple[str, ...], home: Home, start: P
     code, _, err = ended(start(*words, "--home", str(home.path)))
     complaint = {"status": "no peer is running", "peers": "no peer is running", "service": "no service"}.get(words[0], "")
     assert code == (ExitCode.BAD_INPUT if complaint else ExitCode.DONE) and complaint in err, err
+
+
+def test_init_without_the_packages_says_what_it_did_not_try(home: Home, start: Peer) -> None:
+    code, _, err = ended(start("init", "second.toml", "--home", str(home.path)))
+    assert code == ExitCode.DONE and "model and tokenizer were not tried" in err and "gossamer-peer[text]" in err
+    code, _, err = ended(start("init", "third.toml", "--codec", "zip", "--home", str(home.path)))
+    assert code == ExitCode.BAD_INPUT and 'codec.name = "zip"' in err
+
+
+def test_the_manual_page_needs_no_extra(start: Peer) -> None:
+    code, out, err = ended(start("man"))
+    assert (code, err) == (ExitCode.DONE, "") and out.startswith(".TH PEER 1")
 
 
 @pytest.mark.timeout(120)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.cli.figures import COLUMNS, bytes_text, cells, line, loss_text, meetings_text, share_text
+from gossamer.cli.figures import COLUMNS, bytes_text, cells, line, loss_text, meetings_text, share_text, text_read
 
 STATUS: dict[str, Any] = {
     "state": "training",
@@ -55,3 +55,10 @@ def test_before_the_first_step_there_are_no_figures() -> None:
 )
 def test_sizes_take_the_unit_that_fits(num_bytes: float, text: str) -> None:
     assert bytes_text(num_bytes) == text
+
+
+def test_what_was_read_of_a_text_and_what_not_is_one_sentence() -> None:
+    text = {"path": "/data", "num_files": 1, "num_bytes": 5000, "num_skipped": 0, "skipped": ()}
+    assert text_read(text) == "1 file of /data, 5.0 kB of text"
+    skipped = text | {"num_files": 2, "num_skipped": 3, "skipped": ("/data/a.png is binary, not text",)}
+    assert text_read(skipped) == "2 files of /data, 5.0 kB of text; not read: /data/a.png is binary, not text; and 2 more"

@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gossamer.peer.machine.events import EvalDone, MeetingDone, read_events
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model.pins import pins
+from gossamer.peer.trainer.pins import pins
 from gossamer.protocol.errors import ExitCode, OperatorError
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, SignedManifest
 from tests.cli.shell import Shell
@@ -111,7 +111,7 @@ def test_a_run_that_cannot_train_here_is_refused_before_it_is_hosted(
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     folder, data = (made / given[option] if option in given else None for option in ("--model", "--data"))
     with pytest.raises(OperatorError, match=re.escape(error)) as caught:
-        pins(tuned_manifest(made / "base", **keys), folder, data)
+        pins(tuned_manifest(made / "base", **keys), folder, data, "cpu")
     assert hint in caught.value.hint
 
 
@@ -191,7 +191,7 @@ def test_two_peers_fine_tune_a_model_that_both_have_and_export_it(start: Start, 
     assert losses[0] == pytest.approx(losses[1], abs=1e-6), "one result"
     exported = ended(start("export", tmp_path / "adapter", "--home", two, "--data", made / "1.jsonl"))
     assert f"held-out loss: {losses[1]:.4f}" in exported
-    ended(start("export", tmp_path / "merged", "--merge", "--home", two, "--eval-batches", "0"))
+    ended(start("export", tmp_path / "merged", "--merge", "--home", two, "--tokens", "0"))
 
     base, tokenizer = AutoModelForCausalLM.from_pretrained(made / "base"), AutoTokenizer.from_pretrained(tmp_path / "adapter")
     chat = [{"role": "user", "content": "fade"}, {"role": "assistant", "content": "adef"}]

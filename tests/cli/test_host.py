@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -93,3 +95,38 @@ def test_a_missing_manifest_file_is_named(shell: Shell, tmp_path: Path) -> None:
     assert result.code == 2
     assert "none.toml" in result.complaint[0]
     assert result.out == ""
+
+
+HEADS = "[model]\nconfig = {hidden_size = 128, num_attention_heads = 5}\n"
+SMALL = "[model]\nconfig = {hidden_size = 64, num_hidden_layers = 1, num_attention_heads = 2, vocab_size = 100}\n"
+IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
+    ("codec", "", ("--codec", "zip"), 'codec.name = "zip"', "choose from fp32"),
+    ("method", "", ("--method", "nolocoo"), 'outer.method = "nolocoo"', "did you mean noloco"),
+    ("optimizer", '[inner]\noptimizer = "sgd"\n', (), 'inner.optimizer = "sgd"', "choose from adamw, muon"),
+    ("heads", HEADS, (), "num_attention_heads = 5 does not divide hidden_size = 128", "choose num_attention_heads from"),
+    ("vocabulary", SMALL, (), "the tokenizer has 256 tokens, the model knows 100", "set vocab_size to 256"),
+    ("devices", "", ("--devices", "cpu:99"), "too few", "use --devices cpu:"),
+    ("text", "", ("--data", "{folder}"), "holds 6 tokens", "give --data more text"),
+]
+
+
+@pytest.mark.timeout(240)  # a process that loads torch and transformers
+@pytest.mark.parametrize(("toml", "options", "error", "hint"), [row[1:] for row in IMPOSSIBLE], ids=[row[0] for row in IMPOSSIBLE])
+def test_a_run_that_cannot_train_is_refused_before_anything_is_written(
+    toml: str, options: tuple[str, ...], error: str, hint: str, tmp_path: Path
+) -> None:
+    (tmp_path / "run.toml").write_text(toml)
+    (tmp_path / "texts").mkdir()
+    (tmp_path / "texts" / "a.txt").write_text("hello")
+    command = ["host", *([str(tmp_path / "run.toml")] if toml else []), *(word.format(folder=tmp_path / "texts") for word in options)]
+    program = f"""
+import sys
+from gossamer.cli.main import run
+code = run({[*command, "--home", str(tmp_path / "home")]!r})
+print(code, "torch" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "2 False\n"  # no invite
+    complaint, way_out = done.stderr.splitlines()
+    assert error in complaint and hint in way_out
+    assert not (tmp_path / "home").exists()

@@ -106,12 +106,14 @@ def test_a_wrong_id_is_named(shell: Shell, me: PeerId) -> None:
     assert "12D3Oops" in shell("invite", "--for", "12D3Oops").complaint[0]
 
 
-@pytest.mark.parametrize(("text", "seconds"), [("1m", 60), ("12h", 43200), ("30d", 2592000)])
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("1m", 60), ("12h", 43200), ("30d", 2592000), ("2 days", 172800), ("1.5h", 5400), ("90s", 90)]
+)
 def test_valid_durations(text: str, seconds: int) -> None:
     assert lifetime_s(text) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "30", "0d", "-1d", "1y", "1.5h", "d"])
+@pytest.mark.parametrize("text", ["", "30", "0d", "-1d", "1y", "d"])
 def test_invalid_durations_are_refused(text: str) -> None:
     with pytest.raises(BadSettings):
         lifetime_s(text)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -12,7 +13,7 @@ import pytest
 import typer
 
 from gossamer.cli import main
-from gossamer.cli.main import VERBS, report_failure, run
+from gossamer.cli.main import GROUPS, VERBS, report_failure, run
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadInvite, ExitCode, PeerGone, RunRefusesUs, SwarmUnreachable, WrongVersion
 from gossamer.protocol.identity import Identity
@@ -21,14 +22,47 @@ from tests.cli.shell import Shell
 from tests.peer.waiting import wait_until
 
 
-def test_help_names_every_verb(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_verb_in_a_group_and_cuts_nothing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     assert run(["--help"]) == ExitCode.DONE
     shown = capsys.readouterr().out
-    for verb in VERBS:
-        assert f"\n  {verb} " in shown
+    for title, verbs in GROUPS.items():
+        part = shown.partition(f"\n{title}:\n")[2].partition("\n\n")[0]
+        assert all(f"  {verb} " in f"\n{part}" for verb in verbs), part
+    assert "..." not in shown.partition("Try it:")[2]
+    assert max(map(len, shown.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("verb", VERBS)
+def test_the_shell_completes_verbs_and_options() -> None:
+    def completed(words: str, place: int) -> list[str]:
+        asking = {"_PEER_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(place)}
+        program = "import sys; from gossamer.cli.main import run; sys.exit(run([]))"
+        done = subprocess.run([sys.executable, "-c", program], env=os.environ | asking, capture_output=True, text=True, check=True)
+        return done.stdout.split()
+
+    assert completed("peer ex", 1) == ["export"]
+    assert "--max-upload" in completed("peer join --max", 2)
+
+
+def test_a_wrong_value_is_answered_with_what_the_option_takes(shell: Shell, tmp_path: Path) -> None:
+    for arguments, words in (
+        (("host", "--data", tmp_path / "none"), "Text file, or folder of text files"),
+        (("demo", "--peers", "1"), "Peers in the swarm"),
+    ):
+        hint = shell(*arguments).complaint[1]
+        assert words in hint and f"`peer {arguments[0]} --help`" in hint
+
+
+@pytest.mark.parametrize("verb", ["join", "host", "config", "status", "logs", "eval", "leave", "invite", "service"])
+def test_a_file_is_no_home_and_is_not_to_be_deleted(verb: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "passwd").write_text("root")
+    shell = Shell(tmp_path / "passwd", capsys)
+    result = shell(verb, *(("status",) if verb == "service" else ()))
+    assert result.code == ExitCode.BAD_INPUT
+    assert "delete" not in result.err
+
+
+@pytest.mark.parametrize("verb", [verb for verb in VERBS if verb != "man"])
 def test_every_verb_explains_itself_and_takes_a_home(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run([verb, "--help"]) == ExitCode.DONE
     assert "--home DIR" in capsys.readouterr().out

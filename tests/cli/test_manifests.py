@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.manifests import changed, pinned, pins_of, read_manifest, with_pins
+from gossamer.cli.manifests import changed, pins_of, read_manifest, tried, with_pins
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
@@ -46,12 +46,12 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)  # a process that loads torch and transformers
 def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: Path) -> None:
     bytes_only = Manifest()
-    assert pinned(bytes_only, None) is bytes_only
+    assert tried(bytes_only, None, devices="cpu") == bytes_only
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "the end"})
     tokenizer.save_pretrained(tmp_path)
     wanted = Manifest.checked({"tokenizer": {"name": str(tmp_path)}, "model": {"config": DEMO_LLAMA | {"vocab_size": 300}}})
-    found = pinned(wanted, None)
+    found = tried(wanted, None, devices="cpu")
     assert found.tokenizer.digest == load_tokenizer(found.tokenizer).digest
     assert found.model.layout == layout_digest(parameter_shapes(found.model))
-    assert with_pins(wanted, pins_of(found)) == found == pinned(found, None)
+    assert with_pins(wanted, pins_of(found)) == found == tried(found, None, devices="cpu")

@@ -63,7 +63,7 @@ def test_export_writes_the_tensors(shell: Shell, home: Home, tmp_path: Path) -> 
     assert result.code == 0
     assert "held-out loss: not measured (the program measures it)" in result.err
     assert (tmp_path / "out" / "model.safetensors").is_file()
-    assert shell("export", tmp_path / "out", "--eval-batches", "3").code == 2
+    assert shell("export", tmp_path / "out", "--tokens", "3").code == 2
 
 
 def test_invites_are_written_and_taken_back(shell: Shell) -> None:

@@ -111,6 +111,16 @@ def test_without_a_terminal_each_tenth_is_a_line() -> None:
     assert lines[-1].startswith("noloco: 100 %")
 
 
+def test_slow_progress_is_a_line_by_the_clock_also_in_a_pipe() -> None:
+    stream, clock = io.StringIO(), Clock()
+    with meter(stream, "held-out loss", unit="batches", now_s=clock) as show:
+        for done in range(1, 61):
+            clock.now_s += 1.0
+            show("measuring", done, 1000, 2.5)
+    assert stream.getvalue().splitlines()[0] == "measuring: 1 % of 1000 batches, held-out loss 2.500"
+    assert len(stream.getvalue().splitlines()) == 3
+
+
 def test_on_a_terminal_each_training_is_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()

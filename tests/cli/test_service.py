@@ -55,7 +55,8 @@ def test_install_writes_the_unit_and_starts_it(shell: Shell, systemctl: Path) ->
     result = shell("service", "install", invite())
     assert result.code == 0, result.err
     assert result.out == unit_file(shell.home).read_text()
-    assert systemctl.read_text().splitlines() == ["--user daemon-reload", f"--user enable --now {unit_file(shell.home).name}"]
+    told = ["--user show-environment", "--user daemon-reload"]
+    assert systemctl.read_text().splitlines() == [*told, f"--user enable --now {unit_file(shell.home).name}"]
     assert "loginctl enable-linger" in result.err
     assert Home(shell.home).invite.read_text().strip().startswith("gossamer1")  # so the unit holds no secret
     assert "gossamer1" not in result.out
@@ -122,7 +123,8 @@ def test_a_machine_whose_systemd_refuses(shell: Shell, systemctl: Path) -> None:
     result = shell("service", "install", invite())
     assert result.code == 2
     assert "No medium found" in result.complaint[0]
-    assert "systemctl --user daemon-reload" in result.complaint[1]
+    assert "systemctl --user show-environment" in result.complaint[1]
+    assert result.out == "" and not unit_file(shell.home).exists() and not shell.home.exists()
 
 
 def test_a_machine_without_systemd(shell: Shell, systemctl: Path, monkeypatch: pytest.MonkeyPatch) -> None:

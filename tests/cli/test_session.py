@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.session import farewell, settings
+from gossamer.cli.session import farewell, remember_text, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
-from gossamer.protocol.errors import BadSettings
+from gossamer.peer.supervisor.supervisor import ChildFailed
+from gossamer.protocol.errors import BadInvite, BadSettings, ExitCode
+from gossamer.protocol.identity import Identity
 
 LOCAL: dict[str, object] = {"listen": "127.0.0.1", "port": 0}
 CONFIG = PeerConfig(home=Path("/home/somebody/peer"))
@@ -58,3 +60,57 @@ def test_the_farewell_after_leaving_names_join() -> None:
     result = farewell(Status(state="left", step=12, total_steps=800), CONFIG)
     assert result.startswith("left the run: step 12 of 800, loss -\nhint: ")
     assert "peer join --home /home/somebody/peer" in result
+
+
+def test_a_new_home_whose_start_fails_is_removed(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with pytest.raises(BadInvite), undone_if_it_fails(home):
+        home.create()
+        Identity.load_or_create(home.identity)
+        raise BadInvite("closed", hint="ask again")
+    assert not home.path.exists()
+
+
+def test_a_new_home_keeps_its_key_once_the_run_has_seen_it(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with pytest.raises(BadSettings), undone_if_it_fails(home):
+        home.create()
+        Identity.load_or_create(home.identity)
+        home.manifest.write_bytes(b"of the run")
+        home.invite.write_text("gossamer1")
+        raise BadSettings("too little memory", hint="give it more")
+    assert list(home.path.iterdir()) == [home.identity]
+
+
+@pytest.mark.parametrize("place", ["checkpoints", "downloads"])
+def test_what_was_trained_or_downloaded_is_kept(tmp_path: Path, place: str) -> None:
+    home = Home(tmp_path / "home")
+    with pytest.raises(BadSettings), undone_if_it_fails(home):
+        home.create()
+        home.manifest.write_bytes(b"of the run")
+        (home.path / place).mkdir(exist_ok=True)
+        (home.path / place / "something").touch()
+        raise BadSettings("no", hint="yes")
+    assert home.manifest.exists()
+
+
+def test_a_home_from_before_and_the_traces_of_a_bug_are_kept(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    home.log.write_text("before")
+    with pytest.raises(BadInvite), undone_if_it_fails(home):
+        raise BadInvite("closed", hint="ask again")
+    assert home.log.exists()
+    fresh = Home(tmp_path / "fresh")
+    with pytest.raises(ChildFailed), undone_if_it_fails(fresh):
+        fresh.create()
+        raise ChildFailed("died", hint="see its log", exit_code=ExitCode.OUR_FAULT)
+    assert fresh.path.exists()
+
+
+def test_the_text_of_a_start_becomes_a_setting(tmp_path: Path) -> None:
+    save_settings(Home(tmp_path), {"threads": 3})
+    remember_text(PeerConfig(home=tmp_path, data=tmp_path / "text"))
+    assert saved_settings(Home(tmp_path)) == {"threads": 3, "data": str(tmp_path / "text")}
+    remember_text(PeerConfig(home=tmp_path))
+    assert saved_settings(Home(tmp_path))["data"] == str(tmp_path / "text")

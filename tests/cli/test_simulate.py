@@ -4,15 +4,19 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
 
 from gossamer.cli.main import command_line
 from gossamer.cli.simulate import APPLIES_TO
+from gossamer.peer.machine.status import VERSION
 from gossamer.peer.simulator import training
 from gossamer.peer.simulator.population import Diverged
 from gossamer.peer.simulator.results import JSON_KEYS, Result
+from gossamer.peer.simulator.scenario import Scenario
+from gossamer.protocol.errors import ExitCode
 from tests.cli.shell import CommandResult, Shell
 from tests.peer.small import small_manifest
 
@@ -36,7 +40,9 @@ def test_json_has_exactly_the_keys_of_the_contract(shell: Shell, manifest: Path)
     result = simulated(shell, manifest, "--json", "--codec", "modulo4", "--speeds", "4,1", "--delay", "1.5", "--seed", "3")
     assert result.code == 0
     found = json.loads(result.out)
-    assert list(found) == list(JSON_KEYS)
+    assert list(found) == [*JSON_KEYS, "settings", "version", "command"]
+    assert found["command"].startswith("peer") and found["version"] == VERSION
+    assert found["settings"]["manifest"]["codec"] == {"name": "modulo4"} and found["settings"]["scenario"]["speeds"] == "4:1"
     assert (found["method"], found["codec"], found["peers"], found["steps"]) == ("noloco", "modulo4", 2, 6)
     assert found["tokens"] == (9 + 2) * 32  # whole steps at 1.6 and 0.4 per unit of time
     assert len(found["eval_loss"]) == 2
@@ -58,6 +64,39 @@ def test_a_sweep_ends_with_a_table_and_a_picture(shell: Shell, manifest: Path) -
     assert picture.stat().st_size > 10_000
 
 
+def test_an_interrupted_sweep_keeps_its_finished_runs_and_runs_only_the_others(
+    shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("--sweep", "method=local,ddp,streaming", "--sweep", "seed=1,2", "--json")
+    begun: list[tuple[str, int]] = []
+    honest = training.simulate
+
+    def counted(made: Scenario, *rest: Any) -> Result:
+        if len(begun) == 3:
+            begun.clear()
+            raise KeyboardInterrupt
+        begun.append((made.manifest.outer.method, made.seed))
+        return honest(made, *rest)
+
+    monkeypatch.setattr(training, "simulate", counted)
+    interrupted = simulated(shell, manifest, *command)
+    assert interrupted.code == ExitCode.INTERRUPTED and "3 of 6 runs are kept" in interrupted.err and not begun
+    monkeypatch.setattr(
+        training, "simulate", lambda made, *rest: begun.append((made.manifest.outer.method, made.seed)) or honest(made, *rest)
+    )
+    resumed = simulated(shell, manifest, *command)
+    assert "3 of 6 runs are kept from an interrupted sweep" in resumed.err
+    assert begun == [("ddp", 2), ("streaming", 1), ("streaming", 2)]
+    begun.clear()
+    whole = simulated(shell, manifest, *command)
+    assert len(begun) == 6  # a sweep that has ended is forgotten
+    figures = [[row["eval_loss_averaged"] for row in json.loads(result.out)["sweep"]] for result in (resumed, whole)]
+    assert figures[0] == figures[1]
+    averages = json.loads(whole.out)["averages"]
+    assert [one["settings"] for one in averages] == [{"method": name} for name in ("local", "ddp", "streaming")]
+    assert [one["seeds"] for one in averages] == [2, 2, 2] and all(one["eval_loss_averaged_std"] > 0 for one in averages)
+
+
 @pytest.mark.parametrize("swept", [("--sweep", "method=local,ddp"), ()])
 def test_results_are_printed_before_the_picture_fails(shell: Shell, manifest: Path, swept: tuple[str, ...]) -> None:
     picture = manifest.parent / "curves.png"
@@ -65,7 +104,7 @@ def test_results_are_printed_before_the_picture_fails(shell: Shell, manifest: Pa
     result = simulated(shell, manifest, *swept, "--plot", picture, "--json")
     assert result.code == 2
     assert f"{picture} cannot be written" in result.complaint[0]
-    assert set(json.loads(result.out)) == ({"sweep"} if swept else set(JSON_KEYS))
+    assert set(json.loads(result.out)) == {*(("sweep",) if swept else JSON_KEYS), "settings", "version", "command"}
 
 
 def test_a_sweep_that_diverged_has_a_table_and_no_picture(shell: Shell, manifest: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,6 +198,7 @@ TRAINING = {
     "device": ("--device", "cpu"),
     "threads": ("--threads", "1"),
     "eval_batches": ("--eval-batches", "8"),
+    "tokens": ("--tokens", "64"),
     "plot": ("--plot", "x.png"),
 }
 NETWORK = {

@@ -109,3 +109,45 @@ def test_a_failure_to_write_is_bad_input(tmp_path: Path) -> None:
     (tmp_path / "x.png").mkdir()
     with pytest.raises(BadSettings, match="cannot be written"):
         plot_rows([row("noloco")], tmp_path / "x.png")
+
+
+SEEDS = [
+    Row({"codec": "nf4", "seed": 1}, result(eval_loss=(2.0, 2.0), eval_loss_averaged=2.0)),
+    Row({"codec": "nf4", "seed": 2}, result(eval_loss=(2.5, 2.5), eval_loss_averaged=3.0)),
+    Row({"codec": "fp32", "seed": 1}, result(eval_loss=(1.0, 1.0), eval_loss_averaged=1.0)),
+    Row({"codec": "fp32", "seed": 2}, None, "diverged"),
+    Row({"codec": "q2", "seed": 1}, None, "diverged"),
+]
+
+
+def test_the_seeds_of_a_sweep_are_averaged_with_their_spread() -> None:
+    table = rows_text(SEEDS, as_json=False).split("over the seeds: mean +- standard deviation\n")[1]
+    lines = [line.split("  ") for line in table.splitlines()]
+    assert [[cell.strip() for cell in line if cell.strip()] for line in lines[1:]] == [
+        ["fp32", "1 (1 diverged)", "1.0000 +- 0.0000", "1.0000 +- 0.0000"],
+        ["nf4", "2", "2.2500 +- 0.3536", "2.5000 +- 0.7071"],
+        ["q2", "0 (1 diverged)", "diverged", "diverged"],
+    ]
+    averages = json.loads(rows_text(SEEDS, as_json=True))["averages"]
+    assert averages[0] == {
+        "settings": {"codec": "nf4"}, "seeds": 2, "diverged": 0, "eval_loss_mean": 2.25, "eval_loss_averaged": 2.5,
+        "eval_loss_mean_std": pytest.approx(0.35355, abs=1e-4), "eval_loss_averaged_std": pytest.approx(0.70711, abs=1e-4),
+    }  # fmt: skip
+    assert averages[2]["eval_loss_mean"] is None
+
+
+def test_a_sweep_without_seeds_has_no_averages() -> None:
+    assert "over the seeds" not in rows_text(ROWS, as_json=False)
+    assert "averages" not in json.loads(rows_text(ROWS, as_json=True))
+
+
+def test_the_picture_draws_one_line_with_a_band_for_the_seeds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from matplotlib.figure import Figure
+
+    drawn: list[Figure] = []
+    monkeypatch.setattr("gossamer.cli.simulation_report.save_figure", lambda figure, path: drawn.append(figure))
+    rows = [Row(row.point, replace(row.result, curve=CURVE)) for row in SEEDS if row.result]
+    plot_rows(rows, tmp_path / "curves.png")
+    axes = drawn[0].axes[0]
+    assert [line.get_label() for line in axes.get_lines()] == ["codec nf4", "codec fp32"]
+    assert len(axes.collections) == 1

@@ -122,5 +122,5 @@ def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: 
 
     shell = Shell(third.home, capsys)  # in this process, which has imported torch already
     assert 0 < json.loads(shell("eval", "--json").out)["loss"] < 5
-    assert shell("export", tmp_path / "model", "--eval-batches", 8).code == 0
+    assert shell("export", tmp_path / "model", "--tokens", 4096).code == 0
     assert (tmp_path / "model" / "config.json").is_file()

@@ -2,7 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.optim.names import look_up, suggestion
+from gossamer.optim.codecs import CODECS
+from gossamer.optim.inner import OPTIMIZERS
+from gossamer.optim.names import CODEC_NAMES, OPTIMIZER_NAMES, look_up, suggestion
+
+
+def test_the_names_that_are_known_without_torch_are_those_of_the_tables() -> None:
+    assert tuple(CODECS) == CODEC_NAMES
+    assert tuple(OPTIMIZERS) == OPTIMIZER_NAMES
 
 
 def test_a_mistyped_name_is_answered_with_the_closest_first_and_with_all() -> None:

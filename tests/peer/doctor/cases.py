@@ -8,6 +8,7 @@ from pathlib import Path
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.examination import CHECKS, examine
 from gossamer.peer.doctor.finding import Finding
+from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.run.invite import Invite
@@ -24,7 +25,7 @@ def invite_text(*, subject: PeerId | None = None, lifetime_s: int = 30 * 24 * HO
 
 
 def case(home: Path, invite: str | None = None, devices: str = "cpu", listen: str = "127.0.0.1", port: int | None = None) -> Case:
-    return Case(Home(home), invite, devices, listen, port)
+    return Case(Home(home), invite, LocalSettings(devices=devices, listen=listen), port)
 
 
 def examined(check: str, of: Case) -> Finding:

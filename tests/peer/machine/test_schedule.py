@@ -76,3 +76,17 @@ def test_clocks_put_forward_make_a_night_shorter_and_back_longer() -> None:
 def test_an_invalid_schedule_is_refused_with_a_hint(text: str, reason: str) -> None:
     with pytest.raises(ValueError, match=reason):
         schedule(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "hours"),
+    [
+        ("always", 24.0),
+        ("22:00-07:00", 9.0),
+        ("sat-sun 00:00-24:00", 48 / 7),
+        ("mon-fri 22:00-02:00, sat 00:00-24:00", 42 / 7),
+        ("08:00-10:00, 09:00-11:00", 3.0),
+    ],
+)
+def test_the_hours_of_a_day_count_overlaps_once(text: str, hours: float) -> None:
+    assert Schedule.from_text(text).hours_a_day == pytest.approx(hours)

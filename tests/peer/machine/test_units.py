@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gossamer.peer.machine.units import duration_s, rate_bytes_per_s, rate_text, size_bytes
+from gossamer.peer.machine.units import duration_s, mbit_per_s, rate_bytes_per_s, rate_text, seconds, size_bytes
 
 
 @pytest.mark.parametrize(
@@ -21,20 +21,44 @@ def test_sizes_and_lengths_of_time() -> None:
     assert [duration_s(text) for text in ("90s", "30m", "2h", "1d", "15 min")] == [90, 1800, 7200, 86400, 900]
 
 
-@pytest.mark.parametrize(
-    ("text", "nearest"),
-    [
-        ("5 mbit/s", "5 Mbit/s"),
-        ("5 Mbit", "5 Mbit/s"),
-        ("5 mB/s", "5 MB/s"),
-        ("5 Mb/s", "5 Mbit/s"),
-        ("5 Mbps", "5 Mbit/s"),
-        ("5 Gbits/s", "5 Gbit/s"),
-    ],
-)
+@pytest.mark.parametrize("text", ["8 Mbit/s", "8Mbps", "8 mbps", "8 Mb/s", "8 Mbits/s", "1 MB/s", "1 MBps", "1 mB/s", "1 MByte/s"])
+def test_a_rate_is_read_as_people_write_it(text: str) -> None:
+    assert rate_bytes_per_s(text) == 1e6
+    assert mbit_per_s(text) == pytest.approx(8.0)
+
+
+def test_a_plain_number_is_in_the_unit_of_its_option() -> None:
+    assert (mbit_per_s("20"), seconds("1.5"), seconds("2 min")) == (20.0, 1.5, 120.0)
+
+
+@pytest.mark.parametrize("text", ["2s", "2 s", "2 sec", "2 seconds", "2 Seconds"])
+def test_a_duration_is_read_as_people_write_it(text: str) -> None:
+    assert duration_s(text) == 2.0
+
+
+def test_days_and_weeks() -> None:
+    assert [duration_s(text) for text in ("2 days", "2d", "1 day", "1 week", "0.5h")] == [172800, 172800, 86400, 604800, 1800]
+
+
+def test_sizes_are_read_in_any_case() -> None:
+    assert [size_bytes(text) for text in ("20gb", "20 GB", "1 gib", "5 bytes")] == [20e9, 20e9, 2**30, 5]
+
+
+def test_a_rate_that_may_be_bits_or_bytes_is_refused_with_both() -> None:
+    with pytest.raises(ValueError, match="5 Mbit/s or 5 MB/s"):
+        rate_bytes_per_s("5 mb/s")
+
+
+@pytest.mark.parametrize(("text", "nearest"), [("5 Mbit", "5 Mbit/s"), ("5 Gbt/s", "5 Gbit/s")])
 def test_an_unknown_unit_is_refused_with_the_nearest_one(text: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {nearest}"):
         rate_bytes_per_s(text)
+
+
+@pytest.mark.parametrize("text", ["5", "5 fortnights", "", "-2h", "1e9 days"])
+def test_what_is_no_duration_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match="write it like 30m|did you mean|hundred years"):
+        duration_s(text)
 
 
 @pytest.mark.parametrize("text", ["", "fast", "5", "-5 Mbit/s", "5 5 Mbit/s"])

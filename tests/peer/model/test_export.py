@@ -12,7 +12,7 @@ from gossamer.peer.machine.events import MeetingDone, MemberSeen, MembersSeen, S
 from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.model.card import MAX_NAMED, MeasuredLoss, contributors, model_card
 from gossamer.peer.model.checkpoint import CheckpointContents, save
-from gossamer.peer.model.evaluation import NUM_BATCHES, held_out_loss, open_corpus
+from gossamer.peer.model.evaluation import held_out_loss, open_corpus
 from gossamer.peer.model.export import MARK, export_model
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.weights import load_trained, set_weights
@@ -108,9 +108,11 @@ def test_the_card_has_the_loss_of_the_exported_weights(tmp_path: Path, use_slow_
     held_out = export_model(home, tmp_path / "out", use_slow_weights, text)
     model = build_model(MANIFEST.model, 0)
     set_weights(model, weights_from(MANIFEST, 3 if use_slow_weights else 2))
-    assert held_out.loss == held_out_loss(model, open_corpus(MANIFEST, home, text), NUM_BATCHES)
+    corpus = open_corpus(MANIFEST, home, text)
+    num_batches = corpus.num_held_out() // MANIFEST.inner.batch_size
+    assert held_out.loss == pytest.approx(held_out_loss(model, corpus, num_batches), rel=1e-6)
     assert (
-        f"| held-out loss | {held_out.loss:.4f} nats per token, over {NUM_BATCHES * 2 * 32} tokens |"
+        f"| held-out loss | {held_out.loss:.4f} nats per token, over {num_batches * 2 * 32} tokens |"
         in (tmp_path / "out" / "README.md").read_text()
     )
 
@@ -120,7 +122,7 @@ def test_without_text_the_card_has_no_loss(tmp_path: Path) -> None:
     held_out = export_model(home, tmp_path / "out")
     assert "its own text" in held_out.reason
     assert "| held-out loss | not measured |" in (tmp_path / "out" / "README.md").read_text()
-    assert export_model(home, tmp_path / "out", num_batches=0).loss is None
+    assert export_model(home, tmp_path / "out", num_tokens=0).loss is None
     (tmp_path / "short.txt").write_text("hello")
     with pytest.raises(BadSettings, match="one batch"):
         export_model(home, tmp_path / "out", data=tmp_path / "short.txt")

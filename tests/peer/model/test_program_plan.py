@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.optim.codecs import CODECS
-from gossamer.peer.model.plan import fragment_codecs, model_plan, need_abilities
+from gossamer.peer.model.abilities import need_abilities
+from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.run import Run

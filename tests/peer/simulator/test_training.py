@@ -13,7 +13,17 @@ from gossamer.peer.simulator.choices import SimulationRequest, scenario
 from gossamer.peer.simulator.population import Diverged
 from gossamer.peer.simulator.results import Result
 from gossamer.peer.simulator.scenario import Scenario
-from gossamer.peer.simulator.training import NUM_POINTS, Venue, Watch, averaged_loss, held_out_losses, mean_weights, simulate, weight_std
+from gossamer.peer.simulator.training import (
+    NUM_POINTS,
+    Venue,
+    Watch,
+    averaged_loss,
+    eval_size,
+    held_out_losses,
+    mean_weights,
+    simulate,
+    weight_std,
+)
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from tests.peer.simulator.results import result as made_up
@@ -166,7 +176,29 @@ def test_the_average_is_measured_without_touching_a_replica() -> None:
     averaged = averaged_loss(population.replicas, held_out, 2)
     assert torch.equal(one.weights, before)
     one.weights.copy_(mean)
-    assert averaged == held_out_loss(one.model, held_out, 2)
+    assert averaged == pytest.approx(held_out_loss(one.model, held_out, 2), rel=1e-6)
+
+
+class Held:
+    """A corpus with plenty of held-out text."""
+
+    def num_held_out(self) -> int:
+        return 10**9
+
+
+@pytest.mark.parametrize(("steps", "tokens"), [(10, 4096), (1000, 0.12 * 3 * 4 * 1000 / 5), (10**6, 131_072)])
+def test_a_measurement_is_a_share_of_the_training_within_bounds(steps: int, tokens: float) -> None:
+    made = small_scenario(peers=4, steps=steps)
+    found = eval_size(made, Held(), Venue(Path("cache")))
+    wanted = tokens * made.step_tokens if steps == 1000 else tokens
+    measured = found.num_batches * made.step_tokens if found.most_tokens is None else found.most_tokens
+    assert measured == pytest.approx(wanted, rel=0.1)
+
+
+def test_a_measurement_is_as_long_as_asked_for() -> None:
+    made = small_scenario(peers=4)
+    assert eval_size(made, Held(), Venue(Path("cache"), num_eval_batches=7)) == (7, None)
+    assert eval_size(made, Held(), Venue(Path("cache"), num_eval_tokens=made.step_tokens * 3)) == (3, None)
 
 
 def test_each_replica_is_measured() -> None:

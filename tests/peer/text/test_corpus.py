@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import ResidentCorpus, load_corpus
+from gossamer.peer.text.corpus import ResidentCorpus, TextReading, load_corpus, try_text
 from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadManifest, BadSettings
@@ -139,3 +139,26 @@ def test_a_folder_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="no folder of this machine") as caught:
         load_corpus(DataSection(source="huggingface", name=str(tmp_path / "absent")), BYTES, draw(), tmp_path, tmp_path)
     assert caught.value.hint
+
+
+def test_what_was_read_and_what_not_is_reported_also_of_text_that_is_tokenized_already(tmp_path: Path) -> None:
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "a.txt").write_text("line\n" * 5000)
+    (tmp_path / "text" / "b.png").write_bytes(b"\x89PNG\0")
+    reports: list[TextReading] = []
+    for _ in range(2):
+        load_corpus(TEXT, BYTES, draw(), tmp_path / "text", tmp_path / "cache", report=reports.append)
+    assert reports[0] == reports[1]
+    assert (reports[0].num_files, reports[0].num_bytes) == (1, 25_001)
+    assert reports[0].skipped == (f"{tmp_path / 'text' / 'b.png'} is binary, not text",)
+
+
+def test_trying_a_text_reads_no_more_than_a_batch_needs(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("line\n" * 50_000)
+    (tmp_path / "b.jsonl").write_text("broken")
+    try_text(TEXT, BYTES, draw(), tmp_path)
+    with pytest.raises(BadSettings, match="holds 0 tokens"):
+        (tmp_path / "a.txt").write_text("")
+        try_text(TEXT, BYTES, draw(), tmp_path / "a.txt")
+    with pytest.raises(BadSettings, match="own text"):
+        try_text(TEXT, BYTES, draw(), None)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import PackedCorpus, load_corpus, need_answers
+from gossamer.peer.text.corpus import PackedCorpus, load_corpus, need_allowed, need_answers
 from gossamer.peer.text.labels import num_targets
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.errors import BadSettings
@@ -71,4 +71,4 @@ def test_data_in_which_nothing_trains_is_refused_before_a_run_is_hosted(tmp_path
     assert "raise sequence_length" in caught.value.hint
     need_answers(PAIRS, TOKENIZER, 127, path)
     with pytest.raises(BadSettings, match="own conversations"):
-        need_answers(PAIRS, TOKENIZER, 31, None)
+        need_allowed(PAIRS, None)

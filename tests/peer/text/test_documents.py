@@ -7,7 +7,7 @@ import pytest
 
 from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.documents import BLOCK_CHARACTERS, Block, read_texts, standard_library, text_files
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadManifest, BadSettings
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,39 @@ def test_a_file_that_is_not_text_is_named(tmp_path: Path, content: bytes) -> Non
     with pytest.raises(BadSettings, match=r"picture\.png is (not UTF-8 text|binary)") as caught:
         read(tmp_path)
     assert "take this file out" in caught.value.hint
+
+
+@pytest.mark.parametrize("name", ["picture.png", "table.parquet", "rows.jsonl"])
+def test_a_file_that_cannot_be_read_is_left_out_with_its_reason(tmp_path: Path, name: str) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "z.txt").write_text("two\n")
+    (tmp_path / name).write_bytes(b"\x89PNG\r\n\x1a\n\0\0")
+    skipped: list[str] = []
+    assert [block.text for block in read_texts(text_files(tmp_path), "text", skipped)] == ["one\n", "two\n"]
+    [sentence] = skipped
+    assert sentence.startswith(f"{tmp_path / name} ")
+
+
+def test_a_late_byte_that_is_not_text_leaves_the_whole_file_out(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.txt").write_bytes(b"line\n" * 1_000_000 + b"caf\xe9\n")
+    skipped: list[str] = []
+    assert [block.text for block in read_texts(text_files(tmp_path), "text", skipped)] == ["one\n"]
+    assert "not UTF-8" in skipped[0]
+
+
+def test_a_folder_in_which_nothing_can_be_read_is_refused(tmp_path: Path) -> None:
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).write_bytes(b"\0")
+    with pytest.raises(BadSettings, match=r"none of the 2 files .*/a\.png is binary"):
+        read(tmp_path)
+
+
+def test_a_table_without_the_column_is_no_stray_file(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("one\n")
+    (tmp_path / "b.jsonl").write_text('{"body": "two"}\n')
+    with pytest.raises(BadManifest, match="no text in a column 'text'"):
+        read(tmp_path)
 
 
 def test_nothing_to_read_is_explained(tmp_path: Path) -> None:

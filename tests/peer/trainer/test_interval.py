@@ -4,7 +4,17 @@ import math
 
 import pytest
 
-from gossamer.peer.trainer.interval import LONGEST_STEPS, MOST_FOR_PROCESSOR, SHORTEST_STEPS, Interval, Spent, afforded_steps
+from gossamer.peer.trainer.interval import (
+    LONGEST_STEPS,
+    MOST_FOR_PROCESSOR,
+    SHORTEST_STEPS,
+    Interval,
+    Spent,
+    afforded_steps,
+    estimate,
+    traffic_expected,
+)
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 
 STEP_S = 0.5
 ROUND_BYTES = 1_000_000
@@ -89,3 +99,13 @@ def test_an_interval_that_is_right_stays() -> None:
         spent = Spent(spent.own_steps + 2, spent.train_s + 1.0, spent.blocked_s + noise * 2 / (0.7 * interval.steps) * 0.03, 0.0, 0.0)
         changes += interval.update(spent, 0.0)
     assert changes <= 2
+
+
+def test_the_expected_traffic_is_that_of_the_estimate() -> None:
+    plan = ModelPlan(1, (FragmentTerms(0, 400_000, 1), FragmentTerms(0, 100_000, 1)), 2_000_000)
+    for bytes_per_s in (1e4, 1e5, 1e9, math.inf):
+        found = traffic_expected(plan, "auto", bytes_per_s, STEP_S)
+        same = estimate(plan, 200, bytes_per_s, STEP_S)
+        assert (found.day_bytes, found.inner_steps) == (same.day_bytes, same.interval_steps)
+    fixed = traffic_expected(plan, 50, math.inf, STEP_S)
+    assert fixed.day_bytes == pytest.approx(plan.round_bytes * 86_400 / (0.7 * 50 * STEP_S))

@@ -114,6 +114,31 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
     play(test)
 
 
+def test_idle_connections_above_the_limit_are_closed_and_used_ones_stay() -> None:
+    async def main() -> None:
+        with home() as folder:
+            async with AsyncExitStack() as stack:
+                host = new_node(folder / "host")
+                host.settings = replace(host.settings, max_connections=1)
+                await stack.enter_async_context(host)
+                nodes = [await stack.enter_async_context(new_node(folder / f"peer{number}", lambda: host.addresses)) for number in range(3)]
+                stream = await nodes[0].connect(host.peer_id, host.addresses, Purpose.MEET)
+                await stream.send(chunk(1))
+                assert await number_of(stream) == 1
+                for other in nodes[1:]:
+                    await talks_to(other, host)
+                async with asyncio.timeout(20):
+                    while set(await host.connected()) != {nodes[0].peer_id}:  # noqa: ASYNC110
+                        await asyncio.sleep(0.05)
+                await stream.send(chunk(2))
+                assert await number_of(stream) == 2
+                await stream.close()
+                await talks_to(nodes[1], host)  # a closed one is opened again when it is wanted
+
+    asyncio.run(main())
+    gc.collect()
+
+
 @pytest.mark.skipif(not Path("/proc/net/if_inet6").exists() or not Path("/proc/net/if_inet6").read_text(), reason="no IPv6 here")
 def test_ipv6_is_as_good() -> None:
     async def main() -> None:

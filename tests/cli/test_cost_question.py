@@ -1,0 +1,165 @@
+"""What a run costs is said, and a high cost is allowed by the operator or limited."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.cli import cost_question
+from gossamer.cli.cost_question import CostQuestion, round_up
+from gossamer.cli.screen import PlainLines
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.control_socket import serving
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.runtime_folder import runtime_folder
+from gossamer.peer.machine.status import Status
+
+
+def status(day_bytes: float, *, is_measured: bool = False) -> Status:
+    return replace(Status(), expected_traffic={"day_bytes": day_bytes, "inner_steps": 4, "step_s": 1.0, "is_measured": is_measured})
+
+
+class Trial:
+    """A question to an operator at a terminal, and a peer that notes what it is told."""
+
+    def __init__(self, folder: Path, *, has_terminal: bool, **settings: Any) -> None:
+        self.told: list[dict[str, Any]] = []
+        self.lines = io.StringIO()
+        self._home = Home(folder)
+        self._home.create()
+        self._config = PeerConfig.model_validate({"home": folder, **settings})
+        self._master, slave = os.openpty()
+        self._terminal = os.fdopen(slave, "r")
+        self._stdin = self._terminal if has_terminal else io.StringIO()
+
+    def answer(self, text: str) -> None:
+        os.write(self._master, text.encode())
+
+    def close(self) -> None:
+        self._terminal.close()
+        os.close(self._master)
+
+    def run(self, act: Callable[[CostQuestion], None], num_told: int) -> str:
+        """Act, and wait until the peer has been told so much; return the lines shown."""
+
+        def tell(request: dict[str, Any]) -> dict[str, Any]:
+            self.told.append(request)
+            return {}
+
+        async def main() -> None:
+            with runtime_folder(0) as runtime:
+                async with serving(self._home, runtime, tell), asyncio.timeout(20):
+                    act(CostQuestion(self._config, PlainLines(self.lines), self._stdin))
+                    while len(self.told) < num_told:  # noqa: ASYNC110 (it comes from another thread)
+                        await asyncio.sleep(0.01)
+
+        asyncio.run(main())
+        return self.lines.getvalue()
+
+
+New = Callable[..., Trial]
+
+
+@pytest.fixture
+def new(tmp_path: Path) -> Iterator[New]:
+    made: list[Trial] = []
+
+    def trial(*, has_terminal: bool, **settings: Any) -> Trial:
+        made.append(Trial(tmp_path, has_terminal=has_terminal, **settings))
+        return made[-1]
+
+    yield trial
+    for one in made:
+        one.close()
+
+
+@pytest.fixture(autouse=True)
+def in_foreground(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The terminal of a test is no controlling terminal."""
+    monkeypatch.setattr(cost_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp())
+
+
+def limit(size: str) -> dict[str, Any]:
+    return {"verb": "set", "key": "monthly_traffic", "value": size}
+
+
+def test_without_a_terminal_the_default_limit_holds_and_is_said(new: New) -> None:
+    trial = new(has_terminal=False)
+    shown = trial.run(lambda question: question.look(status(13.3e9)), 1)
+    assert trial.told == [limit("300 GB")]
+    assert "about 13.3 GB a day up and as much down, 798 GB a month" in shown
+    assert "monthly_traffic = 300 GB" in shown and "`peer config monthly_traffic unlimited` lifts" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "request_", "settings"),
+    [
+        ("yes\n", limit("880 GB"), {}),
+        ("500 GB\n", limit("500 GB"), {}),
+        ("lots\nunlimited\n", limit("unlimited"), {}),
+        ("no\n", {"verb": "leave"}, {}),
+        ("\n", limit("1 TB"), {"unasked_traffic": "1 TB", "schedule": "always"}),
+    ],
+)
+def test_the_operator_answers_at_the_terminal(new: New, typed: str, request_: dict[str, Any], settings: dict[str, Any]) -> None:
+    trial = new(has_terminal=True, **settings)
+    trial.answer(typed)
+    day_bytes = 13.3e9 if not settings else 50e9
+    shown = trial.run(lambda question: question.look(status(day_bytes)), 1)
+    assert trial.told == [request_]
+    assert "a month? Answer yes, no" in shown
+    assert ("'lots' is no size" in shown) is ("lots" in typed)
+
+
+def test_a_yes_is_asked_for_again_only_when_more_is_measured(new: New) -> None:
+    trial = new(has_terminal=True)
+    asked: list[CostQuestion] = []
+
+    def first(question: CostQuestion) -> None:
+        asked.append(question)
+        question.look(status(13.3e9))
+
+    trial.answer("yes\n")
+    trial.run(first, 1)
+    asked[0].look(status(14e9, is_measured=True))
+    assert trial.lines.getvalue().count("a month?") == 1
+    trial.answer("yes\n")
+    trial.run(lambda _: asked[0].look(status(60e9, is_measured=True)), 2)
+    assert trial.lines.getvalue().count("a month?") == 2
+    assert trial.told[1] == limit("4000 GB")
+
+
+@pytest.mark.parametrize(
+    "settings", [{"monthly_traffic": "unlimited"}, {"monthly_traffic": "900 GB"}, {"unasked_traffic": "1 TB"}, {"schedule": "00:00-06:00"}]
+)
+def test_a_decided_or_low_cost_is_said_and_not_asked_for(new: New, settings: dict[str, Any]) -> None:
+    trial = new(has_terminal=True, **settings)
+    shown = trial.run(lambda question: question.look(status(13.3e9)), 0)
+    assert "cost: about" in shown and "a month?" not in shown and not trial.told
+
+
+def test_a_peer_on_loopback_costs_nothing(new: New) -> None:
+    trial = new(has_terminal=True, listen="127.0.0.1")
+    assert trial.run(lambda question: question.look(status(13.3e9)), 0) == ""
+
+
+def test_the_cost_is_said_again_when_it_has_changed_much(new: New) -> None:
+    trial = new(has_terminal=False, monthly_traffic="unlimited")
+
+    def looks(question: CostQuestion) -> None:
+        for day_bytes in (10e9, 11e9, 15e9, 40e9):
+            question.look(status(day_bytes))
+
+    assert trial.run(looks, 0).count("cost: ") == 2
+
+
+@pytest.mark.parametrize(("value", "rounded"), [(797.0, 880.0), (1.0, 1.1), (4212.0, 4700.0), (0.0, 0.0)])
+def test_an_offer_is_rounded_up_with_a_reserve(value: float, rounded: float) -> None:
+    assert round_up(value) == pytest.approx(rounded)
