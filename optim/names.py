@@ -10,6 +10,7 @@ Value = TypeVar("Value")
 MAX_LISTED = 16
 # The tables with what these names stand for import torch, which takes longer than the answer to a typing error may.
 METHOD_NAMES: Final = ("noloco",)
+SIMULATED_NAMES: Final = ("diloco", "diloco-heavy-ball", "streaming", "ddp", "local")  # methods of the simulator alone
 CODEC_NAMES: Final = ("fp32", "bf16", "int8", "nf4", "e3m0", "q2", "sign1", "modulo8", "modulo6", "modulo4", "modulo3")
 OPTIMIZER_NAMES: Final = ("adamw", "muon")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from gossamer.optim.names import CODEC_NAMES, METHOD_NAMES, OPTIMIZER_NAMES, suggestion
+from gossamer.optim.names import CODEC_NAMES, METHOD_NAMES, OPTIMIZER_NAMES, SIMULATED_NAMES, suggestion
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest, RunManifest
 
@@ -20,6 +20,11 @@ def need_abilities(manifest: RunManifest) -> None:
     chosen = [("outer.method", manifest.outer.method, METHOD_NAMES), ("codec.name", manifest.codec.name, CODEC_NAMES)]
     if isinstance(manifest, Manifest):
         chosen.append(("inner.optimizer", manifest.inner.optimizer, OPTIMIZER_NAMES))
+    if (method := manifest.outer.method) in SIMULATED_NAMES:
+        raise BadManifest(
+            f'outer.method = "{method}" is only simulated: real peers meet in pairs and never wait for all others',
+            hint=f"choose from {', '.join(METHOD_NAMES)}, or `peer simulate --method {method}`",
+        )
     for key, name, known in chosen:
         if name not in known:
             raise BadManifest(f'{key} = "{name}" is unknown to this build', hint=suggestion(name, known))

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from gossamer.optim.codecs import CODECS
+from gossamer.optim.names import METHOD_NAMES, SIMULATED_NAMES
 from gossamer.peer.model.abilities import need_abilities
+from gossamer.peer.simulator.methods import METHODS
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import DEMO_LLAMA
@@ -32,6 +34,19 @@ def test_an_unknown_name_is_refused_with_suggestions(section: str, key: str, nam
     with pytest.raises(BadManifest, match=f'{section}.{key} = "{name}"') as caught:
         need_abilities(Manifest.checked({section: {key: name}}))
     assert near in caught.value.hint
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_is_for_real_peers_or_its_name_says_that_it_is_only_simulated(method: str) -> None:
+    """One list of names for the simulator and for real peers: a new method that is in neither tuple fails here."""
+    assert method in METHOD_NAMES + SIMULATED_NAMES, "see optim/names.py"
+    manifest = Manifest.checked({"outer": {"method": method}})
+    if method in METHOD_NAMES:
+        need_abilities(manifest)
+        return
+    with pytest.raises(BadManifest, match="is only simulated") as caught:
+        need_abilities(manifest)
+    assert f"peer simulate --method {method}" in caught.value.hint
 
 
 @pytest.mark.parametrize("removed", ["topk", "topk12"])
