@@ -8,15 +8,17 @@ drop it when the gate of one side refuses the message, or when a peer leaves bef
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from random import Random
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
-from gossamer.optim.fragments import Countdown
+from gossamer.optim.fragments import MEETING_INTERVAL, Countdown
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
@@ -160,8 +162,13 @@ def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
 class PairPeer:
     """A peer that meets others: its replica, the state of each fragment between meetings, and how it judges messages."""
 
-    def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
+    def __init__(self, replica: SimulatedReplica, layout: Layout, scenario: Scenario) -> None:
         self.replica = replica
+        self._layout = layout
+        self._drift = scenario.drift
+        self._interval_steps = max(1.0, MEETING_INTERVAL * scenario.period)
+        self._decay = math.exp(-1.0 / (scenario.drift_memory * self._interval_steps))
+        self._velocity = torch.zeros_like(replica.weights) if self._drift else None  # per unit of learning rate
         weights = Weights(replica.parameters)
         self.fragments = tuple(FragmentState(codec, weights) for codec in layout.codecs)
         self.peer_id = PeerId.of_public_key(replica.number.to_bytes(32, "big"))
@@ -203,7 +210,11 @@ class PairPeer:
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
+        rate = self.replica.learning_rate
         self.replica.inner_step()
+        if self._velocity is not None:
+            self.replica.weights.add_(self._velocity, alpha=rate)
+            self._velocity.mul_(self._decay)
         for fragment in self.fragments:
             fragment.count(num_tokens)
 
@@ -215,6 +226,12 @@ class PairPeer:
         """Take the outer step of a fragment without a partner."""
         self.fragments[fragment].take_solo_step(rule)
         self.fragments[fragment].move_fast_weights()
+
+    def note_shift(self, fragment: int, shift: Tensor) -> None:
+        """Add to the velocity what a meeting moved the weights by."""
+        if self._velocity is not None:
+            gain = self._drift / (self._interval_steps * self.replica.learning_rate)
+            self._velocity[self._layout.slices[fragment]].add_(shift, alpha=gain)
 
     def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
@@ -264,7 +281,9 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         lag_steps = member.replica.global_step - self._partner_step(member)
-        side.merge(side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps))
+        step = side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps)
+        member.note_shift(self.fragment, step.shift)
+        side.merge(step)
         side.state.move_fast_weights()
         if side.part == 1.0:
             member.catch_up(self._partner_step(member))

@@ -28,7 +28,7 @@ SEED = 7
 
 def two(**choices: object) -> tuple[Population, tuple[PairPeer, PairPeer]]:
     population = small_population(small_scenario(peers=2, steps=60, **choices))
-    one, other = (PairPeer(replica, population.layout) for replica in population.replicas)
+    one, other = (PairPeer(replica, population.layout, population.scenario) for replica in population.replicas)
     return population, (one, other)
 
 
