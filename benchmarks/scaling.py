@@ -84,18 +84,21 @@ class Runs:
         for text in file.read_text().splitlines() if file and file.exists() else ():
             with contextlib.suppress(json.JSONDecodeError):  # an earlier start was interrupted while it wrote this line
                 row = json.loads(text)
-                self._known[row.pop("run")] = Outcome(**row)
+                name = row.pop("run")
+                self._known[name] = Outcome(**row)
 
     def outcome(self, run: Run) -> Outcome:
         """Return the outcome of a run, simulated now if the file has none."""
-        name = key(run, EVAL_BATCHES)
+        name = key(run, EVAL_BATCHES, CURVE_BATCHES, self._data)
         if name not in self._known:
             started_s = time.monotonic()
             self._known[name] = self._simulated(run)
             print(f"{time.monotonic() - started_s:5.0f} s: {name} {self._known[name].loss:.4f}", file=sys.stderr, flush=True)
             if self._file:
                 with self._file.open("a") as lines:
-                    lines.write(json.dumps({"run": name, **asdict(self._known[name])}) + "\n")
+                    lines.write(
+                        "\n" + json.dumps({"run": name, **asdict(self._known[name])})
+                    )  # on a line of its own even after an interrupted one
         return self._known[name]
 
     def _simulated(self, run: Run) -> Outcome:
