@@ -158,7 +158,7 @@ def steps_alone(loss: float, alone: Sequence[tuple[int, float]]) -> float:
     """Return the steps that one peer needs for a loss, from its schedules' steps and losses; NaN beyond the longest."""
     for (few, high), (many, low) in pairwise(sorted(alone)):
         if low <= loss <= high:
-            return few * (many / few) ** ((high - loss) / (high - low))
+            return float(few * (many / few) ** ((high - loss) / (high - low)))
     return math.nan
 
 

@@ -22,7 +22,7 @@ from gossamer.peer.machine.events import IntervalSet
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import ModelPlan
 
-SHORTEST_STEPS: Final = 4
+SHORTEST_STEPS: Final = 2
 LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
 LINE_SHARE: Final = 0.5
 BLOCKED_SHARE: Final = 0.01
