@@ -169,11 +169,14 @@ def table(name: str, lines: Sequence[Line], alone: Sequence[tuple[int, float]], 
     for line in lines:
         loss, error = mean_and_error(line.losses)
         gain = (before.loss - loss) / math.log2(line.num_peers / before.num_peers) if before else math.nan
-        figures = (
-            f"{loss:>9.4f}{error:>8.4f}{line.target_steps:>8.0f}{line.sent_mb:>9.1f}{steps_alone(loss, alone) / steps:>10.2f}{gain:>8.3f}"
-        )
-        yield f"  {line.num_peers:>3} peers{line.learning_rate:>15}{figures}"
+        speed_up = steps_alone(loss, alone) / steps
+        losses = _cell(loss, 9, 4) + _cell(error, 8, 4) + _cell(line.target_steps, 8, 0)
+        yield f"{line.num_peers:>5} peers{line.learning_rate:>13}{losses}{line.sent_mb:>9.1f}{_cell(speed_up, 10, 2)}{_cell(gain, 8, 3)}"
         before = line
+
+
+def _cell(value: float, width: int, digits: int) -> str:
+    return f"{value:>{width}.{digits}f}" if math.isfinite(value) else f"{'-':>{width}}"
 
 
 def main() -> None:
