@@ -38,7 +38,7 @@ MANIFEST_NAMES: Final[dict[str, tuple[str, str]]] = {
     "seed": ("run", "seed"),
 }
 # Name on the command line: field of the scenario, how it is read, and what it should be.
-NUMBERS: Final = ("line_mbit", "step_s", "drop_out", "skew", "keep_local", "feedback", "clip", "staleness_penalty", "drift")
+NUMBERS: Final = ("line_mbit", "step_s", "drop_out", "skew", "keep_local", "feedback", "clip", "staleness_penalty")
 SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "peers": ("num_peers", int, "a whole number"),
     "delay": ("delay_steps", Fraction, "a number"),

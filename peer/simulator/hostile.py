@@ -221,7 +221,7 @@ class HostilePeer(PairPeer):
     """A simulated member that attacks from its own step `turns_at` on."""
 
     def __init__(self, replica: SimulatedReplica, population: Population, attack: Attack, honest: Sequence[PairPeer]) -> None:
-        super().__init__(replica, population.layout, population.scenario)
+        super().__init__(replica, population.layout)
         scenario = population.scenario
         self._scenario = scenario
         self._honest = honest
@@ -290,7 +290,7 @@ class HostilePeer(PairPeer):
 def members(population: Population) -> list[PairPeer]:
     """Return the members of a swarm, the scenario's last ones hostile."""
     num_honest, attack = population.scenario.num_honest, ATTACKS.get(population.scenario.attack)
-    honest = [PairPeer(replica, population.layout, population.scenario) for replica in population.replicas[:num_honest]]
+    honest = [PairPeer(replica, population.layout) for replica in population.replicas[:num_honest]]
     if attack is None:
         return honest
     return [*honest, *(HostilePeer(replica, population, attack, honest) for replica in population.replicas[num_honest:])]

@@ -14,7 +14,6 @@ from fractions import Fraction
 from random import Random
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import Countdown
@@ -31,8 +30,6 @@ from gossamer.protocol.identity import PeerId
 PROBED_SHARE = 0.2  # of the meetings with partners of a good record
 STEP_S = 1.0
 NEVER_STEPS = 1 << 30
-DRIFT_DECAY = 0.92  # of the velocity at each inner step: about as long as Muon's momentum lasts
-DRIFT_STEPS = 4  # at shorter intervals a meeting adds no more: a swarm that meets at every step flew apart
 
 
 def train_alone(population: Population) -> Iterator[Fraction]:
@@ -160,35 +157,11 @@ def matcher(scenario: Scenario, num_fragments: int) -> Matcher:
     return (OnDemand if scenario.matching == ON_DEMAND else Scheduled)(scenario, num_fragments)
 
 
-class Drift:
-    """A velocity of one fragment's weights: it goes on in the direction in which meetings moved them.
-
-    Two peers part again as they parted before, since the momentum of their optimizers lasts for some steps. A meeting that moved the
-    weights by s after k steps adds gain * s / max(k, DRIFT_STEPS) to the velocity, in units of the learning rate. Between peers
-    of the same speed it sums up to zero, and it is stable at every interval. Writes to `weights`, a view of the model's own.
-    """
-
-    def __init__(self, weights: Tensor, gain: float) -> None:
-        self._weights = weights
-        self._gain = gain
-        self._velocity = torch.zeros_like(weights)
-
-    def step(self, rate: float) -> None:
-        """Move the weights after an inner step at this learning rate."""
-        self._weights.add_(self._velocity, alpha=rate)
-        self._velocity.mul_(DRIFT_DECAY)
-
-    def note(self, shift: Tensor, since_steps: int, rate: float) -> None:
-        """Add what a meeting moves the weights by."""
-        self._velocity.add_(shift, alpha=self._gain / max(since_steps, DRIFT_STEPS) / rate)
-
-
 class PairPeer:
     """A peer that meets others: its replica, the state of each fragment between meetings, and how it judges messages."""
 
-    def __init__(self, replica: SimulatedReplica, layout: Layout, scenario: Scenario) -> None:
+    def __init__(self, replica: SimulatedReplica, layout: Layout) -> None:
         self.replica = replica
-        self.drifts = [Drift(replica.weights[part], scenario.drift) for part in layout.slices] if scenario.drift else []
         weights = Weights(replica.parameters)
         self.fragments = tuple(FragmentState(codec, weights) for codec in layout.codecs)
         self.peer_id = PeerId.of_public_key(replica.number.to_bytes(32, "big"))
@@ -230,10 +203,7 @@ class PairPeer:
 
     def inner_step(self, num_tokens: int) -> None:
         """Train on the next batch, and credit its tokens to every fragment. Raises Diverged."""
-        rate = self.replica.learning_rate
         self.replica.inner_step()
-        for drift in self.drifts:
-            drift.step(rate)
         for fragment in self.fragments:
             fragment.count(num_tokens)
 
@@ -245,11 +215,6 @@ class PairPeer:
         """Take the outer step of a fragment without a partner."""
         self.fragments[fragment].take_solo_step(rule)
         self.fragments[fragment].move_fast_weights()
-
-    def note_shift(self, fragment: int, shift: Tensor, since_steps: int) -> None:
-        """Note what a meeting moves a fragment's weights by, and the inner steps before its snapshot since the meeting before."""
-        if self.drifts:
-            self.drifts[fragment].note(shift, since_steps, self.replica.learning_rate)
 
     def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step."""
@@ -299,9 +264,7 @@ class Pair:
         side = self.sides[number]
         assert self.failed_blocks is not None
         lag_steps = member.replica.global_step - self._partner_step(member)
-        step = side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps)
-        member.note_shift(self.fragment, step.shift, side.since.steps)
-        side.merge(step)
+        side.merge(side.step_as_decided(member.probe, member.probe_gate, self.failed_blocks, lag_steps=lag_steps))
         side.state.move_fast_weights()
         if side.part == 1.0:
             member.catch_up(self._partner_step(member))

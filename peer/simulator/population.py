@@ -133,7 +133,7 @@ class SimulatedReplica:
 
     def apply_gradient(self) -> None:
         """Clip the gradient, take the inner optimizer's step, and free the gradient. Raises Diverged."""
-        set_learning_rate(self._optimizer, self.learning_rate)
+        set_learning_rate(self._optimizer, learning_rate(self.global_step, self.global_step, self._settings))
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._manifest.inner.clip_norm))
         if not norm < float("inf"):
             raise Diverged(
@@ -145,11 +145,6 @@ class SimulatedReplica:
         self.own_steps += 1
         self.global_step += 1
         self.clock_budget.refill()
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next inner step."""
-        return learning_rate(self.global_step, self.global_step, self._settings)
 
     def catch_up(self, partner_global_step: int) -> None:
         """Follow a partner's global step as a real peer does."""

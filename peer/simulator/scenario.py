@@ -49,7 +49,6 @@ class Scenario:
     attackers: int = 0
     attack_from: Fraction = Fraction(1, 2)  # of the run, before they turn
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
-    drift: float = 0.0  # pairs: how much of a meeting's shift goes on in the steps after it (pairs.py, Drift)
 
     def __post_init__(self) -> None:
         _need(self.num_peers >= 1, f"peers must be at least 1, and is {self.num_peers}")
@@ -65,7 +64,6 @@ class Scenario:
         _need(not self.attack or self.matching == ON_DEMAND, f"an attack needs matching {ON_DEMAND}")
         _need(0 <= self.attack_from <= 1, f"attack_from must lie in [0, 1], and is {float(self.attack_from):g}")
         _need(self.clip > 0.0, f"clip must be above 0, and is {self.clip:g}")
-        _need(0.0 <= self.drift < 1.0, f"drift must satisfy 0 <= drift < 1, and is {self.drift:g}")
         _need(self.staleness_penalty >= 1.0, f"staleness_penalty must be at least 1, and is {self.staleness_penalty:g}")
         for name, share in (("skew", self.skew), ("keep_local", self.keep_local), ("feedback", self.feedback or 0.0)):
             _need(0.0 <= share <= 1.0, f"{name} must lie in [0, 1], and is {share:g}")

@@ -12,7 +12,7 @@ from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.link import messages
 from gossamer.peer.simulator.hostile import members
 from gossamer.peer.simulator.methods import pair_rule
-from gossamer.peer.simulator.pairs import DRIFT_DECAY, DRIFT_STEPS, Drift, Gossip, Matcher, Pair, PairPeer, matcher
+from gossamer.peer.simulator.pairs import Gossip, Matcher, Pair, PairPeer, matcher
 from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.trainer.replica import Replica
@@ -28,7 +28,7 @@ SEED = 7
 
 def two(**choices: object) -> tuple[Population, tuple[PairPeer, PairPeer]]:
     population = small_population(small_scenario(peers=2, steps=60, **choices))
-    one, other = (PairPeer(replica, population.layout, population.scenario) for replica in population.replicas)
+    one, other = (PairPeer(replica, population.layout) for replica in population.replicas)
     return population, (one, other)
 
 
@@ -363,60 +363,3 @@ def test_constants_come_from_the_manifest() -> None:
 def test_outside_the_stable_range_is_refused() -> None:
     with pytest.raises(BadSettings, match="gamma must satisfy"):
         pair_rule(made(gamma=1.6))
-
-
-# ---------------------------------------------------------------------- drift
-
-
-@pytest.mark.parametrize(("since_steps", "divisor"), [(0, DRIFT_STEPS), (1, DRIFT_STEPS), (DRIFT_STEPS, DRIFT_STEPS), (20, 20)])
-def test_what_a_meeting_moved_goes_on_by_a_bounded_share_and_decays(since_steps: int, divisor: int) -> None:
-    weights = torch.zeros(3)
-    drift = Drift(weights, 0.4)
-    drift.note(torch.tensor([1.0, -2.0, 0.0]), since_steps, rate=0.5)
-    drift.step(0.5)
-    first = weights.clone()
-    assert first.tolist() == pytest.approx([0.4 / divisor, -0.8 / divisor, 0.0])
-    drift.step(0.25)  # at half of the learning rate it moves half as far
-    assert (weights - first).tolist() == pytest.approx([value * DRIFT_DECAY / 2 for value in first.tolist()])
-
-
-@pytest.mark.parametrize("every", [1, 2, 5, 20, 60])
-def test_a_drift_brings_peers_with_a_lasting_difference_together_and_never_apart(every: int) -> None:
-    """Sixteen peers, each with an own direction that lasts as long as Muon's momentum, meet in random pairs."""
-
-    def spread(gain: float) -> float:
-        rng = torch.Generator().manual_seed(every)
-        noise = torch.zeros(16, 200)
-        weights = torch.zeros(16, 200)
-        drifts = [Drift(row, gain) for row in weights]
-        squares = []
-        for step in range(1, 1 + 40 * every):
-            noise = 0.95 * noise + 0.31 * torch.randn(16, 200, generator=rng)
-            weights += noise
-            for drift in drifts:
-                drift.step(1.0)
-            if step % every == 0:
-                for one, other in torch.randperm(16, generator=rng).view(8, 2).tolist():
-                    shift = (weights[other] - weights[one]) / 2
-                    for peer, moved in ((one, shift), (other, -shift)):
-                        weights[peer] += moved
-                        drifts[peer].note(moved, every, 1.0)
-                squares.append(float((weights - weights.mean(0)).square().mean()))
-        return sum(squares[20:]) / len(squares[20:])
-
-    assert spread(0.35) < spread(0.0) * (0.85 if every <= 5 else 1.1)
-
-
-def test_a_drift_leaves_the_mean_of_a_pair_where_it_is() -> None:
-    population, outers = two(codec="fp32", inner_steps=6, alpha=0.0, beta=1.0, gamma=1.0, drift=0.35)
-    for outer in outers:
-        train(outer, 3)
-    for fragment in range(len(population.layout.codecs)):
-        met(outers, fragment, pair_rule(population.scenario))
-    before = [outer.replica.weights.clone() for outer in outers]
-    for outer in outers:
-        for drift in outer.drifts:
-            drift.step(1e-2)
-    moved = [outer.replica.weights - weights for outer, weights in zip(outers, before, strict=True)]
-    assert float(moved[0].norm()) > 0.0
-    torch.testing.assert_close(moved[0], -moved[1], rtol=1e-3, atol=1e-6)
