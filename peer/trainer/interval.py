@@ -22,6 +22,7 @@ from gossamer.peer.machine.events import IntervalSet
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import ModelPlan
 
+START_STEPS: Final = 4  # until the first measurement: peers diverge fastest in their first steps
 SHORTEST_STEPS: Final = 2
 LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
 LINE_SHARE: Final = 0.5
@@ -156,7 +157,7 @@ class Pace:
         self._report = NodeReport(0.0, 0.0)
         self._earlier_nodes_s = 0.0  # processor time of the node's predecessors
         if outer.inner_steps == "auto" and not replica.own_steps:
-            replica.countdown.pace(SHORTEST_STEPS)  # peers drift apart fastest in their first steps
+            replica.countdown.pace(START_STEPS)
         self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
