@@ -203,11 +203,11 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-def key(run: Run) -> str:
-    """Return a run as one line: its settings, and a digest of all that they leave open."""
+def key(run: Run, *beside: object) -> str:
+    """Return a run as one line: its settings, and a digest of all that they leave open; `beside`: what else an outcome depends on."""
     settings = " ".join(f"{name}={run[name]}" for name in sorted(run))
     manifest = _scenario(settings).manifest.model_dump_json()
-    around = f"{manifest} {EVAL_BATCHES} {platform.python_version()} {torch.__version__}"
+    around = " ".join(map(str, (manifest, EVAL_BATCHES, platform.python_version(), torch.__version__, *beside)))
     return f"{settings} #{hashlib.sha256(around.encode()).hexdigest()[:8]}"
 
 

@@ -25,7 +25,7 @@ class Point:
     sent_bytes: float  # per peer, as in Result
     train_loss: float  # nats per token, mean over all inner steps since the point before
     weight_std: float
-    eval_loss: float | None  # mean over the replicas; None where it is not measured
+    eval_loss: float | None  # mean over the replicas, or of their mean weights; None where it is not measured
 
     @property
     def loss(self) -> float:

@@ -49,6 +49,7 @@ class Venue:
     num_eval_batches: int | None = None
     num_eval_tokens: int | None = None  # without either: EVAL_SHARE of what training computes
     num_curve_batches: int = 0  # held-out batches at each point of the curve; 0: no held-out loss in the curve
+    averages_curve: bool = False  # the held-out loss of the curve is that of the mean weights, not the mean over the peers
 
 
 def run(
@@ -154,12 +155,17 @@ class Recorder:
 
     def _point(self) -> Point:
         started_s = time.monotonic()
-        replicas, num_batches = self._population.replicas, self._venue.num_curve_batches
-        losses = held_out_losses(replicas, self._population.texts.held_out, num_batches) if num_batches else []
+        eval_loss = self._curve_loss(self._venue.num_curve_batches) if self._venue.num_curve_batches else None
         train_loss, self._losses = _mean(self._losses), []
-        spread = weight_std(replicas)
+        spread = weight_std(self._population.replicas)
         self.measured_s += time.monotonic() - started_s
-        return Point(float(self._now), self._tokens, self._sent_bytes, train_loss, spread, _mean(losses) if losses else None)
+        return Point(float(self._now), self._tokens, self._sent_bytes, train_loss, spread, eval_loss)
+
+    def _curve_loss(self, num_batches: int) -> float:
+        replicas, held_out = self._population.replicas, self._population.texts.held_out
+        if self._venue.averages_curve:
+            return averaged_loss(replicas, held_out, num_batches)
+        return _mean(held_out_losses(replicas, held_out, num_batches))
 
     def result(self, started_s: float, train_seconds: float) -> Result:
         """Measure the trained replicas."""

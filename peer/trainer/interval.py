@@ -23,7 +23,8 @@ from gossamer.peer.machine.events import IntervalSet, TrafficExpected
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import ModelPlan
 
-SHORTEST_STEPS: Final = 4
+START_STEPS: Final = 4  # until the first measurement: peers diverge fastest in their first steps
+SHORTEST_STEPS: Final = 2
 LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
 LINE_SHARE: Final = 0.5
 BLOCKED_SHARE: Final = 0.01
@@ -171,7 +172,7 @@ class Pace:
         self._first: tuple[int, float] | None = None  # own steps and time in them at the first update
         self._expected: tuple[int, float] | None = None  # interval and duration of a step, as last emitted
         if outer.inner_steps == "auto" and not replica.own_steps:
-            replica.countdown.pace(SHORTEST_STEPS)  # peers drift apart fastest in their first steps
+            replica.countdown.pace(START_STEPS)
         self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))

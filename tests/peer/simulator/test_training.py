@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -206,6 +207,15 @@ def test_each_replica_is_measured() -> None:
     population.replicas[1].inner_step()
     one, two = held_out_losses(population.replicas, population.texts.held_out, 2)
     assert one != two
+
+
+def test_a_curve_can_be_that_of_the_mean_weights(venue: Venue) -> None:
+    same = replace(venue, num_curve_batches=venue.num_eval_batches)
+    averaged = run(replace(same, averages_curve=True), peers=2, method="local")
+    apart = run(same, peers=2, method="local")
+    assert averaged.curve[-1].eval_loss == pytest.approx(averaged.eval_loss_averaged)
+    assert apart.curve[-1].eval_loss == pytest.approx(apart.eval_loss_mean)
+    assert averaged.eval_loss == apart.eval_loss  # measuring changes no weight
 
 
 # ---------------------------------------------------------------------- sweeps

@@ -15,7 +15,7 @@ PLAN = ModelPlan(1, tuple(FragmentTerms(100_000, 5_100_000, 10) for _ in range(1
 
 def test_a_fast_line_meets_as_often_as_it_pays() -> None:
     found = estimate(PLAN, 200, 1000 * MBIT, 10.0)
-    assert (found.join_s, found.interval_steps, found.interval_s) == (16.0, 4, 40.0)
+    assert (found.join_s, found.interval_steps, found.interval_s) == (16.0, 2, 20.0)
     assert found.line_share == pytest.approx(found.day_bytes / (86_400 * 1000 * MBIT))
     assert found.line_share < 0.5
 
