@@ -225,7 +225,8 @@ class Swarm:
         step = InnerStep.of(tokens, loss, self._rate)
         boundary, now_s = self._boundary, time.monotonic()
         boundary.watch.add(now_s - self._since_s)
-        self._replica.move_fast_weights()
+        with boundary.watch.blocked("meetings"):
+            self._replica.move_fast_weights()
         self._replica.count_step(step.num_tokens)
         boundary.after_step(step)
         boundary.answer()
@@ -310,10 +311,8 @@ class Swarm:
         """Return this peer's place in the run, with copies of all tensors, for a program that keeps checkpoints of its own."""
         self._need_usable()
         with self._standing_still():
-            return {
-                "tensors": {name: tensor.detach().clone() for name, tensor in self._replica.tensors().items()},
-                "state": copy.deepcopy(self._replica.state()),
-            }
+            tensors, state = self._replica.kept()
+            return {"tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()}, "state": copy.deepcopy(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to what `state_dict` returned: weights, optimizers and place. Raises KeyError or ValueError for another model's."""
@@ -367,7 +366,7 @@ class Swarm:
         if self._reading is not None:
             self._boundary.watch.add(time.monotonic() - self._since_s)
             reading, self._reading = self._reading, None  # whatever interrupts its end, it ends: the weights are ours
-            with self._boundary.watch.blocked("meetings"):
+            with self._boundary.ending_to_read():
                 reading.close()
             self._since_s = time.monotonic()
 

@@ -148,6 +148,10 @@ class Boundary:
         """Answer the node while the code inside only reads the weights; they move by what was decided at `Replica.move_fast_weights`."""
         return self._exchange.while_weights_are_read()
 
+    def ending_to_read(self) -> contextlib.AbstractContextManager[None]:
+        """Count the time inside, in which the program waits for the end of `reading`, as blocked."""
+        return self.watch.blocked("meetings", lambda: self._exchange.queued_s())
+
     def after_step(self, step: InnerStep) -> None:
         """Call partners for fragments that are due after an inner step that the replica has counted; report and save what is due."""
         if not isinstance(step.loss, Tensor):  # one on a device is read at the next report
@@ -227,7 +231,7 @@ class Boundary:
             self._evaluate()
         self._saver.look()
         if self._saver.is_due(self.replica) and not self.bad_batches:  # weights that do not work must not replace those that did
-            with self.watch.blocked("checkpoints"):
+            with self.watch.blocked("checkpoints", lambda: self._exchange.queued_s()):
                 self._saver.begin(self.replica, self._reading_at_boundary())
         self._report_state("training", self._saver.trouble)
 

@@ -31,6 +31,7 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
+from gossamer.peer.machine.processor_queue import queued_clock
 from gossamer.peer.model.accelerator import behind, finish, mark
 from gossamer.peer.model.computing import output_distance
 from gossamer.peer.trainer.fragment_state import OuterStep, bytes_on
@@ -64,6 +65,7 @@ class TrainerExchange:
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
         self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
+        self.queued_s: Callable[[], float] = lambda: 0.0  # for how long it was ready while the machine ran other programs
         self.has_warned = False  # of a measurement that failed
         self._link = link
         self._payloads = payloads
@@ -71,8 +73,9 @@ class TrainerExchange:
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
         self._probe = replica.program.new_probe(rng)
-        blocks = self._probe is not None and not self._probe.runs_beside
-        self._probe_cost = ProbeCost(self._probe.most_share, time.monotonic) if self._probe is not None and blocks else ProbeCost()
+        probe = self._probe
+        blocks = probe is not None and not probe.runs_beside
+        self._probe_cost = ProbeCost(probe.most_share, time.monotonic, probe.expected_s) if probe is not None and blocks else ProbeCost()
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
@@ -155,6 +158,7 @@ class TrainerExchange:
         meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
         outputs = self._replica.program.outputs
         before = None if meeting is None else outputs()
+        self.measures_next &= meeting is None or before is not None  # a program without outputs has none to measure
         reply = self._answer(request)
         self._replica.move_fast_weights()
         if meeting is not None and before is not None and isinstance(reply, messages.Applied) and (after := outputs()) is not None:
@@ -208,6 +212,7 @@ class TrainerExchange:
     # ------------------------------------------------------------------ the exchange's thread
 
     def _run(self) -> None:
+        self.queued_s = queued_clock()
         try:
             while not self._is_closing:
                 self._link.wait(WAIT_S)

@@ -93,8 +93,8 @@ def test_a_checkpoint_brings_optimizer_and_kept_objects_back() -> None:
     own, optimizer = program(model, average=nn.Linear(2, 2))
     model(torch.randn(4, 6)).sum().backward()
     optimizer.step()
-    tensors = {name: tensor.clone() for name, tensor in own.tensors().items()}
-    state = json.loads(json.dumps(own.state()))
+    tensors = {name: tensor.clone() for name, tensor in own.kept().tensors.items()}
+    state = json.loads(json.dumps(own.kept().state))
     fresh, other = program(Net(), average=nn.Linear(2, 2))
     fresh.restore(tensors, state)
     assert fresh.tensors().keys() == tensors.keys()
@@ -107,7 +107,7 @@ def test_a_checkpoint_of_another_program_is_refused() -> None:
     own, _ = program(Net())
     other, _ = program(Net(), loader=nn.Linear(1, 1))
     with pytest.raises(KeyError):
-        other.restore(own.tensors(), own.state())
+        other.restore(own.kept().tensors, own.kept().state)
 
 
 def test_statistics_are_in_fragments_of_their_own() -> None:

@@ -165,7 +165,7 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     other.inner_step()
     meet((replica_side(twin, tmp_path / "twin"), replica_side(other, tmp_path / "other")), Terms())
     for name, tensor in twin.tensors().items():
-        assert torch.equal(tensor, trainer.replica.tensors()[name]), name
+        assert torch.equal(tensor, trainer.replica.kept().tensors[name]), name
 
 
 def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> None:
@@ -330,8 +330,8 @@ def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_mo
 
     later.inner_step()
     later.handle(messages.Apply(1, NAME, ""))
-    for name, tensor in later.tensors().items():
-        assert torch.equal(tensor, replica.tensors()[name]), f"{name}: the gradient was not that of the weights before"
+    for name, tensor in later.kept().tensors.items():
+        assert torch.equal(tensor, replica.kept().tensors[name]), f"{name}: the gradient was not that of the weights before"
     sooner.handle(messages.Apply(1, NAME, ""))
     sooner.handle(messages.Open(2, 0))
     prepare = messages.Prepare(2, 100, 0, 7, RunPhase.TRAIN)
