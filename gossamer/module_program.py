@@ -182,8 +182,7 @@ class ModuleProgram:
         if self._evaluation is None or began_s < self._next_report_s:
             return None
         losses = self._evaluation()
-        ended_s = time.monotonic()
-        self._next_report_s = ended_s + (ended_s - began_s) * (1.0 / REPORT_SHARE - 1.0)
+        self._next_report_s = began_s + self._evaluation.seconds / REPORT_SHARE
         return losses.mean, len(losses.values)
 
     def outputs(self) -> Tensor | None:

@@ -85,8 +85,8 @@ class Stopwatch:
     def blocked(self, by: Blocker, others_queued_s: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
         """Count the time inside as blocked, and as part of training.
 
-        Work that is started on a device must be finished inside, or it counts as the next inner step. `others_queued_s`: as `queued_s`, of a
-        thread that is waited for inside.
+        Work that is started on a device must be finished inside, or it counts as the next inner step.
+        `others_queued_s`: as `queued_s`, of a thread that is waited for inside.
         """
         start_s, start_queued_s = self._now_s(), self._queued_s() + others_queued_s()
         try:

@@ -164,7 +164,7 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     other = small_replica(tmp_path / "other", manifest, b"you")
     other.inner_step()
     meet((replica_side(twin, tmp_path / "twin"), replica_side(other, tmp_path / "other")), Terms())
-    for name, tensor in twin.tensors().items():
+    for name, tensor in twin.kept().tensors.items():
         assert torch.equal(tensor, trainer.replica.kept().tensors[name]), name
 
 
@@ -300,6 +300,15 @@ def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer,
     with trainer.exchange.while_weights_are_read():
         trainer.ask(messages.Apply(1, NAME, ""))
         trainer.write_result()
+    trainer.boundary()
+    assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
+
+
+def test_a_program_without_outputs_merges_beside_the_step_again(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
+    monkeypatch.setattr(trainer.replica.program, "outputs", lambda: None)
+    trainer.exchange.measures_next = True
+    trainer.ask(messages.Apply(1, NAME, ""))
     trainer.boundary()
     assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gossamer.peer.trainer.interval import LONGEST_STEPS, MOST_FOR_PROCESSOR, SHORTEST_STEPS, Interval, Spent, afforded_steps
+from gossamer.peer.trainer.interval import LEAST_STEPS, LONGEST_STEPS, MOST_FOR_PROCESSOR, SHORTEST_STEPS, Interval, Spent, afforded_steps
 
 STEP_S = 0.5
 ROUND_BYTES = 1_000_000
@@ -89,3 +89,10 @@ def test_an_interval_that_is_right_stays() -> None:
         spent = Spent(spent.own_steps + 2, spent.train_s + 1.0, spent.blocked_s + noise * 2 / (0.7 * interval.steps) * 0.03, 0.0, 0.0)
         changes += interval.update(spent, 0.0)
     assert changes <= 2
+
+
+@pytest.mark.parametrize(("own_steps", "is_changed"), [(LEAST_STEPS - 1, False), (LEAST_STEPS, True)])
+def test_many_quick_steps_are_enough_to_measure_on(own_steps: int, is_changed: bool) -> None:
+    interval = Interval(SHORTEST_STEPS, ROUND_BYTES)
+    interval.update(Spent(), 0.0)
+    assert interval.update(Spent(own_steps, train_s=1.0, blocked_s=0.02), 0.0) is is_changed
