@@ -129,8 +129,12 @@ class Replica:
             part.fragment.replace(part.slow, part.momentum)
         self.program.forget_optimizer()
         self.global_step = global_step
+        self.note_joined()
+
+    def note_joined(self) -> None:
+        """Note that this peer joins the others now: the warm-up begins anew."""
         self._is_founder = False
-        self._joined = (global_step, self.own_steps)
+        self._joined = (self.global_step, self.own_steps)
         self._clock_budget.steps = 0
 
     # ------------------------------------------------------------------ checkpoints
