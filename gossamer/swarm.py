@@ -71,7 +71,7 @@ def host(
     `evaluate`: returns the held-out loss, or one loss for each part of the held-out data, of any sign: smaller is better. It decides
     which weights of others are taken over. It must give the same for the same weights, so it is called twice here. It is also called every
     100 steps, to judge messages and states, and at the end, always on this thread, without gradients, with modules in `eval()` mode, and
-    with the same random numbers of torch and `random`. None takes over others' weights unjudged.
+    with the same numbers of the global generators of torch, numpy and `random`. None takes over others' weights unjudged.
 
     `home`: a folder of this peer alone, created if it is missing: identity, run, checkpoints, log. The same folder goes on.
 
@@ -120,9 +120,10 @@ def join(
 ) -> Swarm:
     """Join a run with an invite, or go on with the run in `home` (None, or the same invite). The other arguments are those of `host`.
 
-    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Until the members' weights have
-    no worse a held-out loss than those that the model comes with, it waits. Raises OperatorError with a hint: BadInvite, BadSettings for
-    another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
+    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. While the members' weights have
+    a worse held-out loss than those that the model comes with, it waits, for about a minute; then it keeps these, and `peer status` says
+    so. Raises OperatorError with a hint: BadInvite, BadSettings for another model than the run's, RunRefusesUs, or SwarmUnreachable after
+    a minute without an answer.
     """
     swarm = _started(model, _all(optimizer), evaluate, state or {}, lambda own: _joining(invite, home, settings))
     swarm.wait()
