@@ -146,7 +146,7 @@ def try_in(interpreter: str, wheel: Path, constraints: Path | None, folder: Path
     install(bin / "python", f"{wheel}[all]", constraints)
     smoke(bin, folder)
     whole = megabytes(packages) - before
-    return f"gossamer-peer {version}: core {core} MB (torch {torch} MB), all {whole} MB; a program, peer init, host and export, and an adapter work"
+    return f"gossamer-peer {version}: core {core} MB (torch {torch} MB), all {whole} MB; a program, a text run and an adapter work"
 
 
 def tried(interpreter: str, wheel: Path, lower_bounds: bool) -> bool:
