@@ -36,8 +36,11 @@ def resume(home: HomeFolder = DEFAULT_HOME) -> None:
 
     The trainer continues from its checkpoint and catches up with the swarm. Only a change of settings ends a pause that settings caused.
     """
-    ask(home, {"verb": "resume"})
-    print("resumed: training goes on from where it stopped", file=sys.stderr)
+    answer = ask(home, {"verb": "resume"})
+    if answer["was_paused"]:
+        print("resumed: the trainer starts again and goes on from its checkpoint", file=sys.stderr)
+    else:
+        print(f"it was not paused: {answer['state']}, {answer['reason']}", file=sys.stderr)
 
 
 def leave(home: HomeFolder = DEFAULT_HOME, finish: Finish = False) -> None:

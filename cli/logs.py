@@ -9,17 +9,18 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from gossamer.cli.figures import sentence
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
+from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.log_lines import LEVELS, Log, LogLine
 from gossamer.peer.machine.status import VERSION
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings, OperatorError
 
 FOLLOW_EVERY_S = 0.5
 REPORT_LINES = 100
@@ -71,11 +72,19 @@ def filtered(log: Log, level: str, grep: str = "") -> Iterator[LogLine]:
     return (line for line in log.lines() if line.level in shown and pattern.search(str(line)))
 
 
+def newest_status(folder: Home) -> dict[str, Any]:
+    """Return the status of the peer that runs from a home, or the last one that it wrote; empty if there is none."""
+    try:
+        return ask(folder.path, {"verb": "status"})
+    except OperatorError:
+        return folder.last_status()
+
+
 def report_text(folder: Home) -> str:
     """Return a report for an issue: versions, the last status, the last log lines."""
     versions = ", ".join(f"{name} {installed_version(name) or 'missing'}" for name in PACKAGES)
     machine = f"Gossamer {VERSION}, Python {platform.python_version()}, {platform.system()} {platform.machine()}, {versions}"
-    status = folder.last_status()
+    status = newest_status(folder)
     status.pop("addresses", None)
     state = [sentence(status, time.time()), json.dumps(status)] if status else ["no status was written yet"]
     return "\n".join([machine, *state, "", *map(str, deque(filtered(Log(folder), "info"), maxlen=REPORT_LINES))])

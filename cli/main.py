@@ -22,14 +22,14 @@ from gossamer.protocol.errors import ExitCode, GossamerError
 
 VERBS = (
     "demo", "init", "host", "join", "invite", "revoke", "bootstrap", "status", "peers", "logs", "watch", "dashboard", "config", "pause",
-    "resume", "leave", "doctor", "service", "export", "eval", "compare", "simulate", "id",
+    "resume", "leave", "doctor", "service", "backup", "restore", "export", "eval", "compare", "simulate", "id",
 )  # fmt: skip
 TAKE_INVITES = ("join", "bootstrap", "service", "doctor")  # from the environment too
 _PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
 _INVITE = re.compile(r"gossamer1[a-z2-7]{100,}")  # long enough to be no other word
 FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
     "pause": ("control", "pause"), "resume": ("control", "resume"), "leave": ("control", "leave"), "watch": ("dashboard", "watch"),
-    "eval": ("export", "evaluate"), "id": ("id", "identity"),
+    "eval": ("export", "evaluate"), "restore": ("backup", "restore"), "id": ("id", "identity"),
 }  # fmt: skip
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import Any
 
-ORDER = ("Documentation", "Guide", "Concepts", "Reference", "Glossary", "Decisions", "Experiment log")
+ORDER = ("Documentation", "Guide", "Concepts", "Reference", "Contribute", "Glossary", "Decisions", "Experiment log")
 
 
 def on_nav(nav: Any, config: Any, files: Any) -> Any:

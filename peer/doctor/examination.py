@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from gossamer.peer.doctor import home_checks, machine_checks, network_checks
 from gossamer.peer.doctor.case import Case
-from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, ok, warn
+from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, skipped, warn
 from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
 from gossamer.protocol.errors import ExitCode, GossamerError
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 LIMIT_S = 20.0  # for all checks together; the start and the end of Python come on top, and the command ends within 30 s
 
-NOT_COUNTED = ok("not known: the run's program has many tensors, and has saved no checkpoint here yet")
+NOT_COUNTED = skipped("not known: the run's program has many tensors, and has saved no checkpoint here yet")
 
 Check = Callable[[Case], Finding]
 

@@ -9,16 +9,17 @@ from gossamer.protocol.errors import ExitCode, GossamerError
 
 
 class Level(Enum):
-    """OK: a peer runs well. WARN: it runs with a restriction. FAIL: it cannot take part."""
+    """OK: a peer runs well. SKIP: not checked. WARN: it runs with a restriction. FAIL: it cannot take part."""
 
     OK = "ok"
+    SKIP = "skip"
     WARN = "warn"
     FAIL = "fail"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a check found, in one sentence, and what to do about it in another; empty for OK."""
+    """What a check found, in one sentence, and what to do about it in another; empty for OK and SKIP."""
 
     level: Level
     found: str
@@ -29,6 +30,11 @@ class Finding:
 def ok(found: str) -> Finding:
     """Return a finding of level OK."""
     return Finding(Level.OK, found)
+
+
+def skipped(found: str) -> Finding:
+    """Return a finding of level SKIP, with why nothing was checked."""
+    return Finding(Level.SKIP, found)
 
 
 def warn(found: str, way_out: str) -> Finding:

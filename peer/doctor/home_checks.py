@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gossamer.peer.doctor.case import Case
-from gossamer.peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.doctor.finding import Finding, fail, ok, skipped, warn
 from gossamer.peer.machine.config import saved_settings
 from gossamer.peer.machine.home import ANOTHER_HOME
 from gossamer.peer.machine.port import free_port
@@ -75,7 +75,9 @@ def run(case: Case) -> Finding:
     """Tell what the run trains."""
     signed = case.signed()
     if signed is None:
-        return ok("not known: no peer sent its manifest" if case.is_about_a_run else "none: the needs below are those of the default run")
+        return skipped(
+            "not known: no peer sent its manifest" if case.is_about_a_run else "none: the needs below are those of the default run"
+        )
     manifest = signed.manifest()
     name = f"{manifest.run.name!r}, {manifest.run.total_steps} steps"
     if isinstance(manifest, ProgramManifest):

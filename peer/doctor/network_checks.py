@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import miniupnpc
 import psutil
 
-from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, warn
+from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, skipped, warn
 from gossamer.peer.doctor.visit import Call, CallRound
 from gossamer.peer.machine.units import rate_text
 from gossamer.peer.meeting.line import transfer_s
@@ -22,7 +22,7 @@ from gossamer.protocol.limits import CLOCK_SKEW_S
 if TYPE_CHECKING:
     from gossamer.protocol.messages.terms import ModelPlan
 
-NO_RUN = ok("no invite and no run in the home: no peer was called")
+NO_RUN = skipped("no invite and no run in the home: no peer was called")
 NOBODY = "no peer could be asked"
 CLOCK_WARN_S = 5.0
 ASK_MS = 2000
@@ -53,7 +53,7 @@ def bootstraps(visit: CallRound) -> Finding:
 def membership(visit: CallRound) -> Finding:
     """Return whether the run's members accept this peer."""
     if not visit.reached:
-        return ok(NOBODY)
+        return skipped(NOBODY)
     if visit.manifest:
         return ok("the run lets this peer in")
     refusals = [call.refused for call in visit.reached if call.refused]
@@ -67,7 +67,7 @@ def membership(visit: CallRound) -> Finding:
 def clock(ahead_s: Sequence[float]) -> Finding:
     """Compare this machine's clock with those of the peers that answered: by how much theirs are ahead."""
     if not ahead_s:
-        return ok(NOBODY)
+        return skipped(NOBODY)
     middle_s = statistics.median(ahead_s)
     theirs = f"that of {len(ahead_s)} peers" if len(ahead_s) > 1 else "the one peer that was asked"
     sentence = f"{abs(middle_s):.1f} s {'behind' if middle_s > 0 else 'ahead of'} {theirs}"
@@ -89,7 +89,7 @@ def reachable(answered: Sequence[Call]) -> Finding:
         return ok(f"from {', '.join(yes)}")
     if no:
         return warn(f"not from {', '.join(no)}", OPEN_PORT)
-    return ok(f"not known: {'those on the same network do not try' if answered else NOBODY}")
+    return skipped(f"not known: {'those on the same network do not try' if answered else NOBODY}")
 
 
 def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding:
@@ -105,7 +105,7 @@ def router(observed: Sequence[str], own: set[str], found: str | None) -> Finding
             "ask the provider for an address of your own; until then others reach this peer through a relay, if the run has one",
         )
     if len(outside) < 2:
-        return ok(f"{can_ask}; its kind is not known, as {len(outside)} peers outside this network were asked, and it takes two")
+        return skipped(f"{can_ask}; its kind is not known, as {len(outside)} peers outside this network were asked, and it takes two")
     if len(set(outside)) > 1:
         return warn(f"it shows each partner another port of this peer (symmetric); {can_ask}", OPEN_PORT)
     return ok(f"it shows all partners the same port of this peer; {can_ask}")
@@ -136,7 +136,7 @@ def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
 def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[ModelPlan, int]]) -> Finding:
     """Report what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
     if rates is None:
-        return ok(NOBODY)
+        return skipped(NOBODY)
     plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
     from gossamer.peer.trainer.interval import LONGEST_STEPS, estimate
 

@@ -7,6 +7,7 @@ in protocol/run/manifest.py, the paths of files in peer/machine/home.py.
 from __future__ import annotations
 
 import difflib
+import shlex
 import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -24,6 +25,7 @@ from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 DEVICES = r"^(auto|gpu|all|mps|(cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
+WEB = ("http://", "https://")  # how a URL of the setting `notify` begins; all else is a command
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."
 
@@ -62,6 +64,13 @@ def _fast_enough(text: str) -> None:
     if rate_bytes_per_s(text) < LEAST_BYTES_PER_S:
         least = f"{LEAST_BYTES_PER_S / 125:.0f} kbit/s"
         raise ValueError(f"a meeting could not end before its deadline at {rate_text(rate_bytes_per_s(text))}; {least} would do")
+
+
+def _url_or_command(text: str) -> None:
+    if not text.startswith(WEB):
+        if "://" in text.split(" ")[0]:
+            raise ValueError("a URL begins with http:// or https://")
+        shlex.split(text)
 
 
 def _each_once(text: str) -> str:
@@ -139,6 +148,12 @@ class LocalSettings(WithOptions):
     """Train only while the other processes of the machine leave its processors idle."""
     not_on_battery: Annotated[bool, Setting(is_limit=True)] = False
     """Train only while the machine does not run on battery."""
+    pause_when: Annotated[str, _readable(shlex.split), Setting(option=None, is_limit=True)] = ""
+    """Command that is run once a minute: the peer pauses while it exits with 0, and trains while it exits with 1."""
+    pause_above_temperature: Annotated[int, Setting(option=None, is_limit=True)] = Field(default=0, ge=0, le=150)
+    """Pause while a GPU or the processor is hotter than so many degrees Celsius, as the driver or the system tells; 0: never."""
+    notify: Annotated[str, _readable(_url_or_command), Setting(option=None)] = ""
+    """Command or URL that gets a notice: run over, failed, alone for an hour, limit reached, warnings. Its text is the last argument."""
     checkpoint_interval_s: Annotated[float, Setting("SECONDS", "--checkpoint-every", (TRAINER,))] = Field(default=60.0, gt=0)
     """Save a checkpoint when this many seconds have passed. The option --checkpoint-every also sets checkpoint_interval_steps to 0."""
     checkpoint_interval_steps: Annotated[int, Setting(option=None, restarts=(TRAINER,))] = Field(default=100, ge=0)

@@ -11,6 +11,7 @@ from gossamer.protocol.errors import OperatorError
 
 PACKAGE: Final = "gossamer-peer"
 EXTRAS: Final[Mapping[str, tuple[str, tuple[str, ...]]]] = {  # by extra: what needs it, and the modules of its packages
+    "backup": ("`peer backup`", ("pyrage",)),
     "dashboard": ("`peer dashboard`", ("plotly", "starlette", "uvicorn")),
     "lora": ("this run trains an adapter, which", ("peft",)),
     "metrics": ("--metrics", ("prometheus_client",)),

@@ -13,6 +13,7 @@ from typing import Any
 MAX_POINTS = 400
 FIRST_SPACING_S = 1.0
 TREND_POINTS = 60  # the last ones, behind the trend of the loss
+TREND_STEPS = 100  # that they must span: a trend is not carried on beyond what was trained
 FEWEST_POINTS = 8  # with fewer, trend and end are unknown
 PACE_S = 600.0  # of the last points that give the pace of the run
 
@@ -64,7 +65,7 @@ class History:
     def loss_trend(self) -> float | None:
         """Nats per token that the training loss changes by in 100 steps of the run, over the last points; None while unknown."""
         losses = [(point.step, point.loss) for point in self.points[-TREND_POINTS:] if point.loss is not None]
-        if len(losses) < FEWEST_POINTS or losses[0][0] == losses[-1][0]:
+        if len(losses) < FEWEST_POINTS or losses[-1][0] - losses[0][0] < TREND_STEPS:
             return None
         return 100 * statistics.linear_regression(*zip(*losses, strict=True)).slope
 

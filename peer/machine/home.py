@@ -18,6 +18,7 @@ from typing import Any, Final
 
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import need_private
+from gossamer.protocol.messages.records import MOST_GENERATIONS
 
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
@@ -28,6 +29,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self.identity: Final = self.path / "identity.key"
+        self.generation: Final = self.path / "generation"  # how often it was restored from a backup; absent: never
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
         self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
@@ -101,6 +103,24 @@ class Home:
             return "" if try_lock(descriptor, fcntl.LOCK_SH) else _holder(descriptor)
         finally:
             os.close(descriptor)
+
+    def read_generation(self) -> int:
+        """Return how often this home, or the one of its backup, was restored: of two homes of one identity the higher one goes on.
+
+        Raises BadSettings where the file holds anything else.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            text = self.generation.read_text().strip()
+            if not (text.isascii() and text.isdecimal() and int(text) <= MOST_GENERATIONS):
+                raise BadSettings(f"{self.generation} does not hold a number up to {MOST_GENERATIONS}", hint="write the number of restores")
+            return int(text)
+        return 0
+
+    def write_generation(self, generation: int) -> None:
+        """Keep the generation. Raises BadSettings beyond MOST_GENERATIONS, OSError when the disk refuses."""
+        if generation > MOST_GENERATIONS:
+            raise BadSettings(f"the home was restored {MOST_GENERATIONS} times", hint="begin with a new home and a new invite")
+        write_whole(self.generation, f"{generation}\n".encode())
 
     def last_status(self) -> dict[str, Any]:
         """Return the last status that the peer wrote, as `peer status --json` shows it; empty if there is none."""

@@ -181,6 +181,11 @@ def _file_digest(path: Path, reading: Reading) -> str:
     return digest.hexdigest()
 
 
+def latest_folder(folder: Path) -> Path | None:
+    """Return the folder of the newest checkpoint, None if there is none. It is not checked."""
+    return next(iter(_checkpoints(folder).values()), None)
+
+
 def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
     """Return all finished checkpoints by step and number, the newest first."""
     with contextlib.suppress(FileNotFoundError):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import random
 from collections import Counter
 from collections.abc import AsyncIterator, Callable
@@ -31,6 +32,7 @@ FIRST_TYPICAL_S = 0.3
 LINE_UP_S = 2.0  # at most, that a caller waits for the end of another meeting: its own fragment is blocked meanwhile
 MAX_INBOUND = 2  # at once; of one partner: 1
 MAX_OUTBOUND = 2
+RECHECK_S = 1.0  # at most, that a search waits before it looks for new partners
 _NOT_YET = frozenset({RefusalCode.WRONG_PHASE, RefusalCode.NOT_READY})
 
 
@@ -54,6 +56,7 @@ class Meetings:
     typical_s: float = FIRST_TYPICAL_S  # typical duration of a completed meeting
     inbound: set[PeerId] = field(default_factory=set)
     _next: set[int] = field(default_factory=set)  # fragments for which a caller waits already
+    _ended: asyncio.Event = field(default_factory=asyncio.Event)  # set, and replaced, at the end of each meeting
 
     def __post_init__(self) -> None:
         self._numbers = itertools.count(self.rng.getrandbits(48))
@@ -91,8 +94,7 @@ class Meetings:
         """Choose a partner that is not in `tried`, add it there, and meet it; None when there is nobody to call, or no call may begin."""
         if not self._may_call(fragment):
             return None
-        called = {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
-        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude={*tried, *called}, shunned=self.shunned())
+        partner = self.peer_exchange.book.choose(loop_s(), self.rng, exclude=tried | self._called(), shunned=self.shunned())
         if partner is None:
             tried.clear()
             return None
@@ -103,6 +105,15 @@ class Meetings:
         finally:
             self._num_outbound -= 1
 
+    async def until_callable(self, pause_s: float, until_s: float) -> None:
+        """Wait until a partner can be called, `pause_s` at least, or for the end of one of our meetings; RECHECK_S at most."""
+        now_s = loop_s()
+        soonest_s = self.peer_exchange.book.soonest_s(now_s, self.shunned() | self._called())
+        callable_s = math.inf if soonest_s is None or not self._has_room else max(soonest_s, now_s + pause_s)
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(min(callable_s, until_s, now_s + RECHECK_S)):
+                await self._ended.wait()
+
     def shunned(self) -> set[PeerId]:
         """Return the live peers that rest after harmful messages."""
         live = (entry.peer_id for entry in self.peer_exchange.book.live(loop_s()))
@@ -110,7 +121,15 @@ class Meetings:
 
     def _may_call(self, fragment: int) -> bool:
         is_free = fragment not in self.active and fragment not in self.lifecycle.stale
-        return is_free and self.lifecycle.may_meet and self._num_outbound < MAX_OUTBOUND and not self._is_full
+        return is_free and self.lifecycle.may_meet and self._has_room
+
+    def _called(self) -> set[PeerId]:
+        """Return the partners of the meetings that we have begun."""
+        return {active.meeting.partner for active in self.active.values() if active.meeting.initiates}
+
+    @property
+    def _has_room(self) -> bool:
+        return self._num_outbound < MAX_OUTBOUND and not self._is_full
 
     @property
     def _is_full(self) -> bool:
@@ -235,6 +254,8 @@ class Meetings:
                 self.typical_s += 0.2 * (took_s - self.typical_s)
         finally:
             del self.active[fragment]
+            self._ended.set()
+            self._ended = asyncio.Event()
         if driver.stream is None:
             if finish.outcome is MeetingOutcome.FAILED:
                 self.peer_exchange.book.note_failure(partner, loop_s(), driver.silent_s)

@@ -98,7 +98,10 @@ class Searches:
                 return False
             finish = await meetings.try_next(fragment, tried)
         if meetings.completed[fragment] < goal.num_completed:
-            await asyncio.sleep(self._pause_s(finish))
+            if finish is None and active is None:
+                await meetings.until_callable(self.rng.uniform(*PAUSE_S), goal.until_s)
+            else:
+                await asyncio.sleep(self._pause_s(finish))
         return True
 
     def _pause_s(self, finish: Finish | None) -> float:

@@ -218,6 +218,7 @@ class NodePeer:
         member.gossip.take_all(named)
         member.renewal.load_revocations()
         self._emit(RunKnown.of(manifest))
+        self._emit(ProcessReported("joining", "has the run's manifest; the trainer builds its model"))
         async with asyncio.TaskGroup() as tasks:
             work = [member.anti_entropy.run(), member.renewal.run()]
             work += [member.presence.run()] if member.presence else []
@@ -260,7 +261,7 @@ class NodePeer:
             await asyncio.sleep(LOOK_S)
 
     def _make_member(self, signed: SignedManifest, manifest: AnyManifest, network: PeerNetwork) -> Member:
-        membership = Membership.of(self._identity, manifest, self._credential)
+        membership = Membership.of(self._identity, manifest, self._credential, self._home.read_generation())
         terms = membership.terms
         gossip = PeerExchange(terms, self.book, self.time, self._rng)
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))

@@ -14,7 +14,7 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.room import megabytes
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.units import size_bytes
-from gossamer.peer.supervisor.surroundings import CALM_S, Lookout, Surroundings
+from gossamer.peer.supervisor.surroundings import CALM_S, COOLER_C, Lookout, Surroundings
 
 RESUMES = "ends with `peer resume`"
 SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
@@ -29,6 +29,7 @@ class Pause:
     until_s: float | None = None  # Unix seconds; None: nobody knows
     is_offline: bool = False  # the node has ended too
     is_last: bool = False  # the peer leaves as soon as the trainer has saved
+    is_limit: bool = False  # a limit is reached, or the trainer cannot start: the operator gets a notice
 
 
 LAST_PAUSE = Pause(  # before a leave that waits for the meeting in progress
@@ -51,12 +52,12 @@ def memory_pause(settings: LocalSettings, around: Surroundings) -> Pause | None:
     if around.held_bytes <= size_bytes(settings.max_memory):
         return None
     way_out = "ends with `peer resume`, after `peer config max_memory SIZE` has allowed more"
-    return Pause(f"it held {megabytes(around.held_bytes)} of memory, and may hold {settings.max_memory}", way_out)
+    return Pause(f"it held {megabytes(around.held_bytes)} of memory, and may hold {settings.max_memory}", way_out, is_limit=True)
 
 
 def refused_pause(why: str, hint: str) -> Pause:
     """Return the pause of a peer whose trainer cannot start with its current settings."""
-    return Pause(f"the trainer cannot start: {why}", f"{RESUMES}, once that is mended" + (f" ({hint})" if hint else ""))
+    return Pause(f"the trainer cannot start: {why}", f"{RESUMES}, once that is mended" + (f" ({hint})" if hint else ""), is_limit=True)
 
 
 def ruled_pause(settings: LocalSettings, now_s: float, around: Surroundings) -> Pause | None:
@@ -71,7 +72,15 @@ def ruled_pause(settings: LocalSettings, now_s: float, around: Surroundings) -> 
         return Pause("the machine runs on battery", "ends when the machine is plugged in; `peer config not_on_battery false` ends it now")
     if around.home_bytes > size_bytes(settings.max_disk):
         way_out = "ends when the folder is smaller, or `peer config max_disk SIZE` allows more; its cache/ may be deleted"
-        return Pause(f"its folder takes {megabytes(around.home_bytes)} of the disk, and may take {settings.max_disk}", way_out)
+        return Pause(
+            f"its folder takes {megabytes(around.home_bytes)} of the disk, and may take {settings.max_disk}", way_out, is_limit=True
+        )
+    if around.too_hot:
+        limit_c = settings.pause_above_temperature
+        cooler = f"ends when it has cooled to {limit_c - COOLER_C} C; `peer config pause_above_temperature 0` ends it now"
+        return Pause(f"{around.too_hot}, more than {limit_c} C", cooler, is_limit=True)
+    if around.says_pause:
+        return Pause(f"`{settings.pause_when}` says so", "ends when that command exits with 1; `peer config pause_when ''` ends it now")
     if settings.only_idle and around.cores_of_others:
         calm = (
             f"ends when other processes have left the machine idle for {CALM_S / 60:.0f} minutes; `peer config only_idle false` ends it now"
@@ -128,7 +137,7 @@ class MonthlyTraffic:
         year, month = divmod(local.year * 12 + local.month, 12)
         until_s = datetime(year, month + 1, 1).timestamp()  # of the next month
         reason = f"this month's traffic of {limit} is used up, until {clock_text(until_s, now_s)}"
-        return Pause(reason, "ends by itself then; `peer config monthly_traffic SIZE` allows more", until_s, is_offline=True)
+        return Pause(reason, "ends by itself then; `peer config monthly_traffic SIZE` allows more", until_s, is_offline=True, is_limit=True)
 
 
 class Pauses:
@@ -138,6 +147,15 @@ class Pauses:
         self.asked: Pause | None = None
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
+
+    @property
+    def warnings(self) -> dict[str, str]:
+        """Return what cannot be measured, by setting; empty words where it can."""
+        return self._lookout.warnings
+
+    def close(self) -> None:
+        """End the commands that measure."""
+        self._lookout.close()
 
     def current_pause(self, config: PeerConfig) -> Pause | None:
         """Return the pause that applies now, or None."""

@@ -33,6 +33,7 @@ from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition, LastReport
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
+from gossamer.peer.supervisor.notices import Notice, NoticeBoard, Notifier
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
@@ -129,6 +130,7 @@ class Supervisor:
         self.condition = Condition(config.children)
         self._logged = ("", "")
         self._housekeeping = Housekeeping(self._home)
+        self._news, self._notifier = NoticeBoard(), Notifier(self._note)
         self._leave_reason = ""  # empty until the peer is asked to leave
         self._children: dict[str, ChildProcess | GuestProcess] = {}
         self._pauses = Pauses(self._home)
@@ -156,6 +158,9 @@ class Supervisor:
                 await self._until_over(work)
             finally:
                 await self._stop(work, looking)
+                self._pauses.close()
+                self._notify()
+                await self._notifier.close()
                 self._housekeeping.keep(self.status)
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
@@ -368,7 +373,21 @@ class Supervisor:
             self._update_pause()
             for event in self._housekeeping.look(self.status):
                 self._note(event)
+            for topic, words in self._pauses.warnings.items():
+                if words != self.status.warned.get(topic, ""):
+                    self._note(events.Warned(topic, words))
             self._describe()
+            self._notify()
+
+    def _notify(self) -> None:
+        """Send the notices that the status is worth."""
+        rest = self.condition.pause
+        notices = self._news.look(self.status, rest is not None and rest.is_limit, time.monotonic())
+        self._notifier.send(self._config.notify, self._subject, notices)
+
+    @property
+    def _subject(self) -> str:
+        return f"peer {self._peer_id[-6:]} in {self._home.path.name}"
 
     def _set_final_state(self, state: str, reason: str, way_out: str = "") -> None:
         self.condition.ending = changed(state, reason, way_out)
@@ -426,11 +445,11 @@ class Supervisor:
         self._update_pause()
 
     def _resume(self) -> dict[str, Any]:
-        self._pauses.asked = None
+        was_paused, self._pauses.asked = self.condition.pause is not None, None
         self._update_pause()
         if (rest := self.condition.pause) is not None:
             raise BadSettings(f"it stays paused: {rest.reason}", hint=rest.way_out)
-        return {"state": self.status.state, "reason": self.status.reason}
+        return {"state": self.status.state, "reason": self.status.reason, "was_paused": was_paused}
 
     def _set(self, key: str, text: str | None) -> dict[str, Any]:
         """Change a setting in `config.toml` and in this peer. Raises BadSettings with nothing changed."""
@@ -446,6 +465,8 @@ class Supervisor:
         self._update_pause()
         self._send_settings()
         self._changes.notify()
+        if key == "notify":
+            self._notifier.send(config.notify, self._subject, [Notice("test", "notices about this peer come by this way")])
         return {"value": value}
 
     def _can_restart(self, name: str) -> bool:

@@ -1,16 +1,23 @@
 """Measurements for the pauses that settings require: use of the machine by other processes, battery, memory and disk of the peer.
 
+Commands (the operator's `pause_when`, the driver's tool for temperatures) run beside the supervisor, which never waits for them.
+
 "Others" are all processes except this peer's: their processor time is that of the machine less the peer's. Keyboard activity and the use of
 the GPU by others are not measured.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+import signal
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Generic, TypeVar
 
 import psutil
 
@@ -19,10 +26,18 @@ from gossamer.peer.machine.energy import busy_cpu_s, cpu_s
 from gossamer.peer.machine.room import held_bytes, size_of
 from gossamer.peer.machine.units import UNLIMITED
 
+T = TypeVar("T")
+
 MEASURE_S = 5.0  # between two readings
 DISK_S = 30.0  # of the disk
 LEAST_CORES = 0.5  # what others may use of a small machine before it counts as in use...
 LEAST_SHARE = 0.1  # ...and of a large one, as a share of its cores
+ASK_S = 60.0  # of the operator's command
+COMMAND_S = 30.0  # that a command may take
+HEAT_S = 10.0  # of temperatures
+COOLER_C = 5  # below the limit before a peer that was too hot trains again
+GPU_TOOL = ("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
+SENSORS = ("amdgpu", "coretemp", "k10temp", "zenpower", "cpu_thermal")  # of GPUs and processors, among all sensors of a machine
 CALM_S = 300.0  # how long they must have used less than that before it counts as idle again
 
 
@@ -34,6 +49,8 @@ class Surroundings:
     cores_of_others: float = 0.0  # processor cores that others used lately; 0 when the machine counts as idle
     held_bytes: int = 0  # memory of all the peer's processes
     home_bytes: int = 0  # on the disk
+    too_hot: str = ""  # what is, in words
+    says_pause: bool = False  # the operator's command
 
 
 class Idleness:
@@ -68,6 +85,14 @@ class Lookout:
         self._idleness = Idleness(os.cpu_count() or 1)
         self._memory = CachedReading(MEASURE_S, lambda: held_bytes(os.getpid()))
         self._disk = CachedReading(DISK_S, lambda: size_of(home))
+        self._heat = Thermometer()
+        self._asked = PolledCommand(ASK_S)
+        self.warnings = {"pause_when": "", "pause_above_temperature": ""}
+
+    def close(self) -> None:
+        """End the commands that run."""
+        self._heat.close()
+        self._asked.close()
 
     def look(self, settings: LocalSettings) -> Surroundings:
         """Return the measurements that the settings need."""
@@ -81,22 +106,113 @@ class Lookout:
             self._idleness.cores_of_others,
             self._memory.read(now_s) if settings.max_memory != UNLIMITED else 0,
             self._disk.read(now_s) if settings.max_disk != UNLIMITED else 0,
+            self._too_hot(settings.pause_above_temperature, now_s),
+            self._says_pause(settings.pause_when, now_s),
         )
 
+    def _too_hot(self, limit_c: int, now_s: float) -> str:
+        words = self._heat.look(limit_c, now_s) if limit_c else ""
+        unread = "pause_above_temperature has no effect: neither the GPU's driver nor this system tells a temperature"
+        self.warnings["pause_above_temperature"] = unread if limit_c and self._heat.is_blind else ""
+        return words
 
-class CachedReading:
+    def _says_pause(self, command: str, now_s: float) -> bool:
+        if command:
+            self._asked.poll(shlex.split(command), now_s)
+        code, failure = (self._asked.code, self._asked.failure) if command else (None, "")
+        if not failure and code not in (None, 0, 1):
+            failure = f"it exits with {code}"
+        self.warnings["pause_when"] = f"pause_when has no effect: {failure}; 0 pauses, 1 trains" if failure else ""
+        return not failure and code == 0
+
+
+class CachedReading(Generic[T]):
     """A measurement that is repeated only after an interval."""
 
-    def __init__(self, seconds: float, measure: Callable[[], int]) -> None:
+    def __init__(self, seconds: float, measure: Callable[[], T]) -> None:
         self._seconds = seconds
         self._measure = measure
-        self._last: tuple[float, int] | None = None
+        self._last: tuple[float, T] | None = None
 
-    def read(self, now_s: float) -> int:
+    def read(self, now_s: float) -> T:
         """Return the last measurement."""
         if self._last is None or now_s - self._last[0] >= self._seconds:
             self._last = (now_s, self._measure())
         return self._last[1]
+
+
+class PolledCommand:
+    """A command that is run again and again, and never waited for. `code` and `output` are those of its last run."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._process: subprocess.Popen[bytes] | None = None
+        self._began_s = float("-inf")
+        self.code: int | None = None  # None: it has not ended yet
+        self.output = ""
+        self.failure = ""  # why the last run has no code
+
+    def poll(self, command: Sequence[str], now_s: float) -> None:
+        """Start the command if it is due, and note its end. Call it often; `now_s` is a monotonic clock."""
+        if self._process is not None and self._process.poll() is not None:
+            self.output = self._process.communicate()[0].decode(errors="replace")
+            self.code, self.failure, self._process = self._process.returncode, "", None
+        elif self._process is not None and now_s - self._began_s > COMMAND_S:
+            self.close()
+            self.code, self.failure = None, f"it took longer than {COMMAND_S:.0f} s"
+        elif self._process is None and now_s - self._began_s >= self._every_s:
+            self._began_s = now_s
+            self._start(command)
+
+    def _start(self, command: Sequence[str]) -> None:
+        null = subprocess.DEVNULL
+        try:
+            self._process = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True)
+        except (OSError, ValueError) as error:
+            self.code, self.failure = None, str(error)
+
+    def close(self) -> None:
+        """Kill it if it runs."""
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.communicate()
+            self._process = None
+
+
+class Thermometer:
+    """The hottest GPU or processor of the machine, as far as the driver or the system tells."""
+
+    def __init__(self, sensors: Callable[[], float | None] | None = None, tool: Sequence[str] = GPU_TOOL) -> None:
+        self._sensors = CachedReading(HEAT_S, sensors or hottest_sensor)
+        self._tool, self._gpus = tool, PolledCommand(HEAT_S)
+        self._was_too_hot = False
+        self.is_blind = False  # nothing can be read
+
+    def look(self, limit_c: int, now_s: float) -> str:
+        """Return in words what is hotter than the limit; empty if nothing is. Once too hot, it must cool by COOLER_C."""
+        self._gpus.poll(self._tool, now_s)
+        readings = {"a GPU": hottest_in(self._gpus.output), "the machine": self._sensors.read(now_s)}
+        known = {name: degrees for name, degrees in readings.items() if degrees is not None}
+        self.is_blind = not known and (self._gpus.code is not None or bool(self._gpus.failure))
+        name, degrees = max(known.items(), key=lambda item: item[1], default=("", 0.0))
+        self._was_too_hot = degrees > limit_c - (COOLER_C if self._was_too_hot else 0)
+        return f"{name} has {degrees:.0f} C" if self._was_too_hot else ""
+
+    def close(self) -> None:
+        """End the driver's tool."""
+        self._gpus.close()
+
+
+def hottest_in(text: str) -> float | None:
+    """Return the highest of the numbers in a text, one a line; None if there is none."""
+    return max((float(line) for line in text.split() if line.isdecimal()), default=None)
+
+
+def hottest_sensor() -> float | None:
+    """Return the highest temperature that the system tells of a GPU or processor, in degrees Celsius; None if it tells none."""
+    found = psutil.sensors_temperatures() if hasattr(psutil, "sensors_temperatures") else {}
+    return max((reading.current for name in SENSORS for reading in found.get(name, ())), default=None)
 
 
 def others_cpu_s() -> float:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.messages.records import GENERATION, MemberRecord, announceable
 from gossamer.protocol.messages.terms import ModelPlan, RunTerms
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.run.manifest import RunManifest
@@ -32,12 +32,13 @@ class Membership:
     total_steps: int  # where the run ends
     deadline_s: float  # to find a partner, and again for the meeting itself
     defer: bool  # without a partner: wait instead of taking a solo step
+    generation: int = 0  # of the home: records of a higher one replace ours
 
     @classmethod
-    def of(cls, identity: Identity, manifest: RunManifest, credential: OwnCredential) -> Self:
+    def of(cls, identity: Identity, manifest: RunManifest, credential: OwnCredential, generation: int = 0) -> Self:
         """Take the terms from the manifest; they suit no meeting before `with_plan`."""
         terms, outer = RunTerms.from_manifest(manifest), manifest.outer
-        return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer")
+        return cls(identity, terms, credential, manifest.run.total_steps, outer.deadline_s, outer.no_partner == "defer", generation)
 
     @property
     def credential(self) -> Credential | None:
@@ -59,7 +60,7 @@ class Membership:
             addresses=announceable(addresses, self.identity.peer_id),
             global_step=0,
             finished=False,
-            sequence=int(now_s) - 1,
+            sequence=self.generation * GENERATION + int(now_s) - 1,
             expires_s=int(now_s) + BARE_RECORD_S,
             credential=self.credential,
             paused=True,

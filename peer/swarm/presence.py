@@ -17,9 +17,9 @@ from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.addresses import NEAR
-from gossamer.protocol.errors import GossamerError
+from gossamer.protocol.errors import GossamerError, RunRefusesUs
 from gossamer.protocol.limits import RECORD_LIFETIME_S
-from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.messages.records import GENERATION, MemberRecord, announceable
 from gossamer.protocol.streams.transport import Directory
 
 log = logging.getLogger(__name__)
@@ -46,10 +46,11 @@ class Presence:
     reporter: SwarmReporter
     wait_for_peers: int
     _sequence: int = 0
+    _moved: RunRefusesUs | None = None
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
-        """Run until cancelled."""
+        """Run until cancelled. Raises RunRefusesUs, in a group, once this identity runs elsewhere, from a restored backup."""
         async with asyncio.TaskGroup() as tasks:
             for loop in (self._announce_for_ever, self._look_for_ever, self._report_for_ever):
                 tasks.create_task(loop())
@@ -84,6 +85,8 @@ class Presence:
                 async with asyncio.timeout(LOOK_S[1]):
                     await self._look()
             self._has_looked.set()
+            if self._moved is not None:
+                raise self._moved
             known = len(self.peer_exchange.book.announced(loop_s()))
             is_urgent = known < max(1, self.wait_for_peers) or self.lifecycle.finished
             pause_s = LOOK_S[0] if is_urgent else min(2 * pause_s, LOOK_S[2] if known >= MANY else LOOK_S[1])
@@ -106,7 +109,7 @@ class Presence:
 
     def _record(self, lifetime_s: int) -> MemberRecord:
         membership, now_s = self.membership, int(self.peer_exchange.time.now_s())
-        self._sequence = max(self._sequence + 1, now_s)  # so that it also grows over restarts
+        self._sequence = max(self._sequence + 1, membership.generation * GENERATION + now_s)  # so that it also grows over restarts
         return MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,
@@ -123,9 +126,22 @@ class Presence:
 
     async def _look(self) -> None:
         for number, record in enumerate(await self.directory.members(), 1):
+            self._note_own(record)
             self.peer_exchange.take(record)
             if number % RECORDS_AT_ONCE == 0:
                 await asyncio.sleep(0)
+
+    def _note_own(self, record: MemberRecord) -> None:
+        """Note if this identity has moved: a home that was restored from our backup announces itself."""
+        own = self.membership
+        if record.peer_id != own.identity.peer_id or record.generation <= own.generation:
+            return
+        with contextlib.suppress(GossamerError):
+            record.check(own.terms.run_id, self.peer_exchange.time.now_s())
+            self._moved = RunRefusesUs(
+                f"this peer was restored from its backup elsewhere and runs there (generation {record.generation}; here {own.generation})",
+                hint="an identity runs once: delete this home, or restore a backup from there into a new one",
+            )
 
 
 @contextlib.contextmanager
@@ -173,7 +189,8 @@ class SwarmReporter:
             if event not in self._reported:
                 self._emit(event)
         self._reported = now
-        tokens = sum(entry.record.tokens for entry in self._peer_exchange.book.live(now_s) if entry.record)
+        known = (entry.record for entry in self._peer_exchange.book.known(now_s))
+        tokens = sum(record.tokens for record in known if record is not None and self._peer_exchange.is_in_force(record))
         if abs(tokens - self._reported_tokens) > NEWS * self._reported_tokens:
             self._reported_tokens = tokens
             self._emit(OthersTrained(tokens))

@@ -57,6 +57,7 @@ class StateTransfer:
     _dissenting: frozenset[PeerId] = field(default_factory=frozenset)  # sources that give other weights than most
     _refused: set[PeerId] = field(default_factory=set)  # sources that alone gave weights that were refused
     _num_worse: int = 0  # states that were refused when all sources had given such a one
+    _has_warned: bool = False  # that this peer began with its own weights
     _reported_s: float = -REPORT_S
     _progress: TransferProgress | None = None
 
@@ -195,9 +196,12 @@ class StateTransfer:
         if adopted.reason:
             self.emit(ProcessReported("joining", f"kept our own weights: {adopted.reason}"))
             if may_begin:
+                self._has_warned = True
                 self.emit(Warned(WORSE_TOPIC, f"this peer began with its own weights, not with the run's: {adopted.reason}"))
             return None
-        self.emit(Warned(WORSE_TOPIC, ""))
+        if self._has_warned:
+            self._has_warned = False
+            self.emit(Warned(WORSE_TOPIC, ""))
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
         self.emit(StateTransferred(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
@@ -233,7 +237,9 @@ class TransferProgress:
     num_by: Counter[PeerId] = field(default_factory=Counter)  # pieces, by source
 
     def describe(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
-        """Return a sentence with per cent, rate and time left, and a warning where it takes long."""
+        """Return a sentence: per cent, rate, time left, and a warning where it takes long; or what follows once all is here."""
+        if done_bytes >= total_bytes:
+            return f"downloaded {total_bytes / 1e6:.1f} MB of weights from {len(self.num_by)} peers; the trainer compares them with its own"
         rate = (done_bytes - self.began_bytes) / max(1e-9, now_s - self.began_s)
         words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {total_bytes / 1e6:.1f} MB"
         if rate <= 0.0:

@@ -25,7 +25,7 @@ from gossamer.protocol.run.manifest import ProgramManifest
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
 TOLERANCE: Final = 0.01  # times the size of our own loss: a few batches are no exact measure
-SPLIT_GROWTH: Final = 4.0  # times the loss above ours that is allowed, for each result on which the partners have not agreed
+SPLIT_GROWTH: Final = 2.0  # times the loss above ours that is allowed, for each result on which the partners have not agreed
 
 
 def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:

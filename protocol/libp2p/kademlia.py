@@ -93,15 +93,21 @@ class RecordProtocol:
         place, *known = request.keys or [b""]
         if len(place) != KEY_BYTES or len(known) > KNOWN:
             raise BadMessage(f"a look-up takes one place of {KEY_BYTES} bytes and at most {KNOWN} gists")
-        value = join_records(self._near(int.from_bytes(place, "big"), caller.peer), known)
+        value = join_records(self._near(int.from_bytes(place, "big"), caller), known)
         self._charge(caller.peer, end, len(value))
         return dht_pb2.FindResponse(results=[dht_pb2.FindResult(type=dht_pb2.FOUND_REGULAR, value=value)], peer=self._node_info(known))
 
-    def _near(self, place: int, caller: PeerId) -> list[Held]:
-        """Return the valid records nearest to a place, without the caller's: NAMED neighbours, then NAMED_TOO stored records."""
-        known = (held for held in self.neighbours.all() if held.peer != caller and self.shelf.is_in_force(held))
-        named = {held.peer: held for held in nearest(known, place, NAMED)}
-        stored = (held for held in self.holdings.all() if held.peer not in (caller, *named) and self.shelf.is_in_force(held))
+    def _near(self, place: int, caller: Held) -> list[Held]:
+        """Return the valid records nearest to a place: NAMED neighbours, then NAMED_TOO stored records.
+
+        The caller's is left out, unless it is newer than what the caller presents: then its identity runs elsewhere too.
+        """
+
+        def is_wanted(held: Held) -> bool:
+            return self.shelf.is_in_force(held) and (held.peer != caller.peer or held.record.supersedes(caller.record))
+
+        named = {held.peer: held for held in nearest(filter(is_wanted, self.neighbours.all()), place, NAMED)}
+        stored = (held for held in self.holdings.all() if held.peer not in named and is_wanted(held))
         return [*named.values(), *nearest(stored, place, NAMED_TOO)]
 
     async def _admit(self, info: Any, context: P2PContext, num_bytes: int) -> tuple[Held | None, str]:

@@ -15,6 +15,8 @@ from gossamer.protocol.messages.frames import need_signed, read_unframed, write_
 from gossamer.protocol.run.invite import Credential
 
 GIST_BYTES = 8
+GENERATION = 1 << 32  # of a sequence number: the rest is about the time of day in Unix seconds
+MOST_GENERATIONS = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,7 @@ class MemberRecord(Signed):
     addresses: tuple[str, ...]  # at most 4 multiaddrs
     global_step: int  # the peer's global step at signing
     finished: bool  # the peer has reached the end of the run and only averages
-    sequence: int  # increases with each record of this peer
+    sequence: int  # increases with each record of this peer: GENERATION times the generation of its home, and the time
     expires_s: int  # Unix seconds
     credential: Credential | None = None  # proves the peer's membership
     paused: bool = False  # the peer is reachable, but neither meets nor serves state
@@ -69,6 +71,11 @@ class MemberRecord(Signed):
         if self.expires_s > now_s + limits.RECORD_LIFETIME_S + limits.CLOCK_SKEW_S:
             raise BadMessage(f"a record that is valid for too long: {self.expires_s - now_s:.0f} s")
         self.verify(self.peer_id)
+
+    @property
+    def generation(self) -> int:
+        """Return how often the home of the peer was restored from a backup."""
+        return self.sequence // GENERATION
 
     @property
     def gist(self) -> bytes:

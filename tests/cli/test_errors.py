@@ -104,6 +104,8 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
     "leave": [((), "no peer is running", "peer join")],
     "doctor": [(("--listen", ""), "listen", "Address")],
     "service": [(("status",), "no service", "peer service install"), (("install",), "holds no run", "gossamer1")],
+    "backup": [((), "FILE", "--help"), (("FILE.backup",), "holds no peer", "--home DIR")],
+    "restore": [((), "FILE", "--help"), (("FILE.absent",), "does not exist", "--help"), ((__file__,), "no terminal", "--passphrase-file")],
     "export": [((), "FOLDER", "--help"), (("FILE.out",), "holds no run", "--home DIR")],
     "eval": [((), "holds no run", "--home DIR")],
     "compare": [(("FOLDER",), "unexpected", "--help")],

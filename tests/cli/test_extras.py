@@ -82,6 +82,8 @@ NEEDS: dict[str, list[tuple[tuple[str, ...], str]]] = {  # by verb: arguments, a
     "host": [(LOCAL, "text"), ((*LOCAL, "--metrics", "9464"), "metrics")],
     "join": [(LOCAL, "text"), ((*LOCAL, "--metrics", "9464"), "metrics")],
     "bootstrap": [(("--metrics", "9464"), "metrics")],
+    "backup": [(("file",), "backup")],
+    "restore": [((__file__,), "backup")],
     "watch": [((), "watch")],
     "dashboard": [((), "dashboard")],
     "export": [(("model",), "text")],

@@ -53,6 +53,13 @@ def test_trend_and_end_need_enough_points() -> None:
     assert history.ends(1000) is None
 
 
+def test_a_trend_is_not_carried_on_beyond_what_was_trained() -> None:
+    history = History()
+    for second in range(60):
+        history = history.add(point(second, second // 4, 10.0 - second / 10))
+        assert history.loss_trend is None  # of 15 steps
+
+
 def test_a_run_that_stands_still_has_no_end() -> None:
     history = History()
     for second in range(50):

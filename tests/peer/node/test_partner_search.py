@@ -11,8 +11,10 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.link import messages
+from gossamer.peer.meeting.commands import Finish
+from gossamer.peer.node.meetings import Meetings
 from gossamer.protocol.errors import GossamerError, RefusalCode
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
@@ -54,6 +56,33 @@ def test_a_peer_without_partners_takes_a_solo_step_at_once(tmp_path: Path) -> No
         peer.node.on_report(DUE)
         await asyncio.sleep(0.5)
         assert notified(peer, messages.Solo) == [0]
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_search_waits_for_its_partner_without_polling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The partner is in our other meeting, then in a back-off: each takes a few tries, however long it lasts."""
+    tries = 0
+    try_next = Meetings.try_next
+
+    async def counted(meetings: Meetings, fragment: int, tried: set[PeerId]) -> Finish | None:
+        nonlocal tries
+        tries += 1
+        return await try_next(meetings, fragment, tried)
+
+    monkeypatch.setattr(Meetings, "try_next", counted)
+
+    async def story(swarm: Swarm) -> None:
+        a, b = await still(swarm), await still(swarm)
+        await swarm.until(lambda: a.lifecycle.may_meet and b.lifecycle.may_meet and bool(a.book.live(now())))
+        assert all(await asyncio.gather(*(a.node.searches.search(fragment) for fragment in range(3))))
+        assert tries <= 10
+        for _ in range(3):
+            a.book.note_refusal(b.peer_id, now())
+        free_s, before = a.book.get(b.peer_id).backs_off_until_s, tries
+        assert free_s > now() + 3.0
+        assert await a.node.searches.search(0)
+        assert free_s <= now() < free_s + 2.0 and tries - before <= 12
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Sequence
 from datetime import datetime
+from math import inf
 from pathlib import Path
 
 import psutil
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, asked_pause, memory_pause, refused_pause, ruled_pause
-from gossamer.peer.supervisor.surroundings import CALM_S, MEASURE_S, CachedReading, Idleness, Lookout, Surroundings, others_cpu_s
+from gossamer.peer.supervisor.surroundings import (
+    ASK_S,
+    CALM_S,
+    COMMAND_S,
+    HEAT_S,
+    MEASURE_S,
+    CachedReading,
+    Idleness,
+    Lookout,
+    PolledCommand,
+    Surroundings,
+    Thermometer,
+    hottest_in,
+    others_cpu_s,
+)
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()
@@ -35,7 +52,23 @@ def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> No
     memory = memory_pause(LocalSettings(max_memory="1 GB"), Surroundings(held_bytes=1_400_000_000))
     assert memory is not None and "held 1.4 GB of memory, and may hold 1 GB" in memory.reason
     assert memory_pause(LocalSettings(), Surroundings(held_bytes=1 << 50)) is None
-    for rest in (two_hours, asked_pause(NOON_S, None), night, battery, others, disk, memory, refused_pause("why", "how"), LAST_PAUSE):
+    hot = ruled_pause(LocalSettings(pause_above_temperature=80), NOON_S, Surroundings(too_hot="a GPU has 84 C"))
+    assert hot is not None and hot.reason == "a GPU has 84 C, more than 80 C" and "cooled to 75 C" in hot.way_out
+    asked = ruled_pause(LocalSettings(pause_when="test -e game"), NOON_S, Surroundings(says_pause=True))
+    assert asked is not None and asked.reason == "`test -e game` says so"
+    for rest in (
+        hot,
+        asked,
+        two_hours,
+        asked_pause(NOON_S, None),
+        night,
+        battery,
+        others,
+        disk,
+        memory,
+        refused_pause("why", "how"),
+        LAST_PAUSE,
+    ):
         assert rest is not None and rest.reason and rest.way_out.startswith("ends ")
 
 
@@ -72,6 +105,80 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert seen.cores_of_others == 0.0, "one reading says nothing"
     assert seen.held_bytes > 10_000_000
     assert seen.home_bytes == 1000
+
+
+def polled(command: PolledCommand, words: Sequence[str], runs: int) -> None:
+    """Poll a command until it has ended so many times."""
+    now_s = max(0.0, command._began_s)
+    for _ in range(runs):
+        now_s += ASK_S
+        command.poll(words, now_s)
+        while command._process is not None:
+            command._process.wait(30.0)
+            command.poll(words, now_s)
+
+
+def test_a_command_of_the_operator_is_asked_again_and_again(tmp_path: Path) -> None:
+    command, flag = PolledCommand(ASK_S), tmp_path / "game"
+    words = ("test", "-e", str(flag))
+    polled(command, words, 1)
+    assert (command.code, command.failure) == (1, "")
+    flag.touch()
+    command.poll(words, ASK_S + 1.0)
+    assert command.code == 1, "it is not asked again so soon"
+    polled(command, words, 2)
+    assert (command.code, command.failure) == (0, "")
+    polled(command, ("/nowhere/at/all",), 2)
+    assert command.code is None and "No such file" in command.failure
+
+
+def test_a_command_that_hangs_is_killed_with_its_children_and_waited_for_by_nobody() -> None:
+    command = PolledCommand(ASK_S)
+    command.poll(("sh", "-c", "sleep 1000 & sleep 1000"), 0.0)
+    process = command._process
+    assert process is not None
+    command.poll((), COMMAND_S)
+    assert process.poll() is None and command.failure == ""
+    command.poll((), COMMAND_S + 1.0)
+    assert process.returncode == -9 and command.failure == "it took longer than 30 s"
+    command.close()
+
+
+def test_what_a_command_says_pauses_and_what_it_cannot_say_is_a_warning(tmp_path: Path) -> None:
+    lookout = Lookout(tmp_path)
+
+    def look(command: str) -> tuple[bool, str]:
+        lookout._asked = PolledCommand(ASK_S)
+        polled(lookout._asked, shlex.split(command), 1)
+        lookout._asked._began_s = inf  # it is not due again
+        return lookout.look(LocalSettings(pause_when=command)).says_pause, lookout.warnings["pause_when"]
+
+    assert look("true") == (True, "")
+    assert look("false") == (False, "")
+    assert look("sh -c 'exit 3'") == (False, "pause_when has no effect: it exits with 3; 0 pauses, 1 trains")
+    paused, warning = look("/nowhere/at/all")
+    assert not paused and "pause_when has no effect" in warning
+    assert lookout.look(LocalSettings()).says_pause is False and lookout.warnings["pause_when"] == ""
+
+
+def test_a_machine_that_was_too_hot_must_cool_down() -> None:
+    degrees = 70.0
+    thermometer = Thermometer(lambda: degrees, tool=("false",))
+    found = []
+    for number, degrees in enumerate((70.0, 81.0, 79.0, 75.0, 76.0, 81.0)):  # noqa: B007 (the sensor reads it)
+        found.append(thermometer.look(80, number * HEAT_S) != "")
+    assert found == [False, True, True, False, False, True]
+    thermometer.close()
+
+
+def test_the_hottest_gpu_counts_and_no_reading_is_said() -> None:
+    assert hottest_in("61\n84\n7\n") == 84.0
+    assert hottest_in("[N/A]\n") is None and hottest_in("") is None
+    hot = Thermometer(lambda: 50.0, tool=("echo", "84"))
+    polled(hot._gpus, hot._tool, 1)
+    assert hot.look(80, ASK_S) == "a GPU has 84 C" and not hot.is_blind
+    blind = Thermometer(lambda: None, tool=("/nowhere/at/all",))
+    assert blind.look(80, 0.0) == "" and blind.is_blind
 
 
 def test_a_slow_measurement_is_repeated_only_after_its_interval() -> None:

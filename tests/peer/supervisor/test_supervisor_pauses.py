@@ -49,8 +49,9 @@ def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
             assert not running.stopped_ns("node")
             assert running.status.reason == "paused by the operator"
             assert not work.done()
-            await control(running, verb="resume")
+            assert (await control(running, verb="resume"))["was_paused"]
             await until_training(running)
+            assert not (await control(running, verb="resume"))["was_paused"]
             await eventually(lambda: not node_rests(running), "the node awake")
             assert len(running.lives("trainer")) == 2
             assert len(running.lives("node")) == 1

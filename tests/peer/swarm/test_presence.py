@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 
 import pytest
 
@@ -14,9 +15,11 @@ from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
+from gossamer.protocol.errors import RunRefusesUs
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.records import GENERATION
 from tests.peer.two_sides import SEEDS, TERMS, membership
 from tests.protocol.knowing import KnowingNetwork, KnowingPeer
 from tests.protocol.peers import nobody
@@ -105,6 +108,37 @@ def test_a_peer_that_leaves_is_removed_at_once_and_one_that_dies_expires() -> No
         network.kill(A.peer_id)
         await asyncio.sleep(RECORD_S)
         assert await network.peers[B.peer_id].members() == []
+
+    play(story)
+
+
+def test_a_home_that_was_restored_elsewhere_ends_the_older_one(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(2 * LOOK_S[0])
+        old = network.records[A.peer_id]
+        restored = replace(old, sequence=old.sequence + GENERATION, signature=b"")
+        network.records[A.peer_id] = restored.signed(B)  # anybody can write a record with our name
+        await asyncio.sleep(3 * LOOK_S[1])
+        assert not a.task.done()
+        network.records[A.peer_id] = replace(restored, expires_s=restored.expires_s + 100, signature=b"").signed(A)
+        with pytest.raises(ExceptionGroup) as caught:
+            await a.task
+        (error,) = caught.value.exceptions
+        assert isinstance(error, RunRefusesUs) and "generation 1; here 0" in str(error)
+        assert not b.task.done()
+
+    play(story)
+
+
+def test_the_records_of_a_restored_home_replace_those_of_the_old_one() -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(2 * LOOK_S[0])
+        old = network.records[A.peer_id]
+        a.presence.membership = replace(a.presence.membership, generation=2)
+        await asyncio.sleep(2 * ANNOUNCE_S)
+        new = network.records[A.peer_id]
+        assert new.generation == 2 and new.supersedes(old) and not a.task.done()
+        assert replace(a.presence.membership, generation=3).bare_record((), network.now_s()).supersedes(new)
 
     play(story)
 

@@ -21,7 +21,7 @@ from tests.peer.two_sides import SEEDS, TERMS
 ME = Identity(SEEDS[0])
 
 
-def events_about(*others: tuple[int, int]) -> list[Event]:
+def events_about(*others: tuple[int, int], is_paused: bool = False) -> list[Event]:
     """Return the events of two reports about peers with these releases and tokens, each in a network of its own."""
     events: list[Event] = []
 
@@ -31,7 +31,7 @@ def events_about(*others: tuple[int, int]) -> list[Event]:
         for number, (release, tokens) in enumerate(others, 1):
             who = Identity(bytes(31) + bytes([number]))
             record = MemberRecord(
-                TERMS.run_id, who.peer_id, (f"/ip4/20.{number}.0.1/tcp/1",), 5, False, 1, 1090, None, False, tokens, release
+                TERMS.run_id, who.peer_id, (f"/ip4/20.{number}.0.1/tcp/1",), 5, False, 1, 1090, None, is_paused, tokens, release
             )
             book.learn(record.signed(who), asyncio.get_running_loop().time())
             book.note_meeting(who.peer_id, asyncio.get_running_loop().time(), 5)
@@ -44,6 +44,10 @@ def events_about(*others: tuple[int, int]) -> list[Event]:
 
 def test_the_tokens_of_the_other_peers_are_added_and_emitted_once() -> None:
     assert events_about((RELEASE, 300), (RELEASE, 100)) == [PeersSeen(2), AddressesChanged(()), OthersTrained(400)]
+
+
+def test_the_tokens_of_paused_peers_count_though_they_are_not_in_sight() -> None:
+    assert OthersTrained(400) in events_about((RELEASE, 300), (RELEASE, 100), is_paused=True)
 
 
 @pytest.mark.parametrize(

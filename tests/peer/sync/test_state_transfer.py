@@ -22,7 +22,7 @@ from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import FetchClient, as_final
 from gossamer.peer.sync.decision import Wanted
 from gossamer.peer.sync.sources import Sources
-from gossamer.peer.sync.state_transfer import StateTransfer
+from gossamer.peer.sync.state_transfer import StateTransfer, TransferProgress
 from gossamer.protocol.errors import BadMessage, BadSettings, RefusalCode, Refused, RunRefusesUs, WrongVersion
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -229,3 +229,11 @@ def test_a_program_with_better_weights_than_the_runs_begins_with_them_after_a_mi
         assert warned.startswith("this peer began with its own weights") and "0.1000" in warned
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_whole_transfer_says_what_follows_and_no_time_left() -> None:
+    progress = TransferProgress(0.0, 0)
+    assert progress.describe(50_000_000, 100_000_000, 10.0) == "downloading weights: 50 % of 100.0 MB from 0 peers, 5.00 MB/s, 10 s left"
+    assert progress.describe(100_000_000, 100_000_000, 20.0) == (
+        "downloaded 100.0 MB of weights from 0 peers; the trainer compares them with its own"
+    )

@@ -92,6 +92,18 @@ def test_a_stored_record_is_found_by_another_member() -> None:
     play(test)
 
 
+def test_a_caller_gets_its_own_record_only_if_it_is_newer_than_what_it_presents() -> None:
+    async def test(one: RecordProtocol) -> None:
+        place, older = place_of(CALLER.peer_id), own_record(CALLER)
+        newer = replace(record(CALLER, addresses=HOME), sequence=1 << 40, signature=b"").signed(CALLER)
+        await one.rpc_store(dht_pb2.StoreRequest(peer=older), from_peer(CALLER))
+        assert named_in(await one.rpc_find(find(place, older), from_peer(CALLER))) == []
+        await one.rpc_store(dht_pb2.StoreRequest(peer=dht_pb2.NodeInfo(node_id=newer.to_bytes())), from_peer(CALLER))
+        assert named_in(await one.rpc_find(find(place, older), from_peer(CALLER))) == [newer]
+
+    play(test)
+
+
 def test_a_peer_that_is_no_member_gets_only_a_pong() -> None:
     async def test(one: RecordProtocol) -> None:
         for info in (dht_pb2.NodeInfo(), own_record(STRANGER), own_record(CALLER), dht_pb2.NodeInfo(node_id=b"junk")):

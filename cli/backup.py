@@ -1,0 +1,82 @@
+"""`peer backup` and `peer restore`: all that a peer has earned, in one encrypted file."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model import backup as backups
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+
+SHORTEST_PASSPHRASE = 8
+Passphrase = Annotated[
+    Path | None,
+    typer.Option("--passphrase-file", metavar="FILE", help="File whose first line is the passphrase. Default: asked on the terminal."),
+]
+
+
+def backup(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The backup to write; it must not exist.")],
+    home: HomeFolder = DEFAULT_HOME,
+    passphrase_file: Passphrase = None,
+    as_json: Json = False,
+) -> None:
+    """Write identity, newest checkpoint, invite, settings and records to one encrypted file.
+
+    The peer may run meanwhile. `age` opens the file too. Without the passphrase nobody can.
+    """
+    need_extra("backup")
+    folder = Home(home)
+    if not folder.identity.exists():
+        raise BadSettings(f"{folder.path} holds no peer", hint="--home DIR names another folder")
+    me = Identity.load_or_create(folder.identity).peer_id
+    num_bytes = backups.write(folder, me, file, _passphrase(passphrase_file, is_new=True))
+    if as_json:
+        print(json.dumps({"file": str(file), "bytes": num_bytes, "peer_id": str(me), "generation": folder.read_generation()}))
+    else:
+        print(f"wrote {file} ({num_bytes / 1e6:.1f} MB): `peer restore {file} --home DIR` brings {me.short()} back", file=sys.stderr)
+
+
+def restore(
+    file: Annotated[Path, typer.Argument(metavar="FILE", exists=True, dir_okay=False, help="The backup to read.")],
+    home: HomeFolder = DEFAULT_HOME,
+    passphrase_file: Passphrase = None,
+    as_json: Json = False,
+) -> None:
+    """Restore a backup into a new home, on this machine or another one.
+
+    The restored home replaces the old one: if the old one still runs, it stops as soon as it sees the new one in the run.
+    """
+    need_extra("backup")
+    folder = Home(home)
+    about = backups.read(file, folder, _passphrase(passphrase_file, is_new=False))
+    if as_json:
+        print(json.dumps({"home": str(folder.path), "peer_id": about.peer_id, "generation": about.generation + 1}))
+    else:
+        print(f"restored {about.peer_id} into {folder.path}; `peer join --home {folder.path}` goes on with it", file=sys.stderr)
+
+
+def _passphrase(file: Path | None, *, is_new: bool) -> str:
+    if file is not None:
+        try:
+            text = file.read_text().partition("\n")[0]
+        except (OSError, ValueError) as error:
+            raise BadSettings(f"the passphrase cannot be read from {file}: {error}", hint="name a text file") from error
+    elif sys.stdin.isatty():
+        text = str(typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
+    else:
+        raise BadSettings("there is no terminal to ask for the passphrase", hint="--passphrase-file FILE names a file that holds it")
+    if is_new and len(text) < SHORTEST_PASSPHRASE:
+        raise BadSettings(
+            f"the passphrase has {len(text)} characters; it needs {SHORTEST_PASSPHRASE}",
+            hint="several words are easy to keep and hard to guess",
+        )
+    return text

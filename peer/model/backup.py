@@ -1,0 +1,224 @@
+"""A backup: a peer's home in one file, which only its passphrase opens.
+
+The file is a zip archive of two age files (age-encryption.org/v1), so that any age program can open it without this one:
+
+- `key.age`: a secret key, encrypted with the passphrase (scrypt).
+- `home.tar.age`: a tar of the home, encrypted for that key, in pieces: a large checkpoint is never held in memory.
+
+The first file of the tar, `backup.json`, says what made it. `read` accepts only the names that `write` knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+import json
+import os
+import shutil
+import tarfile
+import tempfile
+import threading
+import time
+import zipfile
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import IO, Any, Final, Self
+
+from gossamer.peer.machine.home import Home, private
+from gossamer.peer.machine.status import VERSION
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import PeerId
+
+FORMAT: Final = 1
+KEY: Final = "key.age"
+CONTENTS: Final = "home.tar.age"
+ABOUT: Final = "backup.json"
+FILES: Final = (
+    "identity.key", "generation", "manifest.bin", "invite.txt", "credential", "revocations", "invites.json", "members.json", "config.toml",
+    "peers.json", "partners.json", "journal", "traffic.json", "events.jsonl", "status.json", "port",
+)  # fmt: skip
+FOLDERS: Final = ("tokenizer", "checkpoints")
+MOST_ABOUT_BYTES: Final = 1 << 16
+UNREADABLE: Final = "take another backup; `peer backup FILE` writes one"
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a backup says of itself."""
+
+    format: int
+    version: str  # of the Gossamer that wrote it
+    peer_id: str
+    generation: int  # of the home when it was written
+    saved_s: int  # Unix seconds
+
+    @classmethod
+    def from_json(cls, content: bytes) -> Self:
+        """Parse `backup.json`. Raises BadSettings for a backup of another format, ValueError for anything else."""
+        found = json.loads(content)
+        if not isinstance(found, dict) or not isinstance(number := found.get("format"), int):
+            raise ValueError("no backup of a peer")
+        if number != FORMAT:
+            raise BadSettings(
+                f"the backup has format {number}, of Gossamer {found.get('version')}; this is Gossamer {VERSION}, with format {FORMAT}",
+                hint="install that version of Gossamer, or take the backup anew with this one",
+            )
+        about = cls(number, str(found["version"]), str(found["peer_id"]), int(found["generation"]), int(found["saved_s"]))
+        PeerId.from_text(about.peer_id)
+        return about
+
+
+def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
+    """Write a backup of a home, which a peer may be running from; return its size in bytes.
+
+    The last checkpoint goes in, without downloads and caches. Raises BadSettings if the home or the disk refuses; then no file is left.
+    """
+    import pyrage  # an extra
+
+    about = About(FORMAT, VERSION, str(me), home.read_generation(), int(time.time()))
+    key = pyrage.x25519.Identity.generate()
+    try:
+        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # readable by its owner alone
+    except OSError as error:
+        raise BadSettings(f"{file.parent} cannot be written to: {error.strerror}", hint="name a file in another folder") from error
+    beside = Path(name)
+    try:
+        with open(descriptor, "wb") as target, zipfile.ZipFile(target, "w") as archive:
+            archive.writestr(KEY, pyrage.passphrase.encrypt(str(key).encode(), passphrase))
+            with archive.open(CONTENTS, "w", force_zip64=True) as encrypted, _piped(lambda pipe: _pack(home, about, pipe)) as packed:
+                pyrage.encrypt_io(packed, encrypted, [key.to_public()])
+        os.link(beside, file)  # unlike a rename, it never replaces a file
+        return file.stat().st_size
+    except FileExistsError as error:
+        raise BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file") from error
+    except OSError as error:
+        raise BadSettings(f"the backup {file} cannot be written: {error.strerror}", hint="name a file on a disk with more room") from error
+    finally:
+        beside.unlink(missing_ok=True)
+
+
+def read(file: Path, home: Home, passphrase: str) -> About:
+    """Restore a backup into a home, which must not exist, or be an empty folder. The home's generation is one more than the backup's.
+
+    Raises BadSettings; then there is no home.
+    """
+    import pyrage
+
+    if home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
+        raise BadSettings(f"the home {home.path} is not empty", hint="restore into a new folder with --home DIR")
+    try:
+        home.path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{home.path.name}.", dir=home.path.parent) as made:
+            restored = Home(Path(made) / "home")
+            restored.create()
+            with zipfile.ZipFile(file) as archive, archive.open(CONTENTS) as encrypted:
+                key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(KEY), passphrase))
+                about = _decrypt(encrypted, key, restored)
+            restored.write_generation(about.generation + 1)
+            with contextlib.suppress(FileNotFoundError):
+                home.path.rmdir()
+            restored.path.rename(home.path)
+            return about
+    except (zipfile.BadZipFile, KeyError, ValueError, tarfile.TarError, pyrage.DecryptError, pyrage.IdentityError) as error:
+        raise BadSettings(f"{file} is no whole backup of a peer: {error}", hint=UNREADABLE) from error
+    except OSError as error:
+        raise BadSettings(
+            f"{error.filename or file}: {error.strerror}", hint="name a backup that you can read, and a home with room"
+        ) from error
+
+
+def _secret_key(encrypted: bytes, passphrase: str) -> str:
+    import pyrage
+
+    try:
+        return str(pyrage.passphrase.decrypt(encrypted, passphrase), "ascii")
+    except pyrage.DecryptError as error:
+        raise BadSettings("the passphrase does not open this backup", hint="give the passphrase that it was written with") from error
+
+
+@contextlib.contextmanager
+def _piped(write_all: Callable[[IO[bytes]], None]) -> Iterator[IO[bytes]]:
+    """Yield a file that reads what `write_all` writes in a thread. Raises what that raised, once the body is done."""
+    failures: list[BaseException] = []
+    end, start = os.pipe()
+
+    def run() -> None:
+        try:
+            with open(start, "wb") as pipe:
+                write_all(pipe)
+        except BaseException as error:  # the body's thread raises it
+            failures.append(error)
+
+    writer = threading.Thread(target=run, name="backup")
+    writer.start()
+    try:
+        with open(end, "rb") as pipe:
+            yield pipe
+    finally:
+        writer.join()
+    if failures:
+        raise failures[0]
+
+
+def _pack(home: Home, about: About, pipe: IO[bytes]) -> None:
+    with tarfile.open(fileobj=pipe, mode="w|") as tar:
+        content = json.dumps(asdict(about)).encode()
+        tar.addfile(_entry(ABOUT, len(content)), io.BytesIO(content))
+        with contextlib.ExitStack() as stack:
+            rest = [*sorted(home.tokenizer.rglob("*")), *(home.path / name for name in FILES)]
+            for path, file in itertools.chain(_newest_checkpoint(home, stack), _present(rest)):
+                tar.addfile(_entry(path.relative_to(home.path).as_posix(), os.fstat(file.fileno()).st_size), file)
+
+
+def _newest_checkpoint(home: Home, stack: contextlib.ExitStack) -> list[tuple[Path, IO[bytes]]]:
+    """Open the files of the newest checkpoint, all at once: a peer that runs may replace it while they are read."""
+    from gossamer.peer.model.checkpoint import latest_folder  # torch: slow to import
+
+    while (newest := latest_folder(home.checkpoints)) is not None:
+        with contextlib.suppress(FileNotFoundError):
+            return [(path, stack.enter_context(open(path, "rb"))) for path in sorted(newest.iterdir())]
+    return []
+
+
+def _present(paths: Iterable[Path]) -> Iterator[tuple[Path, IO[bytes]]]:
+    for path in paths:
+        with contextlib.suppress(FileNotFoundError, IsADirectoryError), open(path, "rb") as file:
+            yield path, file
+
+
+def _entry(name: str, size: int) -> tarfile.TarInfo:
+    entry = tarfile.TarInfo(name)
+    entry.size, entry.mode, entry.mtime = size, 0o600, int(time.time())
+    return entry
+
+
+def _decrypt(encrypted: IO[bytes], key: Any, restored: Home) -> About:
+    import pyrage
+
+    with _piped(lambda pipe: pyrage.decrypt_io(encrypted, pipe, [key])) as packed:
+        try:
+            return _unpack(packed, restored)
+        finally:
+            while packed.read(1 << 20):  # a rejected archive: the writing thread ends only when all is read
+                pass
+
+
+def _unpack(packed: IO[bytes], restored: Home) -> About:
+    """Write the files of a tar into a new home. Raises ValueError for one that no backup holds."""
+    with tarfile.open(fileobj=packed, mode="r|") as tar:
+        first = tar.next()
+        if first is None or first.name != ABOUT or first.size > MOST_ABOUT_BYTES or (content := tar.extractfile(first)) is None:
+            raise ValueError("it does not say what it is")
+        about = About.from_json(content.read())
+        for entry in iter(tar.next, None):
+            path = PurePosixPath(entry.name)
+            is_known = path.parts[0] in FOLDERS if len(path.parts) > 1 else entry.name in FILES
+            if not (entry.isreg() and is_known) or ".." in path.parts or (file := tar.extractfile(entry)) is None:
+                raise ValueError(f"it holds {entry.name!r}, which is no part of a home")
+            target = restored.path / path
+            target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(target, "xb", opener=private) as written:
+                shutil.copyfileobj(file, written)
+        return about

@@ -1,0 +1,126 @@
+"""Notices: what the operator should know at once, sent through a command or to a URL of the operator's choice (`peer config notify`).
+
+A notice is one sentence. Nothing else leaves the machine by this way, and nothing at all unless `notify` is set.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shlex
+import urllib.request
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from gossamer.peer.machine.config import WEB
+from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.status import Status
+from gossamer.protocol.tasks import spawn
+
+ALONE_S: Final = 3600.0  # without a partner in sight before it is worth a notice
+SEND_S: Final = 30.0  # that a command or a server may take
+TOPIC: Final = "notify"
+VARIABLE: Final = "GOSSAMER_NOTICE"  # environment of the command: the kind of the notice
+
+
+class Notice(NamedTuple):
+    """Something the operator should know. `kind`: done, failed, limit, alone, warning or test."""
+
+    kind: str
+    text: str
+
+
+class NoticeBoard:
+    """Which notices a status is worth: each condition once, until it has ended. `now_s` is a monotonic clock."""
+
+    def __init__(self) -> None:
+        self._told: set[tuple[str, str]] = set()  # conditions in force that have had their notice: kind and topic
+        self._alone_since_s: float | None = None
+
+    def look(self, status: Status, is_held_back: bool, now_s: float) -> list[Notice]:
+        """Return the new notices. `is_held_back`: the peer pauses because of a limit, or cannot start its trainer."""
+        conditions = {("warning", topic): words for topic, words in status.warned.items() if words and topic != TOPIC}
+        if status.state in ("done", "failed"):
+            conditions[status.state, ""] = f"{status.reason}; {status.way_out}"
+        if is_held_back:
+            conditions["limit", ""] = f"paused: {status.reason}; {status.way_out}"
+        if self._is_alone(status, now_s):
+            conditions["alone", ""] = f"no other peer in sight for {ALONE_S / 3600:.0f} hour; it trains on alone meanwhile"
+        new = [Notice(kind, words) for (kind, topic), words in conditions.items() if (kind, topic) not in self._told]
+        self._told = set(conditions)
+        return new
+
+    def _is_alone(self, status: Status, now_s: float) -> bool:
+        if status.state != "training" or status.peers_seen:
+            self._alone_since_s = None
+            return False
+        self._alone_since_s = now_s if self._alone_since_s is None else self._alone_since_s
+        return now_s - self._alone_since_s >= ALONE_S
+
+
+class Notifier:
+    """Sends notices, one after the other, beside everything else. `emit` gets a warning when one cannot be sent, and its end."""
+
+    def __init__(self, emit: Callable[[Event], None]) -> None:
+        self._emit = emit
+        self._failure = ""
+        self._sending: set[asyncio.Task[None]] = set()
+        self._turn = asyncio.Lock()
+
+    def send(self, way: str, subject: str, notices: list[Notice]) -> None:
+        """Begin to send notices by this way, the setting `notify`; empty sends none. `subject` names the run."""
+        if way and notices:
+            spawn(self._send_all(way, subject, notices), self._sending, "notices")
+
+    async def close(self) -> None:
+        """Wait until all are sent, or cannot be; takes seconds."""
+        await asyncio.gather(*self._sending)
+
+    async def _send_all(self, way: str, subject: str, notices: list[Notice]) -> None:
+        async with self._turn:
+            for notice in notices:
+                self._note(await _sent(way, f"{subject}: {notice.text}", notice.kind))
+
+    def _note(self, failure: str) -> None:
+        if failure != self._failure:
+            self._failure = failure
+            self._emit(Warned(TOPIC, f"the notice could not be sent: {failure}; see `peer config notify`" if failure else ""))
+
+
+async def _sent(way: str, text: str, kind: str) -> str:
+    """Send one notice; return why it failed, or an empty string."""
+    try:
+        async with asyncio.timeout(SEND_S):
+            return await (asyncio.to_thread(_post, way, text, kind) if way.startswith(WEB) else _run(way, text, kind))
+    except TimeoutError:
+        return f"it took longer than {SEND_S:.0f} s"
+
+
+def _post(url: str, text: str, kind: str) -> str:
+    """Post a text in the manner of ntfy: the body is the message."""
+    request = urllib.request.Request(url, text.encode(), {"Title": f"Gossamer: {kind}", "Content-Type": "text/plain; charset=utf-8"})
+    try:
+        with urllib.request.urlopen(request, timeout=SEND_S / 2):  # noqa: S310 (http or https: config.py checks it)
+            return ""
+    except (OSError, ValueError) as error:
+        return str(error)
+
+
+async def _run(command: str, text: str, kind: str) -> str:
+    """Run a command with the text as its last argument; its output goes nowhere."""
+    null = asyncio.subprocess.DEVNULL
+    try:
+        process = await asyncio.create_subprocess_exec(
+            *shlex.split(command), text, stdin=null, stdout=null, stderr=null, env=os.environ | {VARIABLE: kind}, start_new_session=True
+        )
+    except (OSError, ValueError) as error:
+        return str(error)
+    try:
+        code = await process.wait()
+        return "" if code == 0 else f"the command ended with {code}"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 9)
+            await process.wait()

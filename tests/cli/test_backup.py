@@ -1,0 +1,44 @@
+"""`peer backup` and `peer restore`: what they say, and what they refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity
+from tests.cli.shell import Shell
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    (tmp_path / "secret").write_text("correct horse battery\nand a second line\n")
+    return tmp_path / "secret"
+
+
+def test_a_peer_is_backed_up_and_restored(shell: Shell, host: Identity, secret: Path, tmp_path: Path) -> None:
+    file = tmp_path / "peer.backup"
+    found = json.loads(shell("backup", file, "--passphrase-file", secret, "--json").out)
+    assert found == {"file": str(file), "bytes": file.stat().st_size, "peer_id": str(host.peer_id), "generation": 0}
+    assert "is not empty" in shell("restore", file, "--passphrase-file", secret).complaint[0]
+    elsewhere = Shell(tmp_path / "elsewhere", shell._capsys)
+    result = elsewhere("restore", file, "--passphrase-file", secret)
+    assert result.code == 0 and f"restored {host.peer_id} into {elsewhere.home}" in result.err
+    assert Identity.load_or_create(Home(elsewhere.home).identity).peer_id == host.peer_id
+    assert Home(elsewhere.home).manifest.read_bytes() == Home(shell.home).manifest.read_bytes()
+
+
+def test_an_empty_home_is_not_backed_up(shell: Shell, secret: Path, tmp_path: Path) -> None:
+    result = shell("backup", tmp_path / "file", "--passphrase-file", secret)
+    assert result.code == 2 and "holds no peer" in result.complaint[0]
+    assert not (tmp_path / "file").exists() and not shell.home.exists()
+
+
+def test_a_passphrase_must_be_given_and_be_long(shell: Shell, host: Identity, tmp_path: Path) -> None:
+    assert "no terminal to ask" in shell("backup", tmp_path / "file").complaint[0]
+    (tmp_path / "short").write_text("horse\n")
+    assert "has 5 characters; it needs 8" in shell("backup", tmp_path / "file", "--passphrase-file", tmp_path / "short").complaint[0]
+    assert "cannot be read" in shell("backup", tmp_path / "file", "--passphrase-file", tmp_path / "none").complaint[0]
+    assert not (tmp_path / "file").exists()

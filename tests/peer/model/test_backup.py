@@ -1,0 +1,169 @@
+"""Backups: what comes back is what was there, any age program opens one, and a bad one leaves no home behind."""
+
+from __future__ import annotations
+
+import io
+import json
+import stat
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pyrage
+import pytest
+import torch
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model import backup, checkpoint
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.records import MOST_GENERATIONS
+
+ME = Identity(b"m" * 32).peer_id
+PASSPHRASE = "correct horse battery"
+KEPT = {
+    "identity.key": b"a key",
+    "config.toml": b'max_upload = "5 Mbit/s"\n',
+    "journal": bytes(range(256)),
+    "tokenizer/tokenizer.json": b"{}",
+}
+
+
+def make_home(path: Path) -> Home:
+    home = Home(path)
+    home.create()
+    for name, content in KEPT.items():
+        (home.path / name).parent.mkdir(exist_ok=True)
+        (home.path / name).write_bytes(content)
+    for step in (3, 7):
+        checkpoint.save(home.checkpoints, checkpoint.CheckpointContents(b"r" * 32, step, {"w": torch.full((5,), float(step))}, {}))
+    home.downloads.mkdir()
+    (home.downloads / "state").write_bytes(b"half of it")
+    (home.path / "base").symlink_to("/")
+    return home
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A backup. Its passphrase takes seconds to check, by design: this is for all tests."""
+    folder = tmp_path_factory.mktemp("backup")
+    assert backup.write(make_home(folder / "home"), ME, folder / "peer.backup", PASSPHRASE) == (folder / "peer.backup").stat().st_size
+    return folder / "peer.backup"
+
+
+@pytest.fixture
+def instant(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open the keys of these tests at once: they are not encrypted."""
+    monkeypatch.setattr(backup, "_secret_key", lambda key, _: key.decode())
+
+
+def packed(path: Path, files: dict[str, bytes], link: str = "") -> Path:
+    """Write a backup of any contents."""
+    key, tar_file, encrypted = pyrage.x25519.Identity.generate(), io.BytesIO(), io.BytesIO()
+    with tarfile.open(fileobj=tar_file, mode="w") as tar:
+        for name, content in files.items():
+            entry = tarfile.TarInfo(name)
+            entry.size = len(content)
+            tar.addfile(entry, io.BytesIO(content))
+        if link:
+            entry = tarfile.TarInfo("identity.key")
+            entry.type, entry.linkname = tarfile.SYMTYPE, link
+            tar.addfile(entry)
+    pyrage.encrypt_io(io.BytesIO(tar_file.getvalue()), encrypted, [key.to_public()])
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(backup.KEY, str(key))
+        archive.writestr(backup.CONTENTS, encrypted.getvalue())
+    return path
+
+
+def about(number: int = backup.FORMAT, generation: int = 0) -> bytes:
+    return json.dumps({"format": number, "version": "9.1.0", "peer_id": str(ME), "generation": generation, "saved_s": 1}).encode()
+
+
+def test_a_restored_home_has_what_was_kept_and_the_next_generation(made: Path, tmp_path: Path) -> None:
+    home = Home(tmp_path / "new" / "home")
+    assert backup.read(made, home, PASSPHRASE).peer_id == str(ME)
+    assert {name: (home.path / name).read_bytes() for name in KEPT} == KEPT
+    loaded = checkpoint.load_latest(home.checkpoints, b"r" * 32)
+    assert loaded is not None and loaded.contents.step == 7 and torch.equal(loaded.contents.tensors["w"], torch.full((5,), 7.0))
+    assert home.read_generation() == 1
+    assert not home.downloads.exists() and not (home.path / "base").exists()
+    assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
+    assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in home.path.rglob("*") if path.is_file())
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["home"]
+
+
+def test_age_alone_opens_a_backup(made: Path) -> None:
+    with zipfile.ZipFile(made) as archive:
+        assert archive.namelist() == ["key.age", "home.tar.age"]
+        assert all(archive.read(name).startswith(b"age-encryption.org/v1\n") for name in archive.namelist())
+        assert not any(content in made.read_bytes() for content in KEPT.values() if len(content) > 4)
+
+
+def test_a_backup_is_its_owners_alone_and_replaces_no_file(made: Path, tmp_path: Path) -> None:
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    taken = tmp_path / "taken"
+    taken.write_text("mine")
+    with pytest.raises(BadSettings, match="exists"):
+        backup.write(make_home(tmp_path / "home"), ME, taken, PASSPHRASE)
+    assert taken.read_text() == "mine" and sorted(path.name for path in tmp_path.iterdir()) == ["home", "taken"]
+
+
+def test_another_passphrase_opens_nothing(made: Path, tmp_path: Path) -> None:
+    with pytest.raises(BadSettings, match="passphrase does not open"):
+        backup.read(made, Home(tmp_path / "home"), "incorrect horse")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_home_in_use_is_left_alone(made: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path, tmp_path / "file"):
+        with pytest.raises(BadSettings, match="is not empty"):
+            backup.read(made, Home(path), PASSPHRASE)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+@pytest.mark.usefixtures("instant")
+@pytest.mark.parametrize(
+    ("files", "link", "words"),
+    [
+        ({}, "", "does not say what it is"),
+        ({"identity.key": b"k"}, "", "does not say what it is"),
+        ({"backup.json": b"[]"}, "", "no whole backup"),
+        ({"backup.json": b"{}"}, "", "no whole backup"),
+        ({"backup.json": about(2)}, "", r"format 2, of Gossamer 9\.1\.0; this is Gossamer"),
+        ({"backup.json": about(), "lock": b""}, "", "no part of a home"),
+        ({"backup.json": about(), "../other": b""}, "", "no part of a home"),
+        ({"backup.json": about(), "checkpoints/../../other": b""}, "", "no part of a home"),
+        ({"backup.json": about(), "/etc/other": b""}, "", "no part of a home"),
+        ({"backup.json": about()}, "/etc/passwd", "no part of a home"),
+        ({"backup.json": about(generation=MOST_GENERATIONS)}, "", "restored 65535 times"),
+        ({"backup.json": about(), "events.jsonl": bytes(1 << 22), "other": b""}, "", "no part of a home"),
+    ],
+)
+def test_a_bad_backup_leaves_no_home(tmp_path: Path, files: dict[str, bytes], link: str, words: str) -> None:
+    file = packed(tmp_path / "bad.backup", files, link)
+    with pytest.raises(BadSettings, match=words):
+        backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
+    assert [path.name for path in tmp_path.iterdir()] == ["bad.backup"]
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_cut_or_changed_backup_leaves_no_home(tmp_path: Path) -> None:
+    whole = packed(tmp_path / "whole", {"backup.json": about(), "events.jsonl": bytes(300_000)}).read_bytes()
+    with zipfile.ZipFile(tmp_path / "whole") as archive:
+        at = archive.getinfo(backup.CONTENTS).header_offset + 200_000
+    for spoiled in (b"", b"junk", whole[:-1000], whole[:at] + bytes([whole[at] ^ 1]) + whole[at + 1 :]):
+        (tmp_path / "whole").write_bytes(spoiled)
+        with pytest.raises(BadSettings, match="no whole backup"):
+            backup.read(tmp_path / "whole", Home(tmp_path / "home"), PASSPHRASE)
+        assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+def test_a_generation_is_a_small_number(tmp_path: Path) -> None:
+    home = make_home(tmp_path / "home")
+    assert home.read_generation() == 0
+    for text in ("-1", "x", "65536", ""):
+        home.generation.write_text(text)
+        with pytest.raises(BadSettings, match="does not hold a number"):
+            home.read_generation()
