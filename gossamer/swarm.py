@@ -226,8 +226,7 @@ class Swarm:
         step = InnerStep.of(tokens, loss, self._rate)
         boundary, now_s = self._boundary, time.monotonic()
         boundary.watch.add(now_s - self._since_s)
-        with boundary.watch.blocked("meetings"):
-            self._replica.move_fast_weights()
+        boundary.move()
         self._replica.count_step(step.num_tokens)
         boundary.after_step(step)
         boundary.answer()

@@ -31,7 +31,6 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, Warned
-from gossamer.peer.machine.processor_queue import queued_clock
 from gossamer.peer.model.accelerator import behind, finish, mark
 from gossamer.peer.model.computing import output_distance
 from gossamer.peer.trainer.fragment_state import OuterStep, bytes_on
@@ -65,17 +64,15 @@ class TrainerExchange:
         self.measures_next = False  # whether the next merge is measured: how far it moves the model's outputs
         self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
-        self.queued_s: Callable[[], float] = lambda: 0.0  # for how long it was ready while the machine ran other programs
         self.has_warned = False  # of a measurement that failed
+        self.has_news = threading.Event()  # requests wait for the boundary
         self._link = link
         self._payloads = payloads
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
         self._probe = replica.program.new_probe(rng)
-        probe = self._probe
-        blocks = probe is not None and not probe.runs_beside
-        self._probe_cost = ProbeCost(probe.most_share, time.monotonic, probe.expected_s) if probe is not None and blocks else ProbeCost()
+        self.probe_cost = ProbeCost.of(self._probe)
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
@@ -85,7 +82,6 @@ class TrainerExchange:
         self._waiting: deque[messages.Request | int] = deque()  # for the boundary; a number is the link's new session
         self._read_session = 0  # of the last request that the thread has read
         self._session = 0  # of the last request that a boundary has carried out
-        self._has_news = threading.Event()
         self._is_closing = False
         self._bug: BaseException | None = None
         device = replica.program.device
@@ -100,9 +96,9 @@ class TrainerExchange:
         return self._session != 0
 
     @property
-    def blocking_probes_s(self) -> float:
-        """The time for which probes have stopped the program: it does not depend on how often peers meet."""
-        return 0.0 if self._probe is None or self._probe.runs_beside else self._probe_cost.spent_s
+    def holds_weights(self) -> bool:
+        """Inside `while_weights_are_read`: whether the exchange's thread keeps the program from having them back."""
+        return self._weights.locked()
 
     def start(self) -> None:
         """Start to read the link."""
@@ -116,7 +112,7 @@ class TrainerExchange:
         """
         if self._bug is not None:
             raise self._bug
-        self._has_news.clear()
+        self.has_news.clear()
         count = len(self._waiting)
         for _ in range(count):
             request = self._waiting.popleft()
@@ -200,7 +196,7 @@ class TrainerExchange:
 
     def wait(self, seconds: float) -> None:
         """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
-        self._has_news.wait(seconds)
+        self.has_news.wait(seconds)
 
     def close(self) -> None:
         """End the thread and close the link."""
@@ -212,7 +208,6 @@ class TrainerExchange:
     # ------------------------------------------------------------------ the exchange's thread
 
     def _run(self) -> None:
-        self.queued_s = queued_clock()
         try:
             while not self._is_closing:
                 self._link.wait(WAIT_S)
@@ -226,11 +221,11 @@ class TrainerExchange:
                 self.cpu_s = time.thread_time()
         except BaseException as error:
             self._bug = error
-            self._has_news.set()
+            self.has_news.set()
 
     def _keep(self, item: messages.Request | int) -> None:
         self._waiting.append(item)
-        self._has_news.set()
+        self.has_news.set()
 
     def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
@@ -400,14 +395,14 @@ class TrainerExchange:
                 return
             is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
-            meeting.is_probed = self._probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
+            meeting.is_probed = self.probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         assert self._probe is not None, "`_judge` asks for no measurement without one"
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
         lag_steps = self._replica.global_step - meeting.partner_global_step
-        with self._probe_cost.counted():
+        with self.probe_cost.counted():
             judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
@@ -434,10 +429,10 @@ class TrainerExchange:
                     raise ValueError("the partner lists failed blocks beyond ours")
                 lag_steps = self._replica.global_step - meeting.partner_global_step
                 is_measured = self._probe is not None and side.is_wider(failed)
-                if is_measured and not self._probe_cost.is_affordable(self.computing_s, is_needed=True):
+                if is_measured and not self.probe_cost.is_affordable(self.computing_s, is_needed=True):
                     side.take_nothing()
                     is_measured = False
-                with self._probe_cost.counted() if is_measured else contextlib.nullcontext():
+                with self.probe_cost.counted() if is_measured else contextlib.nullcontext():
                     gate, probe = self._replica.probe_gate, self._probe if is_measured else None
                     step = side.step_as_decided(probe, gate, failed, lag_steps=lag_steps)
                 meeting.step = request.failed_blocks, step

@@ -160,6 +160,11 @@ class ProbeCost:
         self._num_needed = 0  # messages that had to be probed
         self._num_asked = 0  # others
 
+    @classmethod
+    def of(cls, probe: Probe | None) -> ProbeCost:
+        """Return the cost of a probe: by the clock, and within its share, where it stops the program."""
+        return cls() if probe is None or probe.runs_beside else cls(probe.most_share, time.monotonic, probe.expected_s)
+
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
         """Count the time inside as a probe."""
@@ -171,9 +176,9 @@ class ProbeCost:
             self._probes_s += self._now_s() - start_s
 
     @property
-    def spent_s(self) -> float:
-        """The time that probes have taken."""
-        return self._probes_s
+    def blocking_s(self) -> float:
+        """The time for which probes have stopped the program: it does not depend on how often peers meet."""
+        return 0.0 if math.isinf(self._most_share) else self._probes_s
 
     def is_affordable(self, computing_s: float, *, is_needed: bool) -> bool:
         """Return whether there is time for another probe. `computing_s`: the time spent in inner steps so far."""

@@ -86,6 +86,11 @@ class Replica:
 
     # ------------------------------------------------------------------ outer steps
 
+    @property
+    def owes_move(self) -> bool:
+        """Whether `move_fast_weights` has anything to do."""
+        return any(fragment.owes_move for fragment in self.fragments)
+
     def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps that were taken since the last call: at a step boundary."""
         for fragment in self.fragments:

@@ -82,17 +82,16 @@ class Stopwatch:
         self.computing_s += max(0.0, spent_s - queued_s)
 
     @contextlib.contextmanager
-    def blocked(self, by: Blocker, others_queued_s: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
+    def blocked(self, by: Blocker) -> Iterator[None]:
         """Count the time inside as blocked, and as part of training.
 
         Work that is started on a device must be finished inside, or it counts as the next inner step.
-        `others_queued_s`: as `queued_s`, of a thread that is waited for inside.
         """
-        start_s, start_queued_s = self._now_s(), self._queued_s() + others_queued_s()
+        start_s, start_queued_s = self._now_s(), self._queued_s()
         try:
             yield
         finally:
-            spent_s, queued_s = self._now_s() - start_s, self._queued_s() + others_queued_s() - start_queued_s
+            spent_s, queued_s = self._now_s() - start_s, self._queued_s() - start_queued_s
             if self.train_s:  # before the first inner step nothing is blocked
                 self.train_s += spent_s
                 self.blocked_s[by] += max(0.0, spent_s - queued_s)

@@ -59,16 +59,6 @@ def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(timed
     assert timed.watch.computing_s == 1.0
 
 
-def test_what_the_machine_gave_to_others_while_another_thread_was_waited_for_is_not_blocked_either(timed: TimedReplica) -> None:
-    others_queued_s = 3.0
-    with timed.watch.training():
-        timed.now_s += 2.0
-    with timed.watch.blocked("meetings", lambda: others_queued_s):
-        timed.now_s += 0.5
-        others_queued_s += 0.375
-    assert timed.report().blocked_s == 0.125
-
-
 def test_checkpoints_are_shown_apart_and_evaluation_beside(timed: TimedReplica) -> None:
     with timed.watch.training():
         timed.now_s += 2.0
