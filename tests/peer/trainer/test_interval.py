@@ -91,8 +91,9 @@ def test_an_interval_that_is_right_stays() -> None:
     assert changes <= 2
 
 
-@pytest.mark.parametrize(("own_steps", "is_changed"), [(LEAST_STEPS - 1, False), (LEAST_STEPS, True)])
-def test_many_quick_steps_are_enough_to_measure_on(own_steps: int, is_changed: bool) -> None:
+def test_many_quick_steps_are_enough_for_the_first_change() -> None:
     interval = Interval(SHORTEST_STEPS, ROUND_BYTES)
     interval.update(Spent(), 0.0)
-    assert interval.update(Spent(own_steps, train_s=1.0, blocked_s=0.02), 0.0) is is_changed
+    assert not interval.update(Spent(LEAST_STEPS - 1, train_s=1.0, blocked_s=0.02), 0.0)
+    assert interval.update(Spent(LEAST_STEPS, train_s=1.1, blocked_s=0.02), 0.0)
+    assert not interval.update(Spent(3 * LEAST_STEPS, train_s=3.3, blocked_s=0.2), 0.0), "later ones rest on seconds"
