@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,6 +21,7 @@ from gossamer.peer.model.accelerator import forked_generators
 from gossamer.peer.model.trainable import base_digest, trainable_tensors
 from gossamer.peer.trainer.losses import Losses, MeasureFailed, measured_with
 from gossamer.peer.trainer.probe import Gain, Probe
+from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import BadSettings
 
@@ -27,6 +29,7 @@ Evaluate = Callable[[], float | Sequence[float] | Tensor]
 Model = nn.Module | Mapping[str, Tensor]
 
 PROBE_SHARE: Final = 0.005  # of the time of training, that judging messages by `evaluate` may take
+PROBE_CALLS: Final = 3  # of `evaluate`, that a judgement takes: two to five
 REPORT_SHARE: Final = 0.05  # of the time that passes, that evaluations for reports may take
 MAX_WORDS: Final = 200  # characters of the user's error
 OWN_OPTIMIZERS: Final = "torch.optim."  # the modules of optimizers that call a closure before they move anything
@@ -50,14 +53,14 @@ class Evaluation:
         self._evaluate = evaluate
         self._modules = list(model.modules()) if isinstance(model, nn.Module) else []
         self._device = device
+        self.seconds = 0.0  # that the last call took
 
     def __call__(self) -> Losses:
         """Measure the weights. Raises MeasureFailed where `evaluate` raises or returns no numbers."""
-        modes, python = [module.training for module in self._modules], random.getstate()
+        modes = [module.training for module in self._modules]
+        began_s = time.monotonic()
         try:
-            with torch.no_grad(), forked_generators(self._device):
-                torch.manual_seed(0)
-                random.seed(0)
+            with torch.no_grad(), same_draws(self._device):
                 for module in self._modules:
                     module.training = False
                 return _losses_of(self._evaluate())
@@ -65,7 +68,7 @@ class Evaluation:
             words = str(error)[:MAX_WORDS]
             raise MeasureFailed(f"evaluate() raised {type(error).__name__}: {words}", hint="see the traceback in your program") from error
         finally:
-            random.setstate(python)
+            self.seconds = time.monotonic() - began_s
             for module, was_training in zip(self._modules, modes, strict=True):
                 module.training = was_training
 
@@ -89,6 +92,21 @@ def _losses_of(value: object) -> Losses:
     return Losses(values)
 
 
+@contextlib.contextmanager
+def same_draws(device: torch.device) -> Iterator[None]:
+    """Begin the global generators of torch, numpy and `random` inside as always, and leave them as they were."""
+    python, numpy = random.getstate(), np.random.get_state()
+    try:
+        with forked_generators(device):
+            torch.manual_seed(0)
+            random.seed(0)
+            np.random.seed(0)
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+
+
 class EvaluateProbe(Probe):
     """Measures merges with `evaluate`, on the live weights: at a step boundary."""
 
@@ -96,6 +114,7 @@ class EvaluateProbe(Probe):
     most_share = PROBE_SHARE
 
     def __init__(self, measure: Evaluation, weights: Weights) -> None:
+        self.expected_s = PROBE_CALLS * measure.seconds
         self._measure = measure
         self._weights = weights
         self._scale = 0.0  # of the losses, lately
@@ -163,8 +182,7 @@ class ModuleProgram:
         if self._evaluation is None or began_s < self._next_report_s:
             return None
         losses = self._evaluation()
-        ended_s = time.monotonic()
-        self._next_report_s = ended_s + (ended_s - began_s) * (1.0 / REPORT_SHARE - 1.0)
+        self._next_report_s = began_s + self._evaluation.seconds / REPORT_SHARE
         return losses.mean, len(losses.values)
 
     def outputs(self) -> Tensor | None:
@@ -175,17 +193,14 @@ class ModuleProgram:
         """Return a probe that calls `evaluate`; None without one."""
         return None if self._evaluation is None else EvaluateProbe(self._evaluation, self.weights)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors in the states of optimizers and of what else is kept."""
-        return self._packed()[1]
+    def kept(self) -> Kept:
+        """Return the states of optimizers and of what else is kept: each is asked once."""
+        tensors: dict[str, Tensor] = {}
+        return Kept(tensors, {"kept": {name: pack(one.state_dict(), f"program/{name}", tensors) for name, one in self._kept.items()}})
 
     def changes(self, name: str) -> bool:
         """Return True: each may be a live tensor."""
         return True
-
-    def state(self) -> dict[str, Any]:
-        """Return all else in these states."""
-        return {"kept": self._packed()[0]}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restore the states. Raises KeyError or ValueError for another program's."""
@@ -212,10 +227,6 @@ class ModuleProgram:
                 f"{min(other)} is another tensor than when the program joined: what trains now does not travel",
                 hint="load weights in place (load_state_dict without assign=True), and unfreeze layers before you join",
             )
-
-    def _packed(self) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        tensors: dict[str, Tensor] = {}
-        return {name: pack(one.state_dict(), f"program/{name}", tensors) for name, one in self._kept.items()}, tensors
 
 
 @contextlib.contextmanager

@@ -22,6 +22,7 @@ from gossamer.module_program import Evaluate, Evaluation, Model, ModuleProgram, 
 from gossamer.optim.fragments import Fragment, Piece, add, gather, scatter, split
 from gossamer.peer.model.trainable import base_digest, frozen_tensors, is_sharded, shapes_of
 from gossamer.peer.trainer.losses import Losses, MeasureFailed
+from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.layout import layout_digest
@@ -236,23 +237,19 @@ class RankProgram(ModuleProgram):
         if not self.ranks.is_first:
             scatter(common, flat, self.parameters)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """As ModuleProgram.tensors, on rank 0; copies on the host where the program is sharded."""
-        own = super().tensors()
+    def kept(self) -> Kept:
+        """As ModuleProgram.kept, on rank 0; copies on the host where the program is sharded, and the names of what is."""
+        own, state = super().kept()
         if not self._is_sharded:
-            return own
+            return Kept(own, state)
         names = [name for name, tensor in own.items() if is_sharded(tensor)]
         self.ranks.order("give_states", names)
-        return {name: self._whole(tensor) if is_sharded(tensor) else tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        whole = {name: self._whole(tensor) if is_sharded(tensor) else tensor.to("cpu", copy=True) for name, tensor in own.items()}
+        return Kept(whole, state | {"sharded": names})
 
     def changes(self, name: str) -> bool:
         """As ModuleProgram.changes."""
         return not self._is_sharded
-
-    def state(self) -> dict[str, Any]:
-        """As ModuleProgram.state, with the names of tensors that are sharded."""
-        sharded = [name for name, tensor in super().tensors().items() if is_sharded(tensor)]
-        return super().state() | ({"sharded": sharded} if sharded else {})
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """As ModuleProgram.restore, on rank 0 for all: each rank gets its rows of what is sharded, and all of the rest."""
@@ -286,7 +283,7 @@ class RankProgram(ModuleProgram):
             self._evaluation()
 
     def _give_states(self, names: Sequence[str]) -> None:
-        own = super().tensors()
+        own = super().kept().tensors
         for name in names:
             self._whole(own[name])
 

@@ -71,7 +71,7 @@ def host(
     `evaluate`: returns the held-out loss, or one loss for each part of the held-out data, of any sign: smaller is better. It decides
     which weights of others are taken over. It must give the same for the same weights, so it is called twice here. It is also called every
     100 steps, to judge messages and states, and at the end, always on this thread, without gradients, with modules in `eval()` mode, and
-    with the same random numbers of torch and `random`. None takes over others' weights unjudged.
+    with the same numbers of the global generators of torch, numpy and `random`. None takes over others' weights unjudged.
 
     `home`: a folder of this peer alone, created if it is missing: identity, run, checkpoints, log. The same folder goes on.
 
@@ -120,9 +120,10 @@ def join(
 ) -> Swarm:
     """Join a run with an invite, or go on with the run in `home` (None, or the same invite). The other arguments are those of `host`.
 
-    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. Until the members' weights have
-    no worse a held-out loss than those that the model comes with, it waits. Raises OperatorError with a hint: BadInvite, BadSettings for
-    another model than the run's, RunRefusesUs, or SwarmUnreachable after a minute without an answer.
+    Returns when the weights are those of the newest checkpoint, or of the run's members if there is none. While the members' weights have
+    a worse held-out loss than those that the model comes with, it waits, for about a minute; then it keeps these, and `peer status` says
+    so. Raises OperatorError with a hint: BadInvite, BadSettings for another model than the run's, RunRefusesUs, or SwarmUnreachable after
+    a minute without an answer.
     """
     swarm = _started(model, _all(optimizer), evaluate, state or {}, lambda own: _joining(invite, home, settings))
     swarm.wait()
@@ -225,7 +226,7 @@ class Swarm:
         step = InnerStep.of(tokens, loss, self._rate)
         boundary, now_s = self._boundary, time.monotonic()
         boundary.watch.add(now_s - self._since_s)
-        self._replica.move_fast_weights()
+        boundary.move()
         self._replica.count_step(step.num_tokens)
         boundary.after_step(step)
         boundary.answer()
@@ -310,10 +311,8 @@ class Swarm:
         """Return this peer's place in the run, with copies of all tensors, for a program that keeps checkpoints of its own."""
         self._need_usable()
         with self._standing_still():
-            return {
-                "tensors": {name: tensor.detach().clone() for name, tensor in self._replica.tensors().items()},
-                "state": copy.deepcopy(self._replica.state()),
-            }
+            tensors, state = self._replica.kept()
+            return {"tensors": {name: tensor.detach().clone() for name, tensor in tensors.items()}, "state": copy.deepcopy(state)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go back to what `state_dict` returned: weights, optimizers and place. Raises KeyError or ValueError for another model's."""
@@ -367,7 +366,7 @@ class Swarm:
         if self._reading is not None:
             self._boundary.watch.add(time.monotonic() - self._since_s)
             reading, self._reading = self._reading, None  # whatever interrupts its end, it ends: the weights are ours
-            with self._boundary.watch.blocked("meetings"):
+            with self._boundary.ending_to_read():
                 reading.close()
             self._since_s = time.monotonic()
 

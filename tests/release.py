@@ -26,6 +26,23 @@ ROOT = Path(__file__).parents[1]
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 LISTEN = ("--listen", "127.0.0.1")
 MANY_S = 1800.0
+PROGRAM = """
+import torch
+import gossamer
+
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+settings = {"alone": True, "listen": "127.0.0.1"}
+run = gossamer.Run("release", steps=20)
+with gossamer.host(run, model, optimizer, evaluate=lambda: model.weight.square().mean(), home="program", settings=settings) as swarm:
+    for batch in swarm.batches([torch.ones(4, 8)]):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        swarm.step(loss=loss, tokens=len(batch))
+print(swarm.clock.steps, "steps of the run")
+"""
 ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "GOSSAMER"))}
 
 
@@ -83,15 +100,33 @@ def install(python: Path, wheel: str, constraints: Path | None) -> None:
     run(python, "-m", "pip", "install", *(("--constraint", constraints) if constraints else ()), wheel)
 
 
+def smoke_core(bin: Path, folder: Path) -> None:
+    """Train a program of a user, which needs no extra."""
+    (folder / "program.py").write_text(PROGRAM)
+    printed = run(bin / "python", folder / "program.py", home=folder, cwd=folder)
+    if "20 steps of the run" not in printed:
+        raise Failed(f"the program ended otherwise:\n{printed[-2000:]}")
+
+
 def smoke(bin: Path, folder: Path) -> None:
-    """Train a few steps from a manifest of its own, as an operator would."""
-    home, manifest = ("--home", folder / "home"), folder / "run.toml"
-    run(bin / "peer", "init", manifest, "--steps", "20", *home, home=folder, cwd=folder)
-    ended = run(bin / "peer", "host", manifest, "--alone", *LISTEN, *home, home=folder, cwd=folder)
-    if "the run is over: step 20 of 20" not in ended:
-        raise Failed(f"peer host --alone ended otherwise:\n{ended[-2000:]}")
-    run(bin / "peer", "eval", "--data", folder / "absent", *home, code=2, home=folder, cwd=folder)  # an error of the command line
-    run(bin / "peer", "export", folder / "model", "--tokens", "1024", *home, home=folder, cwd=folder)
+    """Train a few steps from a manifest of its own, and fine-tune the result, as an operator would."""
+    home, tuned = ("--home", folder / "home"), ("--home", folder / "tuned")
+
+    def peer(*words: str | Path, code: int = 0) -> str:
+        return run(bin / "peer", *words, code=code, home=folder, cwd=folder)
+
+    def host(*words: str | Path) -> None:
+        if "the run is over: step 20 of 20" not in (ended := peer("host", *words, "--alone", *LISTEN)):
+            raise Failed(f"peer host --alone ended otherwise:\n{ended[-2000:]}")
+
+    peer("init", "run.toml", "--steps", "20", *home)
+    host("run.toml", *home)
+    peer("eval", "--data", "absent", *home, code=2)  # an error of the command line
+    peer("export", "model", "--tokens", "1024", *home)
+    peer("init", "tuned.toml", "--from", "model", "--lora", "8", "--steps", "20", *tuned)
+    (folder / "text.txt").write_text("The quick brown fox jumps over the lazy dog.\n" * 3000)
+    host("tuned.toml", "--model", "model", "--data", "text.txt", *tuned)
+    peer("export", "adapter", *tuned)
 
 
 def try_in(interpreter: str, wheel: Path, constraints: Path | None, folder: Path) -> str:
@@ -104,13 +139,14 @@ def try_in(interpreter: str, wheel: Path, constraints: Path | None, folder: Path
     core, torch = megabytes(packages) - before, megabytes(packages / "torch")
     run(bin / "python", "-c", "import gossamer", home=folder, cwd=folder)
     version = run(bin / "peer", "--version", home=folder, cwd=folder).strip()
+    smoke_core(bin, folder)
     refusal = run(bin / "peer", "host", "--home", folder / "core", *LISTEN, code=2, home=folder, cwd=folder)
     if "pip install 'gossamer-peer[text]'" not in refusal:
         raise Failed(f"peer host without the extra `text`:\n{refusal}")
     install(bin / "python", f"{wheel}[all]", constraints)
     smoke(bin, folder)
     whole = megabytes(packages) - before
-    return f"gossamer-peer {version}: core {core} MB (torch {torch} MB), all {whole} MB; peer init, host and export work"
+    return f"gossamer-peer {version}: core {core} MB (torch {torch} MB), all {whole} MB; a program, a text run and an adapter work"
 
 
 def tried(interpreter: str, wheel: Path, lower_bounds: bool) -> bool:

@@ -143,6 +143,7 @@ class Adopt(OfFile):
     is_result: bool = False  # the run's result: the run ends with it, whatever our clock
     is_agreed: bool = False  # most partners have taken it: only its form is judged
     takes_clock: bool = True  # of a state with a higher loss than ours, the global step alone is taken over
+    may_begin: bool = False  # with such a state, a program that has not begun begins with the weights that it came with
     num_splits: int = 0  # results on which the partners have not agreed before: the more, the more loss is allowed
 
 

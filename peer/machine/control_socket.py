@@ -57,14 +57,23 @@ async def serving(home: Home, runtime: Path, answer: Answer) -> AsyncIterator[No
         home.running.unlink(missing_ok=True)
 
 
+def _what_next(folder: Home) -> str:
+    """Return what an operator can do about a home from which no peer runs."""
+    last = folder.last_status()
+    if last.get("state") == "done":
+        return f"the run is complete: `peer export FOLDER --home {folder.path}` writes the model"
+    if program := last.get("program"):
+        return f"start the program of this run, {program}, again with this home: it goes on from there"
+    return "start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
+
+
 def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dict[str, Any]:
     """Ask the peer that runs from `home` and return its answer.
 
     Raises NobodyRuns if none runs there, BadSettings if it does not answer or refuses. Blocks for at most `wait_s`.
     """
     folder = Home(home)
-    hint = "start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
-    nobody = NobodyRuns(f"no peer is running in {folder.path}", hint=hint)
+    nobody = NobodyRuns(f"no peer is running in {folder.path}", hint=_what_next(folder))
     try:
         path = str(json.loads(folder.running.read_text())["control"])
     except (OSError, ValueError, KeyError, TypeError) as error:

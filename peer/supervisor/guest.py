@@ -11,12 +11,13 @@ import os
 import sys
 from collections.abc import Callable
 
-from gossamer.peer.machine.child import STOP, GuestRequest
+from gossamer.peer.machine.child import FAILED, STOP, GuestRequest
 from gossamer.peer.machine.events import ENDED, OVER, Event, ProcessFailed, ProcessReported, from_line
 from gossamer.peer.supervisor.child_process import LINE_BYTES, ChildExit
 from gossamer.protocol.errors import ExitCode
 
 KILLED = -9
+LAST_LINES = (STOP, FAILED)  # the beginnings of lines that no settings replace
 
 
 class GuestProcess:
@@ -27,6 +28,9 @@ class GuestProcess:
         self._reader = asyncio.StreamReader(LINE_BYTES)
         self._settings_fd = os.dup(1)
         os.dup2(2, 1)  # whatever is printed here goes to the log
+        os.set_blocking(self._settings_fd, False)
+        self._unsent = b""  # of the line that is on its way
+        self._waiting: list[bytes] = []  # lines behind it
         self._failure: ProcessFailed | None = None
         self._last_words: str | None = None
         self._is_open = True
@@ -52,9 +56,24 @@ class GuestProcess:
         return self._is_open
 
     def notify(self, line: bytes) -> None:
-        """Write a line of settings to the program."""
-        with contextlib.suppress(OSError):
-            os.write(self._settings_fd, line)
+        """Send the program a line, without waiting for it: while the program does not read, newer settings replace earlier ones."""
+        if not line.startswith(LAST_LINES):
+            self._waiting = [earlier for earlier in self._waiting if earlier.startswith(LAST_LINES)]
+        self._waiting.append(line)
+        self._send()
+
+    def _send(self) -> None:
+        loop = asyncio.get_running_loop()
+        try:
+            while self._unsent or self._waiting:
+                self._unsent = self._unsent or self._waiting.pop(0)
+                self._unsent = self._unsent[os.write(self._settings_fd, self._unsent) :]
+        except BlockingIOError:
+            loop.add_writer(self._settings_fd, self._send)
+            return
+        except OSError:  # the program has ended, which ends stdin too
+            self._unsent, self._waiting = b"", []
+        loop.remove_writer(self._settings_fd)
 
     async def wait(self) -> ChildExit:
         """Forward its events until its pipe ends; return how it ended. Cancel-safe."""

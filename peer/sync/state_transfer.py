@@ -15,7 +15,7 @@ from pathlib import Path
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred
+from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred, Warned
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
@@ -31,6 +31,8 @@ from gossamer.protocol.messages.terms import RunTerms
 
 TIMEOUT_S = 60.0  # without any source that answers at all
 PAUSE_S = 1.0  # between two rounds
+WORSE_PAUSES_S = (5.0, 15.0, 45.0)  # between two while all sources give weights with a higher loss than ours; a run soon learns
+WORSE_TOPIC = "first weights"  # of warnings
 ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single one must not send us away
 SOURCES = 4  # at once
 ASKED = 8  # for their global steps, at once
@@ -54,6 +56,8 @@ class StateTransfer:
     _num_sources: int = SOURCES
     _dissenting: frozenset[PeerId] = field(default_factory=frozenset)  # sources that give other weights than most
     _refused: set[PeerId] = field(default_factory=set)  # sources that alone gave weights that were refused
+    _num_worse: int = 0  # states that were refused when all sources had given such a one
+    _has_warned: bool = False  # that this peer began with its own weights
     _reported_s: float = -REPORT_S
     _progress: TransferProgress | None = None
 
@@ -109,12 +113,15 @@ class StateTransfer:
                 raise final
             if answers:
                 answered_s = loop_s()
-            await asyncio.sleep(max(0.0, PAUSE_S - (loop_s() - began_s)))
+            await asyncio.sleep(max(0.0, self._pause_s() - (loop_s() - began_s)))
         raise SwarmUnreachable(
             f"no peer of the run answered for {TIMEOUT_S:.0f} s",
             hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
             "peers that have banned this one do not answer it either",
         )
+
+    def _pause_s(self) -> float:
+        return WORSE_PAUSES_S[min(self._num_worse, len(WORSE_PAUSES_S)) - 1] if self._num_worse else PAUSE_S
 
     def _report_errors(self, what: str, errors: list[GossamerError]) -> list[GossamerError]:
         """Report errors to the operator, and return those of peers that answered."""
@@ -174,7 +181,9 @@ class StateTransfer:
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
             async with self.meetings.set_aside():
-                adopted = await self.link.request(messages.Adopt(str(pieces.path), global_step, takes_clock=wanted().takes_clock))
+                may_begin = self._num_worse >= len(WORSE_PAUSES_S)
+                request = messages.Adopt(str(pieces.path), global_step, takes_clock=wanted().takes_clock, may_begin=may_begin)
+                adopted = await self.link.request(request)
         except LinkLost:
             return NoUse("our own trainer is being restarted")
         files.remove(pieces.path)
@@ -182,11 +191,17 @@ class StateTransfer:
         assert isinstance(adopted, messages.Adopted) and progress is not None
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
-        self._num_sources = SOURCES
+        self._num_sources, self._num_worse = SOURCES, 0
         self.lifecycle.stale = set(range(len(self.terms.fragments))) if is_old and not adopted.reason else set()
         if adopted.reason:
             self.emit(ProcessReported("joining", f"kept our own weights: {adopted.reason}"))
+            if may_begin:
+                self._has_warned = True
+                self.emit(Warned(WORSE_TOPIC, f"this peer began with its own weights, not with the run's: {adopted.reason}"))
             return None
+        if self._has_warned:
+            self._has_warned = False
+            self.emit(Warned(WORSE_TOPIC, ""))
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
         self.emit(StateTransferred(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
@@ -201,7 +216,10 @@ class StateTransfer:
             if not adopted.is_sound:
                 self.sources.book.ban(source, loop_s())
                 return BadContents(adopted.reason)
-        return NoUse(adopted.reason)
+        if not all(source.peer_id in self._refused for source in self._sources_in_order()):
+            return NoUse(adopted.reason)
+        self._num_worse += 1
+        return NoUse(f"{adopted.reason}; asks again in {self._pause_s():.0f} s")
 
     def _report(self, progress: TransferProgress, pieces: Pieces) -> None:
         if loop_s() - self._reported_s >= REPORT_S or pieces.is_whole:

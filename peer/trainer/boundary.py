@@ -110,7 +110,7 @@ class Boundary:
 
     def answer(self) -> None:
         """Carry out what the node asks for: the part of a boundary that is done even where nothing is trained."""
-        with self.watch.blocked("meetings") if self.is_training else contextlib.nullcontext():
+        with self._blocked_if(self.is_training and self._exchange.has_news.is_set()):
             for request in self._exchange.at_boundary():
                 match request:
                     case messages.Start():
@@ -147,6 +147,19 @@ class Boundary:
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Answer the node while the code inside only reads the weights; they move by what was decided at `Replica.move_fast_weights`."""
         return self._exchange.while_weights_are_read()
+
+    def ending_to_read(self) -> contextlib.AbstractContextManager[None]:
+        """Count the time inside, in which the program waits for the end of `reading`, as blocked."""
+        return self._blocked_if(self._exchange.holds_weights)
+
+    def move(self) -> None:
+        """Move the model's weights by what meetings have decided while others read them: after an optimizer step."""
+        with self._blocked_if(self.replica.owes_move):
+            self.replica.move_fast_weights()
+
+    def _blocked_if(self, works: bool) -> contextlib.AbstractContextManager[None]:
+        """Count the time inside as blocked if there is work. What a boundary without any costs must not make meetings rarer."""
+        return self.watch.blocked("meetings") if works else contextlib.nullcontext()
 
     def after_step(self, step: InnerStep) -> None:
         """Call partners for fragments that are due after an inner step that the replica has counted; report and save what is due."""
@@ -248,7 +261,7 @@ class Boundary:
                 self._has_device_losses = False
                 self._note_loss(loss)
             exchange.send_progress()
-            blocked_s = watch.blocked_s["meetings"] - exchange.blocking_probes_s
+            blocked_s = watch.blocked_s["meetings"] - exchange.probe_cost.blocking_s
             self._pace.update(exchange.report, watch.train_s, blocked_s, exchange.cpu_s)
             exchange.min_call_steps = self._pace.min_call_steps
 

@@ -65,14 +65,14 @@ class TrainerExchange:
         self.computing_s = 0.0  # spent in inner steps so far, without what the machine gave to other programs
         self.cpu_s = 0.0  # processor time of the exchange's thread
         self.has_warned = False  # of a measurement that failed
+        self.has_news = threading.Event()  # requests wait for the boundary
         self._link = link
         self._payloads = payloads
         self._replica = replica
         self._emit = emit
         self._meetings: dict[int, OpenMeeting] = {}
         self._probe = replica.program.new_probe(rng)
-        blocks = self._probe is not None and not self._probe.runs_beside
-        self._probe_cost = ProbeCost(self._probe.most_share, time.monotonic) if self._probe is not None and blocks else ProbeCost()
+        self.probe_cost = ProbeCost.of(self._probe)
         self._rng = rng
         self._syncs = FragmentSyncs(replica.fragments, payloads)
         self._solo_later: set[int] = set()  # fragments whose solo step waits for the end of their meeting
@@ -82,7 +82,6 @@ class TrainerExchange:
         self._waiting: deque[messages.Request | int] = deque()  # for the boundary; a number is the link's new session
         self._read_session = 0  # of the last request that the thread has read
         self._session = 0  # of the last request that a boundary has carried out
-        self._has_news = threading.Event()
         self._is_closing = False
         self._bug: BaseException | None = None
         device = replica.program.device
@@ -97,9 +96,9 @@ class TrainerExchange:
         return self._session != 0
 
     @property
-    def blocking_probes_s(self) -> float:
-        """The time for which probes have stopped the program: it does not depend on how often peers meet."""
-        return 0.0 if self._probe is None or self._probe.runs_beside else self._probe_cost.spent_s
+    def holds_weights(self) -> bool:
+        """Inside `while_weights_are_read`: whether the exchange's thread keeps the program from having them back."""
+        return self._weights.locked()
 
     def start(self) -> None:
         """Start to read the link."""
@@ -113,7 +112,7 @@ class TrainerExchange:
         """
         if self._bug is not None:
             raise self._bug
-        self._has_news.clear()
+        self.has_news.clear()
         count = len(self._waiting)
         for _ in range(count):
             request = self._waiting.popleft()
@@ -155,6 +154,7 @@ class TrainerExchange:
         meeting = self._meetings.get(request.meeting) if isinstance(request, messages.Apply) and self.measures_next else None
         outputs = self._replica.program.outputs
         before = None if meeting is None else outputs()
+        self.measures_next &= meeting is None or before is not None  # a program without outputs has none to measure
         reply = self._answer(request)
         self._replica.move_fast_weights()
         if meeting is not None and before is not None and isinstance(reply, messages.Applied) and (after := outputs()) is not None:
@@ -196,7 +196,7 @@ class TrainerExchange:
 
     def wait(self, seconds: float) -> None:
         """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
-        self._has_news.wait(seconds)
+        self.has_news.wait(seconds)
 
     def close(self) -> None:
         """End the thread and close the link."""
@@ -221,11 +221,11 @@ class TrainerExchange:
                 self.cpu_s = time.thread_time()
         except BaseException as error:
             self._bug = error
-            self._has_news.set()
+            self.has_news.set()
 
     def _keep(self, item: messages.Request | int) -> None:
         self._waiting.append(item)
-        self._has_news.set()
+        self.has_news.set()
 
     def _is_done_now(self, request: messages.Request) -> bool:
         """Carry out a request beside the inner step if it allows that; return whether it is done."""
@@ -395,14 +395,14 @@ class TrainerExchange:
                 return
             is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
             must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
-            meeting.is_probed = self._probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
+            meeting.is_probed = self.probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         assert self._probe is not None, "`_judge` asks for no measurement without one"
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
         lag_steps = self._replica.global_step - meeting.partner_global_step
-        with self._probe_cost.counted():
+        with self.probe_cost.counted():
             judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=lag_steps)
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
@@ -429,10 +429,10 @@ class TrainerExchange:
                     raise ValueError("the partner lists failed blocks beyond ours")
                 lag_steps = self._replica.global_step - meeting.partner_global_step
                 is_measured = self._probe is not None and side.is_wider(failed)
-                if is_measured and not self._probe_cost.is_affordable(self.computing_s, is_needed=True):
+                if is_measured and not self.probe_cost.is_affordable(self.computing_s, is_needed=True):
                     side.take_nothing()
                     is_measured = False
-                with self._probe_cost.counted() if is_measured else contextlib.nullcontext():
+                with self.probe_cost.counted() if is_measured else contextlib.nullcontext():
                     gate, probe = self._replica.probe_gate, self._probe if is_measured else None
                     step = side.step_as_decided(probe, gate, failed, lag_steps=lag_steps)
                 meeting.step = request.failed_blocks, step

@@ -230,6 +230,11 @@ class FragmentState:
         self.slow, self.momentum = step.slow, step.momentum
         self.since -= since
 
+    @property
+    def owes_move(self) -> bool:
+        """Whether there were outer steps by which the model's fast weights have not moved yet."""
+        return self._owed is not None
+
     def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps since the last call: never while a gradient is computed at them."""
         if self._owed is not None:

@@ -31,7 +31,8 @@ BLOCKED_SHARE: Final = 0.01
 PROCESSOR_SHARE: Final = 0.1
 MOST_FOR_PROCESSOR: Final = 6  # the processor limit's longest: an idle node costs time too, and peers must not drift apart for that
 WINDOW_S: Final = 20.0  # of training, over which the shares are measured
-LEAST_S: Final = 5.0  # of training before the first change
+LEAST_S: Final = 5.0  # of training before a change...
+LEAST_STEPS: Final = 100  # ...or so many quick steps, before the first one
 MOST_CHANGE: Final = 2  # largest factor of one change
 DAY_S: Final = 86_400.0
 SYNC_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
@@ -137,7 +138,8 @@ class Interval:
         while len(self._past) > 2 and now.since(self._past[1]).train_s >= WINDOW_S:
             self._past.popleft()
         spent = now.since(self._past[0])
-        if spent.train_s < LEAST_S or spent.own_steps < 1:
+        is_enough = spent.train_s >= LEAST_S or (self._limit is None and spent.own_steps >= LEAST_STEPS)
+        if not is_enough or spent.own_steps < 1:
             return False
         limit = max(self._limits(spent, bytes_per_s), key=lambda limit: limit.steps)
         steps = min(math.ceil(limit.steps), LONGEST_STEPS, MOST_CHANGE * self.steps)

@@ -64,6 +64,7 @@ class Probe(ABC):
 
     runs_beside: bool  # on any thread while the weights are only read; else on the trainer's thread alone, at a step boundary
     most_share: float = math.inf  # of the time of training so far, that all measurements together may take
+    expected_s: float = 0.0  # for the first of them
 
     def judge(self, gate: ProbeGate, fragment: Fragment, shifts: Shifts, part: float, *, is_behind: bool) -> Judgement:
         """Measure what a merge does to the loss that the outer step without a partner leaves, and have the gate judge it.
@@ -146,17 +147,23 @@ class TokenProbe(Probe):
 class ProbeCost:
     """The processor time of one peer's probes, which limits how many of the meetings that need none are probed.
 
-    Nothing is probed while probes have taken more than `most_share` of the time of the inner steps; what must be probed is not either, once
-    they have taken NEEDED times as much. `now_s`: the clock by which a probe costs.
+    Nothing is probed where probes would take more than `most_share` of the time of the inner steps, and what must be probed is not where
+    they would take more than NEEDED times as much. `now_s`: the clock by which a probe costs; `expected_s`: what the first will cost.
     """
 
-    def __init__(self, most_share: float = math.inf, now_s: Callable[[], float] = time.thread_time) -> None:
+    def __init__(self, most_share: float = math.inf, now_s: Callable[[], float] = time.thread_time, expected_s: float = 0.0) -> None:
         self._most_share = most_share
+        self._expected_s = expected_s
         self._now_s = now_s
         self._num_probes = 0
         self._probes_s = 0.0
         self._num_needed = 0  # messages that had to be probed
         self._num_asked = 0  # others
+
+    @classmethod
+    def of(cls, probe: Probe | None) -> ProbeCost:
+        """Return the cost of a probe: by the clock, and within its share, where it stops the program."""
+        return cls() if probe is None or probe.runs_beside else cls(probe.most_share, time.monotonic, probe.expected_s)
 
     @contextlib.contextmanager
     def counted(self) -> Iterator[None]:
@@ -169,14 +176,15 @@ class ProbeCost:
             self._probes_s += self._now_s() - start_s
 
     @property
-    def spent_s(self) -> float:
-        """The time that probes have taken."""
-        return self._probes_s
+    def blocking_s(self) -> float:
+        """The time for which probes have stopped the program: it does not depend on how often peers meet."""
+        return 0.0 if math.isinf(self._most_share) else self._probes_s
 
     def is_affordable(self, computing_s: float, *, is_needed: bool) -> bool:
         """Return whether there is time for another probe. `computing_s`: the time spent in inner steps so far."""
         most_share = self._most_share * (NEEDED if is_needed else 1.0)
-        return not self._probes_s or math.isinf(most_share) or self._probes_s <= most_share * computing_s
+        next_s = self._probes_s / self._num_probes if self._num_probes else self._expected_s
+        return math.isinf(most_share) or self._probes_s + next_s <= most_share * computing_s
 
     def is_drawn(self, *, must_probe: bool, computing_s: float, rng: random.Random) -> bool:
         """Return whether a message is probed; asked once for each. `computing_s`: the time spent in inner steps so far."""

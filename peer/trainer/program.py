@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -15,6 +15,13 @@ from torch import Tensor
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import Probe
 from gossamer.peer.trainer.weights import Weights
+
+
+class Kept(NamedTuple):
+    """What a checkpoint keeps: tensors by name, live ones or copies, and all else, JSON-able."""
+
+    tensors: dict[str, Tensor]
+    state: dict[str, Any]
 
 
 class Program(Protocol):
@@ -46,17 +53,14 @@ class Program(Protocol):
     def new_probe(self, rng: random.Random) -> Probe | None:
         """Return what measures merges; None: they are judged by their length alone."""
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return what a checkpoint keeps beside the weights: live tensors, or copies."""
+    def kept(self) -> Kept:
+        """Return what a checkpoint keeps beside the weights."""
 
     def changes(self, name: str) -> bool:
-        """Return whether the next step writes to this one of `tensors`."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what else a checkpoint keeps, JSON-able."""
+        """Return whether the next step writes to this one of the kept tensors."""
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore what `tensors` and `state` returned, after the weights. Raises KeyError or ValueError for another program's."""
+        """Restore what `kept` returned, after the weights. Raises KeyError or ValueError for another program's."""
 
     def forget_optimizer(self) -> None:
         """Clear the optimizer's state: the weights are another peer's now."""

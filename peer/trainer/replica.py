@@ -16,14 +16,14 @@ from gossamer.peer.model.plan import clock_budget, fragment_codecs, model_plan
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import ProbeGate
-from gossamer.peer.trainer.program import Program
+from gossamer.peer.trainer.program import Kept, Program
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import AnyManifest
 
-FAST: Final = "fast/"  # in the names of `Replica.tensors`, like the next two
+FAST: Final = "fast/"  # in the names of kept tensors, like the next two
 REPLACED: Final = ("slow/", "momentum/")  # an outer step replaces these and never writes to them
 JOURNALED: Final = 256  # applied meetings that are remembered; the node never asks for an older one again
 ALONE: Final = nullcontext()
@@ -86,6 +86,11 @@ class Replica:
 
     # ------------------------------------------------------------------ outer steps
 
+    @property
+    def owes_move(self) -> bool:
+        """Whether `move_fast_weights` has anything to do."""
+        return any(fragment.owes_move for fragment in self.fragments)
+
     def move_fast_weights(self) -> None:
         """Move the model's fast weights by the outer steps that were taken since the last call: at a step boundary."""
         for fragment in self.fragments:
@@ -129,29 +134,36 @@ class Replica:
             part.fragment.replace(part.slow, part.momentum)
         self.program.forget_optimizer()
         self.global_step = global_step
+        self.note_joined()
+
+    def note_joined(self) -> None:
+        """Note that this peer joins the others now: the warm-up begins anew."""
         self._is_founder = False
-        self._joined = (global_step, self.own_steps)
+        self._joined = (self.global_step, self.own_steps)
         self._clock_budget.steps = 0
 
     # ------------------------------------------------------------------ checkpoints
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return every tensor of the replica by name: the live ones, but copies of what is sharded, and of some of the program's."""
+    def kept(self) -> Kept:
+        """Return a checkpoint's contents. Tensors are the live ones, but copies of what is sharded, and of some of the program's.
+
+        Open meetings are not part of it.
+        """
+        program = self.program.kept()
         tensors = {f"{FAST}{name}": tensor for name, tensor in self.weights.values().items()}
         for index, fragment in enumerate(self.fragments):
             tensors[f"slow/{index}"] = fragment.slow
             if fragment.has_momentum:
                 tensors[f"momentum/{index}"] = fragment.momentum
-        return tensors | self.program.tensors()
+        return Kept(tensors | program.tensors, self._counters() | program.state)
 
     def changes(self, name: str) -> bool:
-        """Return whether the next inner step writes to this one of `tensors`."""
+        """Return whether the next inner step writes to this one of the kept tensors."""
         if name.startswith(FAST):
             return not self.weights.is_sharded
         return not name.startswith(REPLACED) and self.program.changes(name)
 
-    def state(self) -> dict[str, Any]:
-        """Return the rest of a checkpoint, JSON-able. Open meetings are not part of it."""
+    def _counters(self) -> dict[str, Any]:
         return {
             "clock_steps": self.global_step,
             "own_steps": self.own_steps,
@@ -166,10 +178,10 @@ class Replica:
                 "gate": [fragment.gate.state() for fragment in self.fragments],
                 "gains": self.probe_gate.state(),
             },
-        } | self.program.state()
+        }
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore what `tensors` and `state` returned, while no meeting is open. Takes ownership of the tensors.
+        """Restore what `kept` returned, while no meeting is open. Takes ownership of the tensors.
 
         Raises KeyError or ValueError for a checkpoint of another model.
         """

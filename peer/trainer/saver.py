@@ -92,13 +92,13 @@ class Saver:
         self.look()
         if self._is_busy():
             return
-        started_s, tensors = self._now_s(), replica.tensors()
+        started_s, (tensors, state) = self._now_s(), replica.kept()
         moving = {name: tensor.detach() for name, tensor in tensors.items() if replica.changes(name)}
         lacking = {name: tensor for name, tensor in moving.items() if not _has_same_layout(self._copies.get(name), tensor)}
         if lacking:
             self._readying = _run_beside(lambda: _allocate_copies(lacking))
             return
-        state = copy.deepcopy(replica.state())  # of the same moment as `tensors`: a merge meanwhile replaces slow weights
+        state = copy.deepcopy(state)  # of the same moment as `tensors`: a merge meanwhile replaces slow weights
         with reading:
             for name, tensor in moving.items():
                 self._copies[name].copy_(tensor, non_blocking=True)
@@ -128,7 +128,7 @@ class Saver:
         """Save now, and wait for it. An event reports a disk error, which leaves the earlier checkpoints untouched."""
         self.finish()
         self._is_wanted = False
-        contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, replica.tensors(), replica.state())
+        contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, *replica.kept())
         self._saved_step = replica.own_steps
         self._report(replica.own_steps, 0.0, lambda: self._written(contents))
         self._saved_s = self._now_s()

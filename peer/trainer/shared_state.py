@@ -20,6 +20,7 @@ from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights,
 from gossamer.peer.trainer.losses import Losses, measured_with, try_change
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.weights import Weights
+from gossamer.protocol.run.manifest import ProgramManifest
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run
 MOST_MOMENTUM: Final = 1.0  # times the size of the weights: the longest honest outer step is a third of that
@@ -99,7 +100,8 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     """Take over a fetched state; refuse one with no more steps than our own weights, or whose loss on our data is worse.
 
     A state that fails by its loss alone shows that ours is as far as the other peers', whatever the clocks say. Then only their clock is
-    taken over, so that we can meet them again. `before_taking` is called once before weights are replaced.
+    taken over, so that we can meet them again. A program may also begin so: its user has given it weights that are better than the run's.
+    `before_taking` is called once before weights are replaced.
     """
     total_steps = replica.manifest.run.total_steps
     global_step = total_steps if request.is_result else min(request.global_step, total_steps)
@@ -117,9 +119,12 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
         before_taking()
         replica.take_over(parts, global_step)
         return messages.Adopted(request.name, True, "")
-    if request.is_result or not request.takes_clock or not replica.own_steps:
+    begins = not replica.own_steps and request.may_begin and isinstance(replica.manifest, ProgramManifest)
+    if request.is_result or not request.takes_clock or not (replica.own_steps or begins):
         return messages.Adopted(request.name, False, reason)
     replica.set_global_step(global_step)
+    if begins:
+        replica.note_joined()
     return messages.Adopted(request.name, True, reason)
 
 

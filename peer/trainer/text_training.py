@@ -26,6 +26,7 @@ from gossamer.peer.trainer.boundary import IDLE_S, Boundary, State, Supervision
 from gossamer.peer.trainer.inner_loop import InnerLoop
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import TokenProbe
+from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.peer.trainer.weights import Weights
@@ -84,17 +85,14 @@ class TextProgram:
         """Return a probe on held-out sequences."""
         return TokenProbe(self.model, self.inner.computing.dtype, probe_pool(self.corpus).to(self.device), rng)
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the optimizer's state; copies of what other ranks hold."""
-        return {f"{OPTIMIZER}{name}": value for name, value in self.inner.devices.state().items()}
+    def kept(self) -> Kept:
+        """Return the optimizer's state, with copies of what other ranks hold, and the place in the text."""
+        tensors = {f"{OPTIMIZER}{name}": value for name, value in self.inner.devices.state().items()}
+        return Kept(tensors, {"corpus": self.corpus.cursor()})
 
     def changes(self, name: str) -> bool:
         """Return whether it is a live tensor: the state of a parameter that this rank's optimizer moves."""
         return name.removeprefix(OPTIMIZER).split("/", 1)[1] in self.inner.devices.moved
-
-    def state(self) -> dict[str, Any]:
-        """Return the place in the text."""
-        return {"corpus": self.corpus.cursor()}
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
         """Restore the optimizer's state and the place in the text."""

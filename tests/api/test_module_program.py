@@ -8,6 +8,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -46,14 +47,16 @@ def test_evaluate_runs_without_dropout_and_gradients_and_leaves_modes_and_genera
 
     def measure() -> Tensor:
         assert not any(module.training for module in model.modules()) and not torch.is_grad_enabled()
-        return model(x).square().flatten() + torch.rand(4) + random.random()
+        return model(x).square().flatten() + torch.rand(4) + random.random() + np.random.random()
 
     torch.manual_seed(5)
     random.seed(5)
+    np.random.seed(5)
+    expected = np.random.RandomState(5).random()
     states = torch.get_rng_state(), random.getstate()
     first, second = evaluation(model, measure)(), evaluation(model, measure)()
     assert first == second and len(first.values) == 4
-    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1]
+    assert torch.equal(torch.get_rng_state(), states[0]) and random.getstate() == states[1] and np.random.random() == expected
     assert [module.training for module in model.modules()] == modes
     assert torch.is_grad_enabled()
 
@@ -93,21 +96,34 @@ def test_a_checkpoint_brings_optimizer_and_kept_objects_back() -> None:
     own, optimizer = program(model, average=nn.Linear(2, 2))
     model(torch.randn(4, 6)).sum().backward()
     optimizer.step()
-    tensors = {name: tensor.clone() for name, tensor in own.tensors().items()}
-    state = json.loads(json.dumps(own.state()))
+    tensors = {name: tensor.clone() for name, tensor in own.kept().tensors.items()}
+    state = json.loads(json.dumps(own.kept().state))
     fresh, other = program(Net(), average=nn.Linear(2, 2))
     fresh.restore(tensors, state)
-    assert fresh.tensors().keys() == tensors.keys()
-    assert all(torch.equal(tensor, tensors[name]) for name, tensor in fresh.tensors().items())
+    assert fresh.kept().tensors.keys() == tensors.keys()
+    assert all(torch.equal(tensor, tensors[name]) for name, tensor in fresh.kept().tensors.items())
     own.forget_optimizer()
     assert not optimizer.state and other.state
+
+
+def test_a_checkpoint_asks_each_object_for_its_state_once() -> None:
+    class Average(nn.Linear):
+        num_asked = 0
+
+        def state_dict(self, *arguments: Any, **named: Any) -> Any:
+            self.num_asked += 1
+            return super().state_dict(*arguments, **named)
+
+    average = Average(2, 2)
+    own, _ = program(Net(), average=average)
+    assert any(name.startswith("program/state/average") for name in own.kept().tensors) and average.num_asked == 1
 
 
 def test_a_checkpoint_of_another_program_is_refused() -> None:
     own, _ = program(Net())
     other, _ = program(Net(), loader=nn.Linear(1, 1))
     with pytest.raises(KeyError):
-        other.restore(own.tensors(), own.state())
+        other.restore(own.kept().tensors, own.kept().state)
 
 
 def test_statistics_are_in_fragments_of_their_own() -> None:
@@ -131,6 +147,14 @@ def test_a_probe_sees_which_merge_harms_and_leaves_the_weights() -> None:
     assert torch.equal(weight, torch.zeros(8))
 
 
+def test_a_probe_expects_to_cost_three_calls_of_evaluate() -> None:
+    weight = torch.zeros(8)
+    measured = Evaluation(lambda: weight.sum(), {"w": weight}, CPU)
+    measured()
+    assert measured.seconds > 0.0
+    assert EvaluateProbe(measured, Weights({"w": weight})).expected_s == 3 * measured.seconds
+
+
 def test_tensors_that_were_replaced_after_joining_are_named() -> None:
     model = Net()
     own, _ = program(model)
@@ -143,7 +167,7 @@ def test_tensors_that_were_replaced_after_joining_are_named() -> None:
 
 def test_reports_wait_where_evaluate_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:
     own, _ = program(Net())
-    now_s = iter([100.0, 101.0, 110.0, 121.5, 122.0])
+    now_s = iter([100.0, 100.0, 101.0, 110.0, 121.5, 121.5, 122.0])
     monkeypatch.setattr("gossamer.module_program.time.monotonic", lambda: next(now_s))
     assert own.evaluation() is not None  # from 100 to 101
     assert own.evaluation() is None  # at 110

@@ -123,8 +123,8 @@ def small_replica(
 
 def fingerprint(replica: Replica) -> str:
     """Hash all that a checkpoint holds."""
-    digest = hashlib.sha256(json.dumps(replica.state(), sort_keys=True).encode())
-    for name, tensor in sorted(replica.tensors().items()):
+    digest = hashlib.sha256(json.dumps(replica.kept().state, sort_keys=True).encode())
+    for name, tensor in sorted(replica.kept().tensors.items()):
         digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         digest.update(tensor.cpu().contiguous().numpy().tobytes())
     return digest.hexdigest()

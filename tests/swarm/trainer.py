@@ -230,8 +230,8 @@ class Trainer:
         opened.side = side_of(opened.side.state)
 
     def save(self) -> Checkpoint:
-        tensors = {name: tensor.clone() for name, tensor in self.replica.tensors().items()}
-        return Checkpoint(tensors, self.replica.state())
+        tensors = {name: tensor.clone() for name, tensor in self.replica.kept().tensors.items()}
+        return Checkpoint(tensors, self.replica.kept().state)
 
     def _deliver(self) -> None:
         sent, self._end.sent = self._end.sent, []

@@ -105,6 +105,21 @@ def test_no_peer_runs_in_an_empty_home(tmp_path: Path) -> None:
     assert "peer join" in caught.value.hint
 
 
+@pytest.mark.parametrize(
+    ("status", "hint"),
+    [
+        ({"state": "done", "program": "images"}, "peer export FOLDER --home"),
+        ({"state": "left", "program": "images"}, "start the program of this run, images, again"),
+        ({"state": "left", "program": ""}, "peer join"),
+    ],
+)
+def test_the_hint_for_a_home_without_a_peer_fits_its_last_state(home: Home, status: dict[str, str], hint: str) -> None:
+    home.status.write_text(json.dumps(status))
+    with pytest.raises(NobodyRuns) as caught:
+        ask(home.path, {"verb": "status"})
+    assert hint in caught.value.hint
+
+
 @pytest.mark.parametrize("left", ["", "{}", "[]", "not json", '{"control": 5}'])
 def test_a_stale_running_file_counts_as_no_peer(home: Home, left: str) -> None:
     home.running.write_text(left)

@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from gossamer.optim.fragments import scatter
+from gossamer.peer.link import messages
+from gossamer.peer.machine.events import Event, ProcessReported, Warned
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync import pieces as files
@@ -192,6 +194,39 @@ def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Pa
         answers = await joining.ask_everybody(wanted(swarm))
         assert answers and "held-out loss" in str(answers[0]) and peer.hash == before
         assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+class BeginsAtLast:
+    """The link to a trainer that refuses a state by its loss, and begins with its own weights once it may. Keeps when it was asked."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[int, bool]] = []
+        self._began_s = asyncio.get_running_loop().time()
+
+    async def request(self, request: messages.Adopt) -> messages.Adopted:
+        self.asked.append((round(asyncio.get_running_loop().time() - self._began_s), request.may_begin))
+        return messages.Adopted(request.name, request.may_begin, "its held-out loss is 2.0000, that of our own weights 0.1000")
+
+
+def test_a_program_with_better_weights_than_the_runs_begins_with_them_after_a_minute_and_says_so(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        peer, joining = await newcomer(swarm, resident)
+        trainer, emitted = BeginsAtLast(), list[Event]()
+        joining.link, joining.emit = trainer, emitted.append  # type: ignore[assignment]
+        await joining.take_over(wanted(swarm))
+        assert [may_begin for _, may_begin in trainer.asked] == [False, False, False, True]
+        assert [seconds for seconds, _ in trainer.asked] == pytest.approx([0, 5, 20, 65], abs=3), (
+            "the run has time to learn, and the source is spared"
+        )
+        reasons = [event.reason for event in emitted if isinstance(event, ProcessReported) and "asks again" in event.reason]
+        assert [reason.rsplit(" ", 2)[1] for reason in reasons] == ["5", "15", "45"]
+        (warned,) = [event.words for event in emitted if isinstance(event, Warned)]
+        assert warned.startswith("this peer began with its own weights") and "0.1000" in warned
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

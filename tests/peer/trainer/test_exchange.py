@@ -242,7 +242,7 @@ def test_a_hostile_payload_is_refused_and_changes_nothing(tmp_path: Path, attack
     peers = pair(tmp_path)
     victim = peers[0]
     exchange(sides(peers), Terms())
-    before, gate = victim.state(), json.dumps(victim.replica.state())
+    before, gate = victim.state(), json.dumps(victim.replica.kept().state)
     victim.side.put(1, File.PARTNER_PAYLOAD, HOSTILE[attack](victim.side.get(1, File.PARTNER_PAYLOAD)))
     verdict = checked(victim.side, 1)
     assert not verdict.accepted
@@ -250,7 +250,7 @@ def test_a_hostile_payload_is_refused_and_changes_nothing(tmp_path: Path, attack
     assert isinstance(victim.side.answer(messages.Apply(1, "cd" * 16, "")), messages.Unavailable)  # even if the node wanted it
     victim.side.answer(messages.Drop(1))
     assert same(before, victim.state())
-    assert json.dumps(victim.replica.state()) == gate
+    assert json.dumps(victim.replica.kept().state) == gate
     assert not victim.steps
     assert isinstance(victim.side.answer(messages.Open(2, 0)), messages.Opened)
 
@@ -279,14 +279,14 @@ def test_a_hostile_sketch_is_refused(tmp_path: Path, sketch: bytes) -> None:
 
 def test_fragments_have_yardsticks_of_their_own_and_a_restored_loop_has_them_too(tmp_path: Path) -> None:
     peers = pair(tmp_path)
-    before = json.loads(json.dumps(peers[0].replica.state()["outer"]["gate"]))
+    before = json.loads(json.dumps(peers[0].replica.kept().state["outer"]["gate"]))
     meet(sides(peers), Terms())
-    state, tensors = json.loads(json.dumps(peers[0].replica.state())), peers[0].replica.tensors()
+    state, tensors = json.loads(json.dumps(peers[0].replica.kept().state)), peers[0].replica.kept().tensors
     outer = state["outer"]
     assert outer["gate"][0]["reach"] > 0.0 and outer["gate"][1] == before[1]
     again = Peer(tmp_path, "again")
     again.replica.restore(tensors, state)
-    assert again.replica.state() == state
+    assert again.replica.kept().state == state
     with pytest.raises(ValueError):
         again.replica.restore(tensors, {**state, "outer": {**outer, "gate": outer["gate"][:1]}})
 

@@ -29,7 +29,7 @@ def test_a_meeting_that_counted_before_a_restart_does_not_count_again(tmp_path: 
     peers = pair(tmp_path)
     meet(sides(peers), Terms())
     restarted = Peer(tmp_path, "again")
-    restarted.replica.restore(restarted.replica.tensors(), peers[0].replica.state())
+    restarted.replica.restore(restarted.replica.kept().tensors, peers[0].replica.kept().state)
     exchange((restarted.side, pair(tmp_path)[1].side), Terms(number=5))
     assert checked(restarted.side, 5).accepted
     before = restarted.state()

@@ -164,8 +164,8 @@ def test_a_whole_meeting_needs_two_boundaries_and_ends_as_one_between_steps(trai
     other = small_replica(tmp_path / "other", manifest, b"you")
     other.inner_step()
     meet((replica_side(twin, tmp_path / "twin"), replica_side(other, tmp_path / "other")), Terms())
-    for name, tensor in twin.tensors().items():
-        assert torch.equal(tensor, trainer.replica.tensors()[name]), name
+    for name, tensor in twin.kept().tensors.items():
+        assert torch.equal(tensor, trainer.replica.kept().tensors[name]), name
 
 
 def test_what_needs_a_boundary_waits_for_one_in_its_order(trainer: Trainer) -> None:
@@ -304,6 +304,15 @@ def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer,
     assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
 
 
+def test_a_program_without_outputs_merges_beside_the_step_again(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
+    monkeypatch.setattr(trainer.replica.program, "outputs", lambda: None)
+    trainer.exchange.measures_next = True
+    trainer.ask(messages.Apply(1, NAME, ""))
+    trainer.boundary()
+    assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
+
+
 def test_a_call_sooner_than_the_line_carries_it_is_refused(trainer: Trainer) -> None:
     trainer.replica.inner_step()
     trainer.exchange.min_call_steps = 2
@@ -330,8 +339,8 @@ def test_a_meeting_decided_in_the_middle_of_a_step_counts_there_and_moves_the_mo
 
     later.inner_step()
     later.handle(messages.Apply(1, NAME, ""))
-    for name, tensor in later.tensors().items():
-        assert torch.equal(tensor, replica.tensors()[name]), f"{name}: the gradient was not that of the weights before"
+    for name, tensor in later.kept().tensors.items():
+        assert torch.equal(tensor, replica.kept().tensors[name]), f"{name}: the gradient was not that of the weights before"
     sooner.handle(messages.Apply(1, NAME, ""))
     sooner.handle(messages.Open(2, 0))
     prepare = messages.Prepare(2, 100, 0, 7, RunPhase.TRAIN)

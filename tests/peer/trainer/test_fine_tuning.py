@@ -67,7 +67,7 @@ def test_only_factors_move_travel_and_are_kept(folder: Path) -> None:
     assert all(torch.equal(tensor, base[name]) for name, tensor in frozen(one).items()) and len(base) == 21
     num_values = sum(tensor.numel() for tensor in one.parameters.values())
     assert sum(fragment.codec.fragment.numel for fragment in one.fragments) == num_values
-    assert sum(tensor.numel() for tensor in one.tensors().values()) < 4 * num_values + 2 * len(before), "fast, slow and AdamW's two"
+    assert sum(tensor.numel() for tensor in one.kept().tensors.values()) < 4 * num_values + 2 * len(before), "fast, slow and AdamW's two"
 
 
 def test_a_restored_replica_goes_on_bit_for_bit(folder: Path) -> None:
@@ -75,7 +75,7 @@ def test_a_restored_replica_goes_on_bit_for_bit(folder: Path) -> None:
     one, other = replica(folder, manifest), replica(folder, manifest)
     for _ in range(3):
         one.inner_step()
-    other.restore({name: tensor.clone() for name, tensor in one.tensors().items()}, one.state())
+    other.restore({name: tensor.clone() for name, tensor in one.kept().tensors.items()}, one.kept().state)
     for each in (one, other):
         each.inner_step()
     assert fingerprint(one) == fingerprint(other)

@@ -5,6 +5,7 @@ import math
 import pytest
 
 from gossamer.peer.trainer.interval import (
+    LEAST_STEPS,
     LONGEST_STEPS,
     MOST_FOR_PROCESSOR,
     SHORTEST_STEPS,
@@ -109,3 +110,11 @@ def test_the_expected_traffic_is_that_of_the_estimate() -> None:
         assert (found.day_bytes, found.inner_steps) == (same.day_bytes, same.interval_steps)
     fixed = traffic_expected(plan, 50, math.inf, STEP_S)
     assert fixed.day_bytes == pytest.approx(plan.round_bytes * 86_400 / (0.7 * 50 * STEP_S))
+
+
+def test_many_quick_steps_are_enough_for_the_first_change() -> None:
+    interval = Interval(SHORTEST_STEPS, ROUND_BYTES)
+    interval.update(Spent(), 0.0)
+    assert not interval.update(Spent(LEAST_STEPS - 1, train_s=1.0, blocked_s=0.02), 0.0)
+    assert interval.update(Spent(LEAST_STEPS, train_s=1.1, blocked_s=0.02), 0.0)
+    assert not interval.update(Spent(3 * LEAST_STEPS, train_s=3.3, blocked_s=0.2), 0.0), "later ones rest on seconds"

@@ -250,3 +250,14 @@ def test_probes_take_their_share_of_the_time_of_training_but_never_none() -> Non
     assert drawn(0.0) == pytest.approx(1000 * LEAST_SHARE, abs=40)
     assert drawn(1e9) == 1000
     assert drawn(0.0, must_probe=True) == 1000
+
+
+def test_a_probe_that_stops_the_program_waits_until_it_is_affordable() -> None:
+    now_s = 0.0
+    cost = ProbeCost(0.005, lambda: now_s, expected_s=0.3)
+    assert not cost.is_affordable(59.0, is_needed=False) and not cost.is_affordable(29.0, is_needed=True)
+    assert cost.is_affordable(61.0, is_needed=False) and cost.is_affordable(31.0, is_needed=True)
+    with cost.counted():
+        now_s = 0.5
+    assert not cost.is_affordable(199.0, is_needed=False), "another of half a second would make it more than 1 of 200 s"
+    assert cost.is_affordable(201.0, is_needed=False)

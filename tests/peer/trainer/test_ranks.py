@@ -87,7 +87,7 @@ def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
             one.move_fast_weights()
             one.inner_step()
         assert fingerprint(both) == fingerprint(alone)
-        saved = {name: tensor.clone() for name, tensor in both.tensors().items()}, copy.deepcopy(both.state())
+        saved = {name: tensor.clone() for name, tensor in both.kept().tensors.items()}, copy.deepcopy(both.kept().state)
         both.inner_step()
         both.restore(*saved)
         assert alone.inner_step() == both.inner_step()

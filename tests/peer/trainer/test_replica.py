@@ -99,9 +99,9 @@ def test_a_run_without_momentum_keeps_none(tmp_path: Path) -> None:
     for fragment in one.fragments:
         assert fragment.momentum.untyped_storage().nbytes() == 4
         assert not fragment.momentum.any()
-    assert not [name for name in one.tensors() if name.startswith("momentum/")]
+    assert not [name for name in one.kept().tensors if name.startswith("momentum/")]
     fresh = small_replica(tmp_path / "fresh", manifest)
-    fresh.restore(one.tensors(), one.state())
+    fresh.restore(one.kept().tensors, one.kept().state)
     assert fingerprint(fresh) == fingerprint(one)
 
 
@@ -159,7 +159,7 @@ def test_a_call_that_brought_nothing_puts_off_no_meeting(tmp_path: Path) -> None
 def meet_a_clock(tmp_path: Path, replica: Replica, global_step: int, number: int = 1) -> None:
     """Meet a partner that is at the same weights and says that its clock stands at `global_step`."""
     partner = small_replica(tmp_path / "partner", MANIFEST)
-    partner.restore(replica.tensors(), replica.state())
+    partner.restore(replica.kept().tensors, replica.kept().state)
     partner.global_step = global_step
     meet((replica_side(replica, tmp_path), replica_side(partner, tmp_path / "partner")), Terms(number=number, name=f"{number:032x}"))
 
@@ -268,10 +268,10 @@ def test_ending_alone_makes_slow_weights_the_fast_ones(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, MANIFEST)
-    tensors = replica.tensors()
+    tensors = replica.kept().tensors
     del tensors["slow/1"]
     with pytest.raises(KeyError):
-        small_replica(tmp_path, MANIFEST).restore(tensors, replica.state())
+        small_replica(tmp_path, MANIFEST).restore(tensors, replica.kept().state)
 
 
 def test_adam_counts_its_steps_on_the_cpu(tmp_path: Path) -> None:
@@ -280,7 +280,7 @@ def test_adam_counts_its_steps_on_the_cpu(tmp_path: Path) -> None:
     replica = small_replica(tmp_path, manifest)
     train(replica, 2)
     restored = small_replica(tmp_path, manifest)
-    restored.restore(replica.tensors(), replica.state())
+    restored.restore(replica.kept().tensors, replica.kept().state)
     state = restored.program.inner.devices.state()
     for name, parameter in restored.parameters.items():
         assert state[f"step/{name}"].device.type == "cpu"
