@@ -153,7 +153,7 @@ class LocalSettings(WithOptions):
     """Train only while the other processes of the machine leave its processors idle."""
     not_on_battery: Annotated[bool, Setting(is_limit=True)] = False
     """Train only while the machine does not run on battery."""
-    pause_when: Annotated[str, _readable(shlex.split), Setting(option=None, is_limit=True)] = ""
+    pause_when: Annotated[str, _readable(shlex.split), Setting(option=None)] = ""  # no limit that the page may change: it is a command
     """Command that is run once a minute: the peer pauses while it exits with 0, and trains while it exits with 1."""
     pause_above_temperature: Annotated[int, Setting(option=None, is_limit=True)] = Field(default=0, ge=0, le=150)
     """Pause while a GPU or the processor is hotter than so many degrees Celsius, as the driver or the system tells; 0: never."""

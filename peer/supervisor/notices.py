@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
+import re
 import shlex
 import time
 import urllib.request
@@ -18,11 +20,15 @@ from gossamer.peer.machine.config import WEB
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.pauses import Pause
-from gossamer.protocol.tasks import spawn
+from gossamer.protocol.tasks import cancel, spawn
 
 ALONE_S: Final = 3600.0  # without a partner in sight before it is worth a notice
 SEND_S: Final = 30.0  # that a command or a server may take
+AGAIN_S: Final = 3600.0  # before a condition that ended and began again is worth another notice
+MOST_WAITING: Final = 8  # notices; more are dropped
+CLOSE_S: Final = 5.0  # at the end of the peer, for all that wait
 TOPIC: Final = "notify"
+_INERT: Final = re.compile(r"[^\w .,:%/@+-]")
 VARIABLE: Final = "GOSSAMER_NOTICE"  # environment of the command: the kind of the notice
 
 
@@ -38,6 +44,7 @@ class NoticeBoard:
 
     def __init__(self) -> None:
         self._told: set[tuple[str, str]] = set()  # conditions in force that have had their notice: kind and topic
+        self._told_s: dict[tuple[str, str], float] = {}  # when each condition last had one
         self._alone_since_s: float | None = None
 
     def look(self, status: Status, is_held_back: bool, now_s: float) -> list[Notice]:
@@ -49,9 +56,10 @@ class NoticeBoard:
             conditions["limit", ""] = f"paused: {status.reason}; {status.way_out}"
         if self._is_alone(status, now_s):
             conditions["alone", ""] = f"no other peer in sight for {ALONE_S / 3600:.0f} hour; it trains on alone meanwhile"
-        new = [Notice(kind, words) for (kind, topic), words in conditions.items() if (kind, topic) not in self._told]
-        self._told = set(conditions)
-        return new
+        new = [key for key in conditions if key not in self._told and now_s - self._told_s.get(key, -math.inf) >= AGAIN_S]
+        self._told = {key for key in conditions if key in self._told or key in new}
+        self._told_s.update(dict.fromkeys(new, now_s))
+        return [Notice(key[0], conditions[key]) for key in new]
 
     def _is_alone(self, status: Status, now_s: float) -> bool:
         if status.state != "training" or status.peers_seen:
@@ -80,18 +88,20 @@ class Notices:
         self._send(way, status, [Notice("test", "notices about this peer come by this way")])
 
     async def close(self) -> None:
-        """Wait until all are sent, or cannot be; takes seconds."""
-        await asyncio.gather(*self._sending)
+        """Wait for CLOSE_S until all are sent; drop the rest."""
+        if self._sending:
+            await asyncio.wait(self._sending, timeout=CLOSE_S)
+        await cancel(*self._sending)
 
     def _send(self, way: str, status: Status, notices: list[Notice]) -> None:
-        if way and notices:
-            subject = f"{status.run_name or 'a run'}, peer {status.peer_id[-6:]}"
-            spawn(self._send_all(way, subject, notices), self._sending, "notices")
+        for notice in notices if way else ():
+            if len(self._sending) < MOST_WAITING:
+                text = f"Gossamer: {status.run_name or 'a run'}, peer {status.peer_id[-6:]}: {notice.text}"
+                spawn(self._send_in_turn(way, text, notice.kind), self._sending, "notice")
 
-    async def _send_all(self, way: str, subject: str, notices: list[Notice]) -> None:
+    async def _send_in_turn(self, way: str, text: str, kind: str) -> None:
         async with self._turn:
-            for notice in notices:
-                self._note(await _sent(way, f"{subject}: {notice.text}", notice.kind))
+            self._note(await _sent(way, text, kind))
 
     def _note(self, failure: str) -> None:
         if failure != self._failure:
@@ -112,18 +122,27 @@ def _post(url: str, text: str, kind: str) -> str:
     """Post a text in the manner of ntfy: the body is the message."""
     request = urllib.request.Request(url, text.encode(), {"Title": f"Gossamer: {kind}", "Content-Type": "text/plain; charset=utf-8"})
     try:
-        with urllib.request.urlopen(request, timeout=SEND_S / 2):  # noqa: S310 (http or https: config.py checks it)
+        with urllib.request.urlopen(request, timeout=CLOSE_S):  # noqa: S310 (http or https: config.py checks it)
             return ""
     except (OSError, ValueError) as error:
         return str(error)
 
 
 async def _run(command: str, text: str, kind: str) -> str:
-    """Run a command with the text as its last argument; its output goes nowhere."""
+    """Run a command with the text as its last argument; its output goes nowhere.
+
+    Only characters that no shell acts on are passed: strangers choose the names of runs, and the command may be `ssh`, which has a shell.
+    """
     null = asyncio.subprocess.DEVNULL
     try:
         process = await asyncio.create_subprocess_exec(
-            *shlex.split(command), text, stdin=null, stdout=null, stderr=null, env=os.environ | {VARIABLE: kind}, start_new_session=True
+            *shlex.split(command),
+            _INERT.sub("", text.replace("\n", " ")),
+            stdin=null,
+            stdout=null,
+            stderr=null,
+            env=os.environ | {VARIABLE: kind},
+            start_new_session=True,
         )
     except (OSError, ValueError) as error:
         return str(error)

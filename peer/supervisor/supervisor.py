@@ -161,10 +161,10 @@ class Supervisor:
             finally:
                 await self._stop(work, looking)
                 self._pauses.close()
-                self._notices.look(self.status, self.condition.pause, self._config.notify)
-                await self._notices.close()
                 self._housekeeping.keep(self.status)
                 self._run_watch.keep()
+                self._notices.look(self.status, self.condition.pause, self._config.notify)
+                await self._notices.close()
 
     async def _until_over(self, work: list[asyncio.Task[None]]) -> None:
         for task in work:

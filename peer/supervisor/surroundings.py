@@ -13,11 +13,12 @@ import os
 import shlex
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import IO, Generic, TypeVar
 
 import psutil
 
@@ -34,6 +35,8 @@ LEAST_CORES = 0.5  # what others may use of a small machine before it counts as 
 LEAST_SHARE = 0.1  # ...and of a large one, as a share of its cores
 ASK_S = 60.0  # of the operator's command
 COMMAND_S = 30.0  # that a command may take
+KILLED_S = 0.2  # that a killed command may take to end
+MOST_OUTPUT_BYTES = 4096  # of a command that are read
 HEAT_S = 10.0  # of temperatures
 COOLER_C = 5  # below the limit before a peer that was too hot trains again
 GPU_TOOL = ("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
@@ -86,7 +89,7 @@ class Lookout:
         self._memory = CachedReading(MEASURE_S, lambda: held_bytes(os.getpid()))
         self._disk = CachedReading(DISK_S, lambda: size_of(home))
         self._heat = Thermometer()
-        self._asked = PolledCommand(ASK_S)
+        self._asked, self._question = PolledCommand(ASK_S), ""
         self.warnings = {"pause_when": "", "pause_above_temperature": ""}
 
     def close(self) -> None:
@@ -117,6 +120,9 @@ class Lookout:
         return words
 
     def _says_pause(self, command: str, now_s: float) -> bool:
+        if command != self._question:
+            self._asked.close()
+            self._asked, self._question = PolledCommand(ASK_S), command
         if command:
             self._asked.poll(shlex.split(command), now_s)
         code, failure = (self._asked.code, self._asked.failure) if command else (None, "")
@@ -147,6 +153,7 @@ class PolledCommand:
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
         self._process: subprocess.Popen[bytes] | None = None
+        self._printed: IO[bytes] | None = None  # a file: a pipe would stay open as long as a child of the command does
         self._began_s = float("-inf")
         self.code: int | None = None  # None: it has not ended yet
         self.output = ""
@@ -155,11 +162,12 @@ class PolledCommand:
     def poll(self, command: Sequence[str], now_s: float) -> None:
         """Start the command if it is due, and note its end. Call it often; `now_s` is a monotonic clock."""
         if self._process is not None and self._process.poll() is not None:
-            self.output = self._process.communicate()[0].decode(errors="replace")
-            self.code, self.failure, self._process = self._process.returncode, "", None
+            assert self._printed is not None
+            self._printed.seek(0)
+            self._end(self._process.returncode, self._printed.read(MOST_OUTPUT_BYTES).decode(errors="replace"), "")
         elif self._process is not None and now_s - self._began_s > COMMAND_S:
             self.close()
-            self.code, self.failure = None, f"it took longer than {COMMAND_S:.0f} s"
+            self._end(None, "", f"it took longer than {COMMAND_S:.0f} s")
         elif self._process is None and now_s - self._began_s >= self._every_s:
             self._began_s = now_s
             self._start(command)
@@ -167,17 +175,24 @@ class PolledCommand:
     def _start(self, command: Sequence[str]) -> None:
         null = subprocess.DEVNULL
         try:
-            self._process = subprocess.Popen(command, stdin=null, stdout=subprocess.PIPE, stderr=null, start_new_session=True)
+            self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end of the run)
+            self._process = subprocess.Popen(command, stdin=null, stdout=self._printed, stderr=null, start_new_session=True)
         except (OSError, ValueError) as error:
-            self.code, self.failure = None, str(error)
+            self._end(None, "", str(error))
+
+    def _end(self, code: int | None, output: str, failure: str) -> None:
+        self.code, self.output, self.failure, self._process = code, output, failure, None
+        if self._printed is not None:
+            self._printed.close()
 
     def close(self) -> None:
-        """Kill it if it runs."""
+        """Kill it, with its children, if it runs."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.communicate()
-            self._process = None
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a broken device cannot be killed
+                self._process.wait(KILLED_S)
+            self._end(None, "", "")
 
 
 class Thermometer:

@@ -16,7 +16,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor import notices as module
-from gossamer.peer.supervisor.notices import ALONE_S, Notice, NoticeBoard, Notices
+from gossamer.peer.supervisor.notices import ALONE_S, MOST_WAITING, Notice, NoticeBoard, Notices
 from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
@@ -55,13 +55,13 @@ def test_each_condition_is_told_once_until_it_has_ended() -> None:
     assert board.look(warned, False, 1.0) == [("warning", "nearly full")]
     assert board.look(replace(warned, warned={"disk": "99 MB are free"}), False, 2.0) == []
     assert board.look(TRAINING, False, 3.0) == []
-    assert board.look(warned, False, 4.0) == [("warning", "nearly full")]
+    assert board.look(warned, False, 3700.0) == [("warning", "nearly full")]
     paused = replace(TRAINING, state="paused", reason="traffic is used up", way_out="ends by itself")
-    assert board.look(paused, False, 5.0) == [], "the operator's own pause"
-    assert board.look(paused, True, 6.0) == [("limit", "paused: traffic is used up; ends by itself")]
-    assert board.look(paused, True, 7.0) == []
+    assert board.look(paused, False, 3705.0) == [], "the operator's own pause"
+    assert board.look(paused, True, 3706.0) == [("limit", "paused: traffic is used up; ends by itself")]
+    assert board.look(paused, True, 3707.0) == []
     failed = replace(TRAINING, state="failed", reason="revoked", way_out="ask the host")
-    assert board.look(failed, False, 8.0) == [("failed", "revoked; ask the host")]
+    assert board.look(failed, False, 3708.0) == [("failed", "revoked; ask the host")]
 
 
 def test_an_hour_alone_is_told_and_a_partner_in_between_starts_the_hour_again() -> None:
@@ -75,12 +75,53 @@ def test_an_hour_alone_is_told_and_a_partner_in_between_starts_the_hour_again() 
 
 
 def test_a_command_gets_kind_and_text_without_a_shell_in_between(tmp_path: Path, log: Path) -> None:
-    hostile = [Notice("warning", "$(touch gone); `id` 'quoted'\nsecond line")]
+    hostile = [Notice("warning", "$(touch gone); `id` 'quoted'\nsecond line --option @file")]
     assert sent(f"{tmp_path / 'tell'} 'two words'", NOTICE, hostile) == []
     assert log.read_text() == (
-        "limit|two words|demo, peer 345abc: paused: it's full\n"
-        "warning|two words|demo, peer 345abc: $(touch gone); `id` 'quoted'\nsecond line\n"
+        "limit|two words|Gossamer: demo, peer 345abc: paused: its full\n"
+        "warning|two words|Gossamer: demo, peer 345abc: touch gone id quoted second line --option @file\n"
     )
+
+
+@pytest.mark.parametrize("name", ["--config=/tmp/x", "@/etc/passwd", "$(touch gone)", "; rm x #", "-d"])
+def test_the_name_of_a_run_is_no_option_and_no_command(tmp_path: Path, log: Path, name: str) -> None:
+    async def main() -> None:
+        notices = Notices(lambda event: None)
+        notices.test(Status(run_name=name), f"{tmp_path / 'tell'} x")
+        await notices.close()
+
+    run(main())
+    (line,) = log.read_text().splitlines()
+    assert line.startswith("test|x|Gossamer: ") and not set("$();#`=") & set(line)
+
+
+def test_a_condition_that_flaps_is_told_once_an_hour() -> None:
+    board, warned = NoticeBoard(), replace(TRAINING, warned={"disk": "nearly full"})
+    told = [notice for second in range(0, 7300, 2) for status in (warned, TRAINING) for notice in board.look(status, False, float(second))]
+    assert len(told) == 3
+    assert len(board.look(warned, False, 9000.0)) == 0
+    assert len(board.look(warned, False, 11_000.0)) == 1, "still in force an hour later, and not told since"
+
+
+def test_the_end_of_a_peer_waits_seconds_for_its_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_S", 0.2)
+
+    async def main() -> float:
+        notices, loop = Notices(lambda event: None), asyncio.get_running_loop()
+        for _ in range(30):
+            notices.test(TRAINING, "sh -c 'exec sleep 1000'")
+        assert len(notices._sending) == MOST_WAITING
+        began_s = loop.time()
+        await notices.close()
+        return loop.time() - began_s
+
+    took: list[float] = []
+
+    async def timed() -> None:
+        took.append(await main())
+
+    run(timed())
+    assert took[0] < 5.0
 
 
 @pytest.mark.parametrize(("way", "words"), [("false", "ended with 1"), ("/nowhere/at/all", "No such file")])
@@ -127,7 +168,7 @@ def server() -> Iterator[str]:
 def test_a_url_gets_a_post_as_ntfy_takes_it(server: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("no_proxy", "127.0.0.1")
     assert sent(f"{server}/topic", NOTICE) == []
-    assert _Server.got == [("Gossamer: limit", "demo, peer 345abc: paused: it's full")]
+    assert _Server.got == [("Gossamer: limit", "Gossamer: demo, peer 345abc: paused: it's full")]
     (event,) = sent(f"{server}/other", NOTICE)
     assert isinstance(event, Warned) and "403" in event.words
 
@@ -151,4 +192,4 @@ def test_a_new_way_gets_a_notice_at_once(tmp_path: Path, log: Path) -> None:
             await eventually(log.exists, "the first notice")
 
     run(test())
-    assert "test|x|" in log.read_text() and "come by this way" in log.read_text()
+    assert "test|x|Gossamer: " in log.read_text() and "come by this way" in log.read_text()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shlex
+import signal
 from collections.abc import Sequence
 from datetime import datetime
 from math import inf
@@ -18,6 +20,7 @@ from gossamer.peer.supervisor.surroundings import (
     COMMAND_S,
     HEAT_S,
     MEASURE_S,
+    MOST_OUTPUT_BYTES,
     CachedReading,
     Idleness,
     Lookout,
@@ -107,15 +110,18 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert seen.home_bytes == 1000
 
 
-def polled(command: PolledCommand, words: Sequence[str], runs: int) -> None:
-    """Poll a command until it has ended so many times."""
+def polled(command: PolledCommand, words: Sequence[str], runs: int) -> int:
+    """Poll a command until it has ended so many times; return the last one's process group, 0 if it did not start."""
+    group = 0
     now_s = max(0.0, command._began_s)
     for _ in range(runs):
         now_s += ASK_S
         command.poll(words, now_s)
         while command._process is not None:
+            group = command._process.pid
             command._process.wait(30.0)
             command.poll(words, now_s)
+    return group
 
 
 def test_a_command_of_the_operator_is_asked_again_and_again(tmp_path: Path) -> None:
@@ -144,11 +150,35 @@ def test_a_command_that_hangs_is_killed_with_its_children_and_waited_for_by_nobo
     command.close()
 
 
+def test_a_command_that_prints_much_or_leaves_a_child_behind_is_read_at_once() -> None:
+    command = PolledCommand(ASK_S)
+    group = polled(command, ("sh", "-c", "yes | head -c 200000; sleep 1000 & exit 1"), 1)
+    assert (command.code, len(command.output), command.failure) == (1, MOST_OUTPUT_BYTES, "")
+    os.killpg(group, signal.SIGKILL)  # the child is still there: nobody has waited for it
+
+
+def test_what_a_run_printed_before_the_one_that_failed_is_forgotten() -> None:
+    thermometer = Thermometer(lambda: None, tool=("echo", "95"))
+    polled(thermometer._gpus, thermometer._tool, 1)
+    assert thermometer.look(80, thermometer._gpus._began_s) == "a GPU has 95 C"
+    polled(thermometer._gpus, ("/nowhere/at/all",), 1)
+    assert thermometer.look(80, thermometer._gpus._began_s) == "" and thermometer.is_blind
+
+
+def test_another_command_starts_without_the_answer_of_the_one_before(tmp_path: Path) -> None:
+    lookout = Lookout(tmp_path)
+    lookout._question = "true"
+    polled(lookout._asked, ("true",), 1)
+    assert lookout._says_pause("true", lookout._asked._began_s)
+    assert not lookout._says_pause("sleep 1000", lookout._asked._began_s)
+    lookout.close()
+
+
 def test_what_a_command_says_pauses_and_what_it_cannot_say_is_a_warning(tmp_path: Path) -> None:
     lookout = Lookout(tmp_path)
 
     def look(command: str) -> tuple[bool, str]:
-        lookout._asked = PolledCommand(ASK_S)
+        lookout._asked, lookout._question = PolledCommand(ASK_S), command
         polled(lookout._asked, shlex.split(command), 1)
         lookout._asked._began_s = inf  # it is not due again
         return lookout.look(LocalSettings(pause_when=command)).says_pause, lookout.warnings["pause_when"]
