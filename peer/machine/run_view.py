@@ -17,7 +17,7 @@ from typing import Any, Self
 from gossamer.peer.machine.events import MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
 
-MAX_MEMBERS = 512  # ever seen; of more, those that left with the fewest tokens are dropped
+MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
 MAX_CHANGES = 200
 MAX_POINTS = 400
 POINT_S = 10.0  # between the first points of a curve; a full curve drops every second point and doubles this
@@ -144,9 +144,9 @@ class RunView:
     def _note(self, ts: float, peer: str, kind: str) -> None:
         self.changes = [*self.changes, Change(ts, peer, kind)][-MAX_CHANGES:]
 
-    def _worth(self, peer: str) -> tuple[bool, int, float]:
+    def _worth(self, peer: str) -> tuple[bool, bool, int, float]:
         member = self.members[peer]
-        return member.gone is None, member.seen.tokens, member.heard
+        return member.seen.is_own, member.gone is None, member.seen.tokens, member.heard  # our own row never goes
 
     def _add_point(self, now_s: float) -> None:
         live = self.live()
