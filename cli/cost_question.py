@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Final, TextIO
 
 from gossamer.cli.screen import Screen
-from gossamer.peer.machine.bill import Bill, bill
+from gossamer.peer.machine.bill import SAID_FACTOR, Bill, bill
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.status import Status
@@ -19,7 +19,6 @@ from gossamer.peer.machine.units import size_bytes
 from gossamer.protocol.errors import BadSettings
 
 LOOPBACK: Final = ("127.", "::1")  # a peer that listens there meets only peers of this machine
-MUCH: Final = 2  # by this factor the cost must change to be said again
 LIFT: Final = "`peer config monthly_traffic unlimited` lifts the limit, and `peer config monthly_traffic SIZE` sets another"
 
 
@@ -42,7 +41,7 @@ class CostQuestion:
             return
         expected = status.expected_traffic
         found = bill(expected["day_bytes"], expected["inner_steps"], expected["step_s"], self._config, is_measured=expected["is_measured"])
-        if self._said is None or not 1 / MUCH < found.day_bytes / max(1.0, self._said.day_bytes) < MUCH:
+        if self._said is None or not 1 / SAID_FACTOR < found.day_bytes / max(1.0, self._said.day_bytes) < SAID_FACTOR:
             self._said = found
             self._drawn.print_line(f"cost: {found.sentence()}")
         if not self._is_settled and found.month_bytes > self._allowed_bytes and not self._offer:

@@ -23,11 +23,6 @@ NUM_REMEMBERED = 1024  # cache size for text forms of peer ids, and for verified
 _PEER_ID_PREFIX = bytes.fromhex("002408011220")  # identity multihash of PublicKey{Type=Ed25519, Data=32 bytes}
 _PEER_ID_CHARS = 64  # 38 bytes take 52 characters; longer text is rejected without decoding
 _KEY_FILE_PREFIX = bytes.fromhex("08011240")  # PrivateKey{Type=Ed25519, Data=64 bytes: seed, then public key}
-_UNSIGNED = (
-    "signature",
-    "bearer_signature",
-    "figures",
-)  # signatures, and what an older peer drops from a value: it has a signature of its own
 _KEY_FILE_BYTES = len(_KEY_FILE_PREFIX) + 2 * SEED_BYTES
 
 
@@ -101,11 +96,17 @@ def _verify(key: bytes, signature: bytes, message: bytes) -> None:
 
 
 class Signed(Bounded):
-    """A dataclass that a peer signs: CONTEXT, then `about` (known to both sides, not sent), then every field but those of _UNSIGNED."""
+    """A dataclass that a peer signs: CONTEXT, then `about` (known to both sides, not sent), then every field but those of UNSIGNED."""
 
     __slots__ = ()
     CONTEXT: ClassVar[bytes]
+    UNSIGNED: ClassVar[tuple[str, ...]] = ("signature",)  # fields that the signature does not cover; a class with more extends it
     signature: bytes
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether it has every signature that another peer checks."""
+        return bool(self.signature)
 
     def signed(self, identity: Identity, *about: bytes) -> Self:
         """Return a copy that is signed by `identity`."""
@@ -116,7 +117,7 @@ class Signed(Bounded):
         signer.verify(self.signature, self._signed_bytes(about))
 
     def _signed_bytes(self, about: tuple[bytes, ...]) -> bytes:
-        return signable(self.CONTEXT, *about, *(value for name, value in self._signables() if name not in _UNSIGNED))
+        return signable(self.CONTEXT, *about, *(value for name, value in self._signables() if name not in self.UNSIGNED))
 
     def _signables(self) -> list[tuple[str, bytes | int]]:
         return [(name, _signable(name, getattr(self, name))) for name in field_names(type(self))]

@@ -47,6 +47,7 @@ UNIX_SECONDS: Final = 253_402_300_799  # latest timestamp: the end of the year 9
 
 # ---- records ----
 RECORD_BYTES: Final = KIB  # largest record; one whose addresses pass `announceable` takes at most 934 bytes
+MOST_GENERATIONS: Final = 0xFFFF  # most restores of a home from a backup: the upper 16 bits of a record's sequence number, below STEPS
 RECORD_ADDRESSES: Final = 4  # most addresses in a record: public IPv4 and IPv6, and two relays
 FIGURE: Final = (1 << 35) - 1  # largest figure of a member's own part, five bytes on the wire: a record with all of them still fits
 LOSS_MILLI: Final = 1_000_001  # largest published loss, plus one: 1000 nats, far above that of any model that trains

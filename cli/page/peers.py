@@ -73,12 +73,15 @@ def limits(home: Path) -> list[dict[str, Any]]:
         values = settings_in_force(Home(home))
     except BadSettings:  # the file is unreadable; `peer config` reports why
         return []
-    return [
-        {
-            "key": key,
-            "value": str(values[key]).lower() if LocalSettings.model_fields[key].annotation is bool else str(values[key]),
-            "is_switch": LocalSettings.model_fields[key].annotation is bool,
-            "meaning": LocalSettings.model_fields[key].description or "",
-        }
-        for key in LIMITS
-    ]
+    return [_limit(key, str(values[key])) for key in LIMITS]
+
+
+def _limit(key: str, value: str) -> dict[str, Any]:
+    setting = LocalSettings.model_fields[key]
+    is_switch = setting.annotation is bool
+    return {
+        "key": key,
+        "value": value.lower() if is_switch else value,
+        "is_switch": is_switch,
+        "meaning": setting.description or "",
+    }

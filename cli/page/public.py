@@ -47,7 +47,7 @@ class PublicPage:
         self._page = page
         self._names = frozenset(name.lower().rstrip(".") for name in (*names, *LOCAL))
         self._budgets = Budgets(now_s, ANSWERS_IN_ALL, ANSWERS_EACH)
-        self._files = {f"{path}": Rendering((files("gossamer.cli.page") / path[1:]).read_bytes()) for path in FILES}
+        self._files = {path: Rendering((files("gossamer.cli.page") / path[1:]).read_bytes()) for path in FILES}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer, or refuse, one request; its body is never read."""

@@ -12,8 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from gossamer.cli.page import run_page
+from gossamer.protocol.errors import BadSettings
 
-LOOK_S = 2.0  # a younger rendering is reused
+LOOK_S = 2.0  # a younger rendering is reused, and so is a younger failure: a peer that does not answer holds each request for seconds
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class RunPage:
         self._invite, self._code = invite, qr_code(invite) if invite else ""
         self._lock = asyncio.Lock()
         self._looked_s = -LOOK_S
-        self._drawn: tuple[Rendering, Rendering] | None = None
+        self._drawn: tuple[Rendering, Rendering] | BadSettings | None = None
 
     async def whole(self) -> Rendering:
         """Return the whole page. Raises BadSettings if the peer does not answer."""
@@ -57,10 +58,15 @@ class RunPage:
             if self._drawn is None or time.monotonic() - self._looked_s >= LOOK_S:
                 self._drawn = await asyncio.to_thread(self._draw)
                 self._looked_s = time.monotonic()
+            if isinstance(self._drawn, BadSettings):
+                raise self._drawn.with_traceback(None)  # each raise adds to it
             return self._drawn
 
-    def _draw(self) -> tuple[Rendering, Rendering]:
-        shown = self._look()
+    def _draw(self) -> tuple[Rendering, Rendering] | BadSettings:
+        try:
+            shown = self._look()
+        except BadSettings as error:
+            return error
         whole = run_page.page(shown, self._query, self._invite, self._code)
         return Rendering(whole.encode()), Rendering(run_page.live(shown).encode())
 

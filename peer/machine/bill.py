@@ -15,6 +15,8 @@ from gossamer.peer.machine.schedule import Schedule
 
 STEP_S: Final = 1.0  # assumed duration of an inner step before any is measured
 DAYS: Final = 30  # of a month
+EMITTED_CHANGE: Final = 0.25  # relative change of the expected traffic from which on it is emitted again
+SAID_FACTOR: Final = 2  # by which the cost must change to be said to the operator again
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import need_private
-from gossamer.protocol.messages.records import MOST_GENERATIONS
+from gossamer.protocol.limits import MOST_GENERATIONS
 
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 

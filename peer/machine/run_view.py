@@ -17,7 +17,7 @@ from typing import Any, Self
 from gossamer.peer.machine.events import MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
 
-MAX_MEMBERS = 512  # ever seen; of more, those that left with the fewest tokens are dropped
+MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
 MAX_CHANGES = 200
 MAX_POINTS = 400
 POINT_S = 10.0  # between the first points of a curve; a full curve drops every second point and doubles this
@@ -144,9 +144,9 @@ class RunView:
     def _note(self, ts: float, peer: str, kind: str) -> None:
         self.changes = [*self.changes, Change(ts, peer, kind)][-MAX_CHANGES:]
 
-    def _worth(self, peer: str) -> tuple[bool, int, float]:
+    def _worth(self, peer: str) -> tuple[bool, bool, int, float]:
         member = self.members[peer]
-        return member.gone is None, member.seen.tokens, member.heard
+        return member.seen.is_own, member.gone is None, member.seen.tokens, member.heard  # our own row never goes
 
     def _add_point(self, now_s: float) -> None:
         live = self.live()
@@ -184,7 +184,7 @@ class RunView:
         if not each:  # our own part is true; of those that hold what we do, the median
             begun = [member.seen for member in self.members.values() if member.seen.own_steps]
             trusted = [seen for seen in begun if seen.is_own] or begun
-            each = MANY_TIMES * statistics.median([seen.tokens / (seen.own_steps or 1) for seen in trusted]) if trusted else 0.0
+            each = _most_credible([seen.tokens / (seen.own_steps or 1) for seen in trusted])
         most = each * self.step(now_s)
         return {peer: min(float(member.seen.tokens), most) for peer, member in self.members.items()}
 
@@ -193,7 +193,6 @@ class RunView:
         live, counted = self.live(), self.counted(now_s)
         together = sum(counted.values())
         rates = [member.tokens_per_second for member in live if member.state(now_s) == "training" and member.tokens_per_second]
-        typical = statistics.median(rates) if rates else 0.0
         most = self._most(now_s)
         rows = [self._row(member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
         return {
@@ -205,8 +204,8 @@ class RunView:
             "ever": len(self.members),
             "steps_per_second": self._pace(),
             "tokens": round(together),
-            "tokens_per_second": sum(min(rate, MANY_TIMES * typical) for rate in rates),
-            "one_more_tokens_per_second": typical,
+            "tokens_per_second": sum(_bounded(rates)),
+            "one_more_tokens_per_second": statistics.median(rates) if rates else 0.0,
             "carried_mb": round(
                 sum(_bounded([member.seen.carried_mb or 0 for member in self.members.values()])) / 2
             ),  # both sides of a meeting count it
@@ -230,8 +229,8 @@ class RunView:
         carried = [one.carried_mb for one in seen if one.carried_mb]
         return {
             "steps": min(self.total_steps, MANY_TIMES * max(1, self.step(now_s))),
-            "age_s": MANY_TIMES * statistics.median(ages) if ages else 0.0,
-            "carried_mb": MANY_TIMES * statistics.median(carried) if carried else math.inf,
+            "age_s": _most_credible(ages),
+            "carried_mb": _most_credible(carried),
         }
 
     def _row(self, member: MemberView, counted: float, together: float, most: Mapping[str, float], now_s: float) -> dict[str, Any]:
@@ -304,10 +303,14 @@ def spread(losses: Sequence[float]) -> tuple[float | None, float | None, float |
 
 
 def _bounded(claims: Sequence[float]) -> list[float]:
-    """Return claims, none above MANY_TIMES the median of those that are not zero."""
-    positive = [claim for claim in claims if claim > 0]
-    most = MANY_TIMES * statistics.median(positive) if positive else 0.0
+    """Return claims, none above the most credible of those that are not zero."""
+    most = _most_credible([claim for claim in claims if claim > 0])
     return [min(claim, most) for claim in claims]
+
+
+def _most_credible(claims: Sequence[float]) -> float:
+    """Return the largest claim that counts: MANY_TIMES the median; 0 without claims."""
+    return MANY_TIMES * statistics.median(claims) if claims else 0.0
 
 
 def _credible(claim: int | None, most: float) -> int | None:

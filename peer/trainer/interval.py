@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 
 from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.link.messages import NodeReport
-from gossamer.peer.machine.bill import STEP_S
+from gossamer.peer.machine.bill import EMITTED_CHANGE, STEP_S
 from gossamer.peer.machine.events import IntervalSet, TrafficExpected
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import ModelPlan
@@ -36,7 +36,6 @@ LEAST_STEPS: Final = 100  # ...or so many quick steps, before the first one
 MOST_CHANGE: Final = 2  # largest factor of one change
 DAY_S: Final = 86_400.0
 SYNC_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
-MUCH: Final = 0.25  # a smaller relative change of the expected traffic is not emitted
 STEADY: Final = 0.15  # a smaller relative change is not made
 
 
@@ -217,4 +216,4 @@ class Pace:
 
 
 def _is_near(value: float, other: float) -> bool:
-    return abs(value - other) <= MUCH * other
+    return abs(value - other) <= EMITTED_CHANGE * other

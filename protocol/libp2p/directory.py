@@ -124,6 +124,10 @@ class DhtDirectory:
         """Number of members in the routing table."""
         return len(self._rpc.neighbours)
 
+    def is_calling(self, peer: PeerId) -> bool:
+        """Return whether a directory call of ours to a peer is in flight."""
+        return self._rpc.is_calling(peer)
+
     async def join(self, peers: Iterable[PeerId]) -> int:
         """Ping connected `peers` and return how many of them are members; 0 while we have no record to present."""
         if self._rpc.own_record() is None:

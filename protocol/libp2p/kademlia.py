@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from itertools import islice
@@ -60,6 +61,7 @@ class RecordProtocol:
         self.own: MemberRecord | None = None  # the last announced record
         self._bare = bare
         self._budgets = Budgets(self.clock, IN_ALL, PER_PEER, PER_NETWORK)
+        self._calling: Counter[PeerId] = Counter()  # our calls in flight
         self._ends: dict[PeerId, str] = {}  # remote multiaddrs of the connected peers
         self._ends_at_s = -CONNECTIONS_S  # loop time of that list
 
@@ -167,6 +169,10 @@ class RecordProtocol:
         response = await self._call(held.peer, held.record.addresses, "rpc_store", request, dht_pb2.StoreResponse)
         return response is not None and list(response.store_ok) == [True]
 
+    def is_calling(self, peer: PeerId) -> bool:
+        """Return whether a call of ours to a peer is in flight."""
+        return peer in self._calling
+
     def _check_presented(self, peer: PeerId, held: Held | None, end: str) -> Held | None:
         """Return the record that a peer presents, None if it is not its own. A peer that can be called becomes a neighbour."""
         if held is None or held.peer != peer:
@@ -177,6 +183,7 @@ class RecordProtocol:
 
     async def _call(self, peer: PeerId, addresses: Sequence[str], method: str, request: Any, reply: type[Any]) -> Any:
         """Call a peer and return its reply, None on error or timeout. A peer that does not reply is removed from the routing table."""
+        self._calling[peer] += 1
         try:
             async with asyncio.timeout(CALL_S):
                 if addresses:
@@ -187,6 +194,8 @@ class RecordProtocol:
         except (TransportError, P2PDaemonError, OSError, DecodeError) as error:  # TimeoutError is an OSError
             log.debug("%s at %s: %r", method, peer, error)
             self.neighbours.lost(peer)
+        finally:
+            self._calling -= Counter([peer])
         return None
 
 

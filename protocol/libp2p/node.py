@@ -6,10 +6,9 @@ On a rebuild, open streams end with PeerGone and calls raise Unreachable; then t
 from __future__ import annotations
 
 import asyncio
-import itertools
 import logging
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field, replace
 from typing import Self
@@ -40,6 +39,7 @@ log = logging.getLogger(__name__)
 PULSE_S = 5.0  # interval of health checks
 PLACE_S = 0.5  # interval of health checks while we wait for a relay reservation
 NUM_ACQUAINTANCES = 8  # known members that are dialled beside the bootstrap addresses
+NEWCOMERS = 8  # strangers, connected since the last pulse, that may stay above the limit: they are about to call
 BUILD_S = 30.0  # timeout of a rebuild
 BACK_OFF_S = (0.5, 60.0)  # delay before a rebuild: the first, and the largest after repeated doubling
 HEALTHY_S = 60.0  # uptime after which the back-off starts again
@@ -82,7 +82,7 @@ class Libp2pNode:
     _relays: bool = False
 
     def __post_init__(self) -> None:
-        self._connected: set[PeerId] = set()  # at the last pulse
+        self._connected: frozenset[PeerId] = frozenset()  # at the last pulse
         self._port = self.settings.port
         self._reachability = Reachability(self.settings.through)
         self._trials_left = RELAY_TRIALS if self.settings.relays else 0
@@ -281,16 +281,18 @@ class Libp2pNode:
             await asyncio.sleep(PULSE_S if has_place else PLACE_S)
 
     async def _close_idle(self, unit: _Unit) -> None:
-        """Close connections that carry no call where there are too many: those of the last pulse, but not to our own relays."""
-        connected, relays = set(await unit.daemon.control.connected()), {read_address(relay) for relay in self.through}
+        """Close connections that carry no call where there are too many, but not to our own relays.
+
+        Inbound directory calls do not count as calls: hivemind's server does not list them, and a reply takes milliseconds.
+        """
+        connected, relays = frozenset(await unit.daemon.control.connected()), {read_address(relay) for relay in self.through}
         most = max(RELAYED if self._relays else 0, self.settings.max_connections)
-        idle = (
-            partner
-            for partner in connected & self._connected - relays
-            if not unit.tunnel.is_calling(partner) and not unit.admission.is_calling(partner)
-        )
-        for partner in itertools.islice(idle, max(0, len(connected) - most)):
-            await unit.daemon.control.disconnect(partner)
+        candidates = closing_order(connected, self._connected, self.has_met)
+        excess, callers = len(candidates) - most, (unit.tunnel, unit.admission, unit.directory)
+        for partner in candidates:
+            if excess > 0 and partner not in relays and not any(caller.is_calling(partner) for caller in callers):
+                await unit.daemon.control.disconnect(partner)
+                excess -= 1
         self._connected = connected
 
     async def _stay_connected(self, unit: _Unit) -> None:
@@ -310,6 +312,17 @@ def without_sightings(named: Iterable[str], at_start: Iterable[str]) -> tuple[st
     """Return p2pd's addresses without the public ones that only other peers observed: a router may drop what comes in at those."""
     hosts = {host_of(address) for address in at_start}
     return tuple(address for address in named if route(address) != "direct" or host_of(address) in hosts)
+
+
+def closing_order(connected: Iterable[PeerId], before: Collection[PeerId], has_met: Callable[[PeerId], bool]) -> list[PeerId]:
+    """Return the connected peers in the order in which to close them. `before`: those of the last pulse.
+
+    Strangers come first, because their identities are free; of strangers and of met partners, those of the last pulse. NEWCOMERS new
+    strangers are left out.
+    """
+    order = sorted(connected, key=lambda partner: (has_met(partner), partner not in before))
+    newcomers = [partner for partner in order if partner not in before and not has_met(partner)][:NEWCOMERS]
+    return [partner for partner in order if partner not in newcomers]
 
 
 async def _wait_for_exit(unit: _Unit) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
 from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
@@ -100,6 +101,7 @@ class Outbound:
         self._direct_route = direct_route
         self._folder = folder
         self._carried = carried
+        self._opening: Counter[PeerId] = Counter()  # calls that are not accepted yet
         self._open: dict[Stream, tuple[Connection, Any, asyncio.Task[None]]] = {}  # with connection, call and reading task
         self._kept: dict[Connection, asyncio.TimerHandle] = {}  # idle connections, oldest first
         self._closing: dict[asyncio.Task[None], PeerId] = {}  # with the partner, oldest first
@@ -107,14 +109,22 @@ class Outbound:
     async def connect(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         """Open a stream to `partner`. `addresses` are multiaddrs to try and may be empty. Raises Unreachable."""
         await self._leave_relay(partner, addresses)
+        self._opening[partner] += 1
+        try:
+            return await self._begin(partner, addresses, purpose)
+        finally:
+            self._opening -= Counter([partner])
+
+    async def _begin(self, partner: PeerId, addresses: Sequence[str], purpose: Purpose) -> Stream:
         while (kept := self._take(partner)) is not None:
             with suppress(Unreachable):  # the connection has broken, or the partner has closed it
                 return await self._call(kept, purpose, ACCEPT_AGAIN_S)
         return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
 
     def is_calling(self, partner: PeerId) -> bool:
-        """Return whether a call of ours to a partner is open, or its last messages may still be in transit."""
-        return any(stream.partner == partner for stream in self._open) or partner in self._closing.values()
+        """Return whether a call of ours to a partner is being opened or is open, or its last messages may still be in transit."""
+        is_open = partner in self._opening or any(stream.partner == partner for stream in self._open)
+        return is_open or partner in self._closing.values()
 
     async def close(self) -> None:
         """Close every stream. Messages sent before may still be delivered, within CLOSE_MOST_S."""

@@ -15,7 +15,7 @@ from google.protobuf.message import Message as Wire
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
-from gossamer.protocol.identity import PeerId
+from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Outcome, Part, RunPhase, Verdict
 from gossamer.protocol.run.invite import Credential
@@ -30,7 +30,7 @@ BODIES: Final[dict[str, type[Message]]] = {re.sub(r"\B[A-Z]", r"_\g<0>", kind.__
 """Message types by the name of their field in Frame: the type's name in snake case."""
 _BODY_OF: Final = {kind: name for name, kind in BODIES.items()}
 _CODES: Final = frozenset(RefusalCode)
-_PARTS: Final = {"credential": Credential, "figures": MemberFigures}  # optional messages within others
+_PARTS: Final[dict[str, type[Signed]]] = {"credential": Credential, "figures": MemberFigures}  # optional messages within others
 _LARGE: Final = (Chunk, Verdict, Commit, Outcome)  # messages with bulk data or a bitmap
 
 
@@ -80,7 +80,7 @@ def fill(wire: Wire, value: DataclassInstance) -> None:
                 pass
             case PeerId() as peer:
                 setattr(wire, name, peer.raw)
-            case Credential() | MemberFigures() as part:
+            case part if name in _PARTS:
                 fill(getattr(wire, name), part)
             case tuple() as items:
                 getattr(wire, name).extend(items)
@@ -149,11 +149,7 @@ def _need_size(message: Message, num_bytes: int) -> None:
 
 
 def need_signed(message: object) -> None:
-    """Raise BadMessage if a message, or its credential, lacks a signature. The signature itself is not checked."""
-    if getattr(message, "signature", None) == b"":
-        raise BadMessage(f"a {type(message).__name__} without a signature")
-    credential = getattr(message, "credential", None)
-    if credential is not None and not credential.is_complete:
-        raise BadMessage("a credential without a signature")
-    if getattr(message, "figures", None) is not None:
-        need_signed(message.figures)  # type: ignore[attr-defined]
+    """Raise BadMessage if a message, or a part of it, lacks a signature. The signature itself is not checked."""
+    for value in (message, *(getattr(message, name, None) for name in _PARTS)):
+        if isinstance(value, Signed) and not value.is_complete:
+            raise BadMessage(f"a {type(value).__name__} without a signature")

@@ -17,7 +17,6 @@ from gossamer.protocol.run.invite import Credential
 
 GIST_BYTES = 8
 GENERATION = 1 << 32  # of a sequence number: the rest is about the time of day in Unix seconds
-MOST_GENERATIONS = 0xFFFF
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +24,7 @@ class MemberRecord(Signed):
     """A peer's announcement in one run; at most 1 KiB when encoded."""
 
     CONTEXT = b"gossamer/member-record/1"
+    UNSIGNED = (*Signed.UNSIGNED, "figures")  # they have a signature of their own, because an older peer drops them
 
     run_id: bytes  # 32 bytes
     peer_id: PeerId  # the announced peer, which signs

@@ -10,7 +10,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.messages.frames import fill, from_wire, need_signed, parse, read_unframed
 from gossamer.protocol.run.invite import Credential
@@ -93,6 +92,5 @@ def read_revocations(data: bytes) -> list[Revocation]:
 def need_credential(data: bytes) -> Credential:
     """Parse a credential outside a frame. Raises BadMessage if it is malformed or lacks a signature."""
     credential = read_unframed(Credential, data, "a credential", limits.RECORD_BYTES)
-    if not credential.is_complete:
-        raise BadMessage("a credential without a signature")
+    need_signed(credential)
     return credential

@@ -35,6 +35,7 @@ class Credential(Signed):
     """An issuer's signed permission to take part in a run, for one named peer or for the holder of a bearer key."""
 
     CONTEXT = b"gossamer/credential/1"
+    UNSIGNED = (*Signed.UNSIGNED, "bearer_signature")
 
     issuer: PeerId
     subject: PeerId | None  # the named peer; None: the holder of the bearer key

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.protocol.errors import BadMessage, BadSettings, BadSignature
-from gossamer.protocol.identity import Identity, PeerId, signable
+from gossamer.protocol.identity import Identity, PeerId, Signed, signable
 from tests.protocol.samples import ALICE, BOB
 
 fields = st.lists(st.binary(max_size=12) | st.integers(0, 2**64 - 1), max_size=4)
@@ -164,3 +165,22 @@ def test_interrupted_write_leaves_no_key_file(tmp_path: Path, monkeypatch: pytes
 def test_the_private_key_is_never_printed() -> None:
     assert repr(ALICE) == f"Identity({ALICE.peer_id})"
     assert not hasattr(ALICE, "__dict__")
+
+
+@dataclass(frozen=True, slots=True)
+class Sealed(Signed):
+    """A signed value whose fields bear the names of parts that other classes leave unsigned."""
+
+    CONTEXT = b"gossamer/test-sealed/1"
+
+    figures: bytes
+    bearer_signature: bytes = b""
+    signature: bytes = b""
+
+
+@pytest.mark.parametrize("name", ["figures", "bearer_signature"])
+def test_a_signature_covers_every_field_that_its_class_does_not_exclude(name: str) -> None:
+    value = Sealed(b"true").signed(ALICE)
+    value.verify(ALICE.peer_id)
+    with pytest.raises(BadSignature):
+        replace(value, **{name: bytes(64)}).verify(ALICE.peer_id)

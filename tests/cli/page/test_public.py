@@ -203,6 +203,26 @@ def test_twenty_viewers_cost_one_rendering(view: RunView, monkeypatch: pytest.Mo
     asyncio.run(story())
 
 
+def test_twenty_viewers_of_a_silent_peer_cost_one_question(view: RunView, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_view, "LOOK_S", 3600.0)
+    looks = []
+
+    def look() -> dict[str, Any]:
+        looks.append(1)
+        if len(looks) == 1:
+            raise BadSettings("the peer does not answer", hint="see its log")
+        return picture(view.to_json(NOW_S), MANIFEST, runs=True)
+
+    async def story() -> None:
+        visitor = Visitor(PublicPage(RunPage(look), [NAME]))
+        answers = await asyncio.gather(*(visitor(path) for path in ("/", "/live") for _ in range(20)))
+        assert len(looks) == 1 and {answer.code for answer in answers} == {503}
+        monkeypatch.setattr(run_view, "LOOK_S", 0.0)
+        assert (await visitor("/")).code == 200
+
+    asyncio.run(story())
+
+
 def test_an_invite_is_on_the_page_only_if_the_host_shows_it(view: RunView) -> None:
     link = "gossamer:gossamer1abc"
 

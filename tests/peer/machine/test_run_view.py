@@ -197,6 +197,12 @@ def test_all_sizes_are_bounded() -> None:
     assert found.to_json(now_s)["since"] == NOW_S
 
 
+def test_a_crowd_with_large_claims_does_not_displace_our_own_row() -> None:
+    own, crowd = seen(0, NOW_S, is_own=True), [seen(number, NOW_S, tokens=1 << 50) for number in range(1, 601)]
+    found = view((NOW_S, [own, *crowd]))
+    assert len(found.members) == MAX_MEMBERS and found.members[own.peer_id].seen.is_own
+
+
 def test_the_rate_of_the_run_and_what_one_more_would_add_follow_from_two_records_of_each() -> None:
     looks = [(NOW_S + at_s, [seen(number, NOW_S + at_s, 100 + int(at_s)) for number in (1, 2, 3)]) for at_s in (0, 20)]
     shown = view(*looks).to_json(NOW_S + 20)

@@ -17,7 +17,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.model import backup, checkpoint
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.records import MOST_GENERATIONS
+from gossamer.protocol.limits import MOST_GENERATIONS
 
 ME = Identity(b"m" * 32).peer_id
 PASSPHRASE = "correct horse battery"

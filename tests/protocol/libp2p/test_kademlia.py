@@ -288,6 +288,24 @@ def test_a_silent_neighbour_is_removed_and_a_refusing_one_is_kept() -> None:
     play(test)
 
 
+@pytest.mark.parametrize("error", [None, P2PHandlerError("too much"), P2PDaemonError("gone")])
+def test_a_call_is_in_flight_until_its_reply_or_error(error: Exception | None) -> None:
+    async def test(one: RecordProtocol) -> None:
+        seen = []
+
+        async def answer(*_: object) -> object:
+            seen.append((one.is_calling(CALLER.peer_id), one.is_calling(STRANGER.peer_id)))
+            if error is not None:
+                raise error
+            return dht_pb2.FindResponse()
+
+        one.p2p.call_protobuf_handler = answer
+        await one.call_find(whom(), 0)
+        assert seen == [(True, False)] and not one.is_calling(CALLER.peer_id)
+
+    play(test)
+
+
 def test_a_peer_that_presents_the_record_of_another_is_ignored() -> None:
     async def test(one: RecordProtocol) -> None:
         answered(one, dht_pb2.PingResponse(peer=own_record(seeded(8))))

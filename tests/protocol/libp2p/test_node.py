@@ -20,12 +20,12 @@ import pytest
 from gossamer.protocol.errors import BadSettings, PeerGone, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p import node as libp2p
-from gossamer.protocol.libp2p.node import Libp2pNode, without_sightings
+from gossamer.protocol.libp2p.node import NEWCOMERS, Libp2pNode, closing_order, without_sightings
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.streams.transport import Purpose
-from tests.protocol.peers import chunk, echo, number_of
+from tests.protocol.peers import chunk, echo, number_of, seeded
 from tests.protocol.samples import RECORD, RUN_ID
 
 Test = Callable[[Libp2pNode, Libp2pNode], Coroutine[Any, Any, None]]
@@ -134,6 +134,38 @@ def test_idle_connections_above_the_limit_are_closed_and_used_ones_stay() -> Non
                 assert await number_of(stream) == 2
                 await stream.close()
                 await talks_to(nodes[1], host)  # a closed one is opened again when it is wanted
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_new_strangers_are_closed_before_partners_that_were_met() -> None:
+    ids = [seeded(number).peer_id for number in range(70)]
+    met, old, new = set(ids[:30]), set(ids[30:32]), ids[32:]
+    order = closing_order(ids, met | old, met.__contains__)
+    assert set(order[:2]) == old and set(order[2:-30]) < set(new) and set(order[-30:]) == met
+    assert len(order) == len(ids) - NEWCOMERS, "some new strangers neither count nor are closed"
+
+
+def test_strangers_do_not_displace_a_partner_that_was_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libp2p, "PULSE_S", 1.0)  # longer than a stranger needs to call
+
+    async def main() -> None:
+        with home() as folder:
+            async with AsyncExitStack() as stack:
+                host = new_node(folder / "host")
+                host.settings = replace(host.settings, max_connections=1)
+                host.has_met = lambda partner: partner == met.peer_id
+                await stack.enter_async_context(host)
+                met = await stack.enter_async_context(new_node(folder / "met", lambda: host.addresses))
+                await talks_to(met, host)
+                for number in range(2):
+                    stranger = await stack.enter_async_context(new_node(folder / f"stranger{number}"))
+                    await talks_to(stranger, host)
+                    async with asyncio.timeout(20):
+                        while stranger.peer_id in await host.connected():  # noqa: ASYNC110
+                            await asyncio.sleep(0.05)
+                    assert met.peer_id in await host.connected()
 
     asyncio.run(main())
     gc.collect()

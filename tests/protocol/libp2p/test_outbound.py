@@ -80,8 +80,12 @@ def test_a_silent_partner_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
                 listener = await asyncio.start_unix_server(lambda reader, writer: stack.callback(drop, writer) and None, path)
                 stack.callback(listener.close)
                 await mute.control.receive_streams(PROTOCOL, path)
+                opening = asyncio.create_task(a.connect(mute.peer_id, mute.addresses, Purpose.MEET))
+                await asyncio.sleep(0)  # starts the task
+                assert a.is_calling(mute.peer_id), "a connection is in use before the partner accepts the call"
                 with pytest.raises(Unreachable, match="did not accept"):
-                    await a.connect(mute.peer_id, mute.addresses, Purpose.MEET)
+                    await opening
+                assert not a.is_calling(mute.peer_id)
 
         assert len(asyncio.all_tasks()) == 1
 

@@ -204,7 +204,7 @@ def test_unsigned_messages_are_not_encoded() -> None:
     with pytest.raises(BadMessage, match="a Hello without a signature"):
         to_frame(replace(HELLO, signature=b""))
     for incomplete in (ISSUED, replace(CREDENTIAL, signature=b"")):
-        with pytest.raises(BadMessage, match="a credential without a signature"):
+        with pytest.raises(BadMessage, match="a Credential without a signature"):
             to_frame(replace(HELLO, credential=incomplete))
 
 
