@@ -59,7 +59,7 @@ def restore(
     folder = Home(home)
     about = backups.read(file, folder, _passphrase(passphrase_file, is_new=False))
     if as_json:
-        print(json.dumps({"home": str(folder.path), "peer_id": about.peer_id, "generation": about.generation + 1}))
+        print(json.dumps({"home": str(folder.path), "peer_id": about.peer_id, "generation": folder.read_generation()}))
     else:
         print(f"restored {about.peer_id} into {folder.path}; `peer join --home {folder.path}` goes on with it", file=sys.stderr)
 

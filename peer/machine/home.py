@@ -30,7 +30,7 @@ class Home:
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self.identity: Final = self.path / "identity.key"
-        self.generation: Final = self.path / "generation"  # how often it was restored from a backup; absent: never
+        self.generation: Final = self.path / "generation"  # grows with each restore from a backup; absent: never restored
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
         self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
@@ -119,21 +119,27 @@ class Home:
             os.close(descriptor)
 
     def read_generation(self) -> int:
-        """Return how often this home, or the one of its backup, was restored: of two homes of one identity the higher one goes on.
+        """Return the home's generation, which each restore from a backup raises: of two homes of one identity the higher one goes on.
 
         Raises BadSettings where the file holds anything else.
         """
         with contextlib.suppress(FileNotFoundError):
             text = self.generation.read_text().strip()
             if not (text.isascii() and text.isdecimal() and int(text) <= MOST_GENERATIONS):
-                raise BadSettings(f"{self.generation} does not hold a number up to {MOST_GENERATIONS}", hint="write the number of restores")
+                raise BadSettings(
+                    f"{self.generation} does not hold a number up to {MOST_GENERATIONS}",
+                    hint="write the generation that `peer restore` gave",
+                )
             return int(text)
         return 0
 
     def write_generation(self, generation: int) -> None:
         """Keep the generation. Raises BadSettings beyond MOST_GENERATIONS, OSError when the disk refuses."""
         if generation > MOST_GENERATIONS:
-            raise BadSettings(f"the home was restored {MOST_GENERATIONS} times", hint="begin with a new home and a new invite")
+            raise BadSettings(
+                f"generation {generation} of the home is beyond {MOST_GENERATIONS}",
+                hint="check this machine's clock; if it is right, update Gossamer, or begin with a new home and a new invite",
+            )
         write_whole(self.generation, f"{generation}\n".encode())
 
     def last_status(self) -> dict[str, Any]:

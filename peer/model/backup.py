@@ -41,6 +41,7 @@ FILES: Final = (
 )  # fmt: skip
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
+FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
 UNREADABLE: Final = "take another backup; `peer backup FILE` writes one"
 
 
@@ -99,8 +100,16 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
         beside.unlink(missing_ok=True)
 
 
+def next_generation(generation: int, now_s: float) -> int:
+    """Return the generation of a home that is restored at `now_s` (Unix time) from a backup of this `generation`.
+
+    Of two restores the later one has the higher generation, whatever their backups are, unless both are in the same hour.
+    """
+    return max(generation + 1, int(now_s - FIRST_HOUR_S) // 3600)
+
+
 def read(file: Path, home: Home, passphrase: str) -> About:
-    """Restore a backup into a home, which must not exist, or be an empty folder. The home's generation is one more than the backup's.
+    """Restore a backup into a home, which must not exist, or be an empty folder. The home gets the `next_generation`.
 
     Raises BadSettings; then there is no home.
     """
@@ -116,7 +125,7 @@ def read(file: Path, home: Home, passphrase: str) -> About:
             with zipfile.ZipFile(file) as archive, archive.open(CONTENTS) as encrypted:
                 key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(KEY), passphrase))
                 about = _decrypt(encrypted, key, restored)
-            restored.write_generation(about.generation + 1)
+            restored.write_generation(next_generation(about.generation, time.time()))
             with contextlib.suppress(FileNotFoundError):
                 home.path.rmdir()
             restored.path.rename(home.path)

@@ -6,6 +6,7 @@ import io
 import json
 import stat
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -82,15 +83,27 @@ def about(number: int = backup.FORMAT, generation: int = 0) -> bytes:
 
 def test_a_restored_home_has_what_was_kept_and_the_next_generation(made: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "new" / "home")
+    before = backup.next_generation(0, time.time())
     assert backup.read(made, home, PASSPHRASE).peer_id == str(ME)
     assert {name: (home.path / name).read_bytes() for name in KEPT} == KEPT
     loaded = checkpoint.load_latest(home.checkpoints, b"r" * 32)
     assert loaded is not None and loaded.contents.step == 7 and torch.equal(loaded.contents.tensors["w"], torch.full((5,), 7.0))
-    assert home.read_generation() == 1
+    assert 1 < before <= home.read_generation() <= backup.next_generation(0, time.time())
     assert not home.downloads.exists() and not (home.path / "base").exists()
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in home.path.rglob("*") if path.is_file())
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["home"]
+
+
+def test_a_later_restore_has_the_higher_generation_whatever_its_backup_is() -> None:
+    now_s = backup.FIRST_HOUR_S + 9000 * 3600.0
+    of_new = backup.next_generation(8999, now_s)
+    of_old = backup.next_generation(0, now_s + 3600)
+    again = backup.next_generation(0, now_s + 7200)
+    assert 8999 < of_new < of_old < again
+    assert backup.next_generation(of_new, now_s) == of_new + 1, "a backup of this hour"
+    assert backup.next_generation(3, 0.0) == 4, "a clock that starts at zero"
+    assert backup.next_generation(0, now_s + 7 * 365 * 86400) > MOST_GENERATIONS > backup.next_generation(0, now_s + 6 * 365 * 86400)
 
 
 def test_age_alone_opens_a_backup(made: Path) -> None:
@@ -137,7 +150,7 @@ def test_a_home_in_use_is_left_alone(made: Path, tmp_path: Path) -> None:
         ({"backup.json": about(), "checkpoints/../../other": b""}, "", "no part of a home"),
         ({"backup.json": about(), "/etc/other": b""}, "", "no part of a home"),
         ({"backup.json": about()}, "/etc/passwd", "no part of a home"),
-        ({"backup.json": about(generation=MOST_GENERATIONS)}, "", "restored 65535 times"),
+        ({"backup.json": about(generation=MOST_GENERATIONS)}, "", "generation 65536 of the home is beyond 65535"),
         ({"backup.json": about(), "events.jsonl": bytes(1 << 22), "other": b""}, "", "no part of a home"),
     ],
 )
