@@ -11,6 +11,7 @@ The first file of the tar, `backup.json`, says what made it. `read` accepts only
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import json
@@ -42,6 +43,7 @@ FILES: Final = (
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
 FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
+NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # FAT, exFAT and some network shares
 UNREADABLE: Final = "take another backup; `peer backup FILE` writes one"
 
 
@@ -90,7 +92,7 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
             archive.writestr(KEY, pyrage.passphrase.encrypt(str(key).encode(), passphrase))
             with archive.open(CONTENTS, "w", force_zip64=True) as encrypted, _piped(lambda pipe: _pack(home, about, pipe)) as packed:
                 pyrage.encrypt_io(packed, encrypted, [key.to_public()])
-        os.link(beside, file)  # unlike a rename, it never replaces a file
+        _name(beside, file)
         return file.stat().st_size
     except FileExistsError as error:
         raise BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file") from error
@@ -98,6 +100,17 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
         raise BadSettings(f"the backup {file} cannot be written: {error.strerror}", hint="name a file on a disk with more room") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _name(beside: Path, file: Path) -> None:
+    """Give a file its name. Raises FileExistsError rather than replace another file, OSError when the disk refuses."""
+    try:
+        os.link(beside, file)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        open(file, "xb").close()  # reserves the name
+        beside.replace(file)
 
 
 def next_generation(generation: int, now_s: float) -> int:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import stat
 import tarfile
 import time
@@ -120,6 +122,20 @@ def test_a_backup_is_its_owners_alone_and_replaces_no_file(made: Path, tmp_path:
     with pytest.raises(BadSettings, match="exists"):
         backup.write(make_home(tmp_path / "home"), ME, taken, PASSPHRASE)
     assert taken.read_text() == "mine" and sorted(path.name for path in tmp_path.iterdir()) == ["home", "taken"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+def test_a_disk_without_links_holds_a_backup_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    home, file = make_home(tmp_path / "home"), tmp_path / "peer.backup"
+    assert backup.write(home, ME, file, PASSPHRASE) == file.stat().st_size > 0
+    content = file.read_bytes()
+    with pytest.raises(BadSettings, match="exists"):
+        backup.write(home, ME, file, PASSPHRASE)
+    assert file.read_bytes() == content and sorted(path.name for path in tmp_path.iterdir()) == ["home", "peer.backup"]
 
 
 def test_another_passphrase_opens_nothing(made: Path, tmp_path: Path) -> None:
