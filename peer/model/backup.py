@@ -42,8 +42,13 @@ FILES: Final = (
 )  # fmt: skip
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
+MOST_KEY_BYTES: Final = 1 << 16  # of the file with the key, which is read whole
 FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
+ZIP_ENCRYPTED: Final = 1  # flag of an entry
 NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # FAT, exFAT and some network shares
+UNREADABLE_ERRORS: Final = (  # of zipfile, tarfile and json, for a file that is damaged or made to do harm
+    zipfile.BadZipFile, tarfile.TarError, KeyError, ValueError, EOFError, OverflowError, NotImplementedError, RecursionError,
+)  # fmt: skip
 UNREADABLE: Final = "take another backup; `peer backup FILE` writes one"
 
 
@@ -110,7 +115,11 @@ def _name(beside: Path, file: Path) -> None:
         if error.errno not in NO_LINKS:
             raise
         open(file, "xb").close()  # reserves the name
-        beside.replace(file)
+        try:
+            beside.replace(file)
+        except OSError:
+            file.unlink()
+            raise
 
 
 def next_generation(generation: int, now_s: float) -> int:
@@ -135,20 +144,30 @@ def read(file: Path, home: Home, passphrase: str) -> About:
         with tempfile.TemporaryDirectory(prefix=f".{home.path.name}.", dir=home.path.parent) as made:
             restored = Home(Path(made) / "home")
             restored.create()
-            with zipfile.ZipFile(file) as archive, archive.open(CONTENTS) as encrypted:
-                key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(KEY), passphrase))
+            with zipfile.ZipFile(file) as archive, archive.open(_stored(archive, CONTENTS)) as encrypted:
+                key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(_stored(archive, KEY, MOST_KEY_BYTES)), passphrase))
                 about = _decrypt(encrypted, key, restored)
             restored.write_generation(next_generation(about.generation, time.time()))
             with contextlib.suppress(FileNotFoundError):
                 home.path.rmdir()
             restored.path.rename(home.path)
             return about
-    except (zipfile.BadZipFile, KeyError, ValueError, tarfile.TarError, pyrage.DecryptError, pyrage.IdentityError) as error:
+    except (*UNREADABLE_ERRORS, pyrage.DecryptError, pyrage.IdentityError) as error:
         raise BadSettings(f"{file} is no whole backup of a peer: {error}", hint=UNREADABLE) from error
     except OSError as error:
         raise BadSettings(
             f"{error.filename or file}: {error.strerror}", hint="name a backup that you can read, and a home with room"
         ) from error
+
+
+def _stored(archive: zipfile.ZipFile, name: str, most_bytes: int | None = None) -> zipfile.ZipInfo:
+    """Return an entry of a backup, which zip neither compresses nor encrypts. Raises ValueError for another one, KeyError for none."""
+    entry = archive.getinfo(name)
+    if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & ZIP_ENCRYPTED:
+        raise ValueError(f"{name} is compressed or encrypted by zip")
+    if most_bytes is not None and entry.file_size > most_bytes:
+        raise ValueError(f"{name} has {entry.file_size} bytes; at most {most_bytes} are read")
+    return entry
 
 
 def _secret_key(encrypted: bytes, passphrase: str) -> str:

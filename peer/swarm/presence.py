@@ -145,7 +145,8 @@ class Presence:
             record.check(own.terms.run_id, now_s)
             if record.generation > own.generation:
                 self._moved = RunRefusesUs(
-                    f"this peer was restored from its backup elsewhere and runs there (generation {record.generation}; here {own.generation})",
+                    "this peer was restored from its backup elsewhere and runs there "
+                    f"(generation {record.generation}; here {own.generation})",
                     hint="an identity runs once: delete this home, or restore a backup from there into a new one",
                 )
             elif not self._may_be_ours(record, now_s):

@@ -189,6 +189,33 @@ def test_a_cut_or_changed_backup_leaves_no_home(tmp_path: Path) -> None:
         assert [path.name for path in tmp_path.iterdir()] == ["whole"]
 
 
+@pytest.mark.usefixtures("instant")
+def test_a_zip_that_was_made_to_do_harm_leaves_no_home(tmp_path: Path) -> None:
+    file = packed(tmp_path / "file", {"backup.json": about()})
+    whole = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        directory = archive.start_dir
+        contents = archive.read(backup.CONTENTS)
+    needed, flags, method, first = (directory + at for at in (6, 8, 10, 42))  # in the zip's entry for the key
+    spoiled = [
+        whole[:at] + bytes([value]) + whole[at + 1 :] for at, value in ((needed, 99), (flags, 1), (flags, 32), (method, 77), (method, 8))
+    ]
+    spoiled.append(whole[:first] + b"\xff\xff\xff\x7f" + whole[first + 4 :])
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(backup.KEY, bytes(1 << 20))
+        archive.writestr(backup.CONTENTS, contents, zipfile.ZIP_STORED)
+    long = io.BytesIO()
+    with zipfile.ZipFile(long, "w") as archive:
+        archive.writestr(backup.KEY, bytes(backup.MOST_KEY_BYTES + 1))
+        archive.writestr(backup.CONTENTS, contents)
+    for number, content in enumerate((*spoiled, bomb.getvalue(), long.getvalue())):
+        file.write_bytes(content)
+        with pytest.raises(BadSettings, match="no whole backup" if number < len(spoiled) else "zip|at most 65536"):
+            backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
 def test_a_generation_is_a_small_number(tmp_path: Path) -> None:
     home = make_home(tmp_path / "home")
     assert home.read_generation() == 0
