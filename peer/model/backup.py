@@ -27,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
+from gossamer.peer.machine.config import save_settings, saved_settings
 from gossamer.peer.machine.home import Home, private
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadSettings
@@ -44,6 +45,7 @@ FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
 MOST_KEY_BYTES: Final = 1 << 16  # of the file with the key, which is read whole
 FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
+COMMANDS: Final = ("notify", "pause_when")  # settings that run commands
 ZIP_ENCRYPTED: Final = 1  # flag of an entry
 NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # FAT, exFAT and some network shares
 UNREADABLE_ERRORS: Final = (  # of zipfile, tarfile and json, for a file that is damaged or made to do harm
@@ -130,9 +132,19 @@ def next_generation(generation: int, now_s: float) -> int:
     return max(generation + 1, int(now_s - FIRST_HOUR_S) // 3600)
 
 
-def read(file: Path, home: Home, passphrase: str) -> About:
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came of a backup."""
+
+    peer_id: str
+    generation: int  # of the new home
+    dropped: dict[str, str]  # settings of the backup that the new home lacks, since they run commands
+
+
+def read(file: Path, home: Home, passphrase: str) -> Restored:
     """Restore a backup into a home, which must not exist, or be an empty folder. The home gets the `next_generation`.
 
+    The settings that run commands stay out: a stranger may have written the backup.
     Raises BadSettings; then there is no home.
     """
     import pyrage
@@ -147,17 +159,31 @@ def read(file: Path, home: Home, passphrase: str) -> About:
             with zipfile.ZipFile(file) as archive, archive.open(_stored(archive, CONTENTS)) as encrypted:
                 key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(_stored(archive, KEY, MOST_KEY_BYTES)), passphrase))
                 about = _decrypt(encrypted, key, restored)
-            restored.write_generation(next_generation(about.generation, time.time()))
+            generation = next_generation(about.generation, time.time())
+            restored.write_generation(generation)
+            dropped = _drop_commands(restored, about)
             with contextlib.suppress(FileNotFoundError):
                 home.path.rmdir()
             restored.path.rename(home.path)
-            return about
+            return Restored(about.peer_id, generation, dropped)
     except (*UNREADABLE_ERRORS, pyrage.DecryptError, pyrage.IdentityError) as error:
         raise BadSettings(f"{file} is no whole backup of a peer: {error}", hint=UNREADABLE) from error
     except OSError as error:
         raise BadSettings(
             f"{error.filename or file}: {error.strerror}", hint="name a backup that you can read, and a home with room"
         ) from error
+
+
+def _drop_commands(restored: Home, about: About) -> dict[str, str]:
+    """Remove the settings that run commands, and return them. Raises BadSettings for settings that this release cannot read."""
+    try:
+        settings = saved_settings(restored)
+    except BadSettings as error:
+        raise BadSettings(f"the backup's settings cannot be read: {error}", hint=f"restore it with Gossamer {about.version}") from error
+    dropped = {key: str(settings.pop(key)) for key in COMMANDS if key in settings}
+    if dropped:
+        save_settings(restored, settings)
+    return dropped
 
 
 def _stored(archive: zipfile.ZipFile, name: str, most_bytes: int | None = None) -> zipfile.ZipInfo:

@@ -86,10 +86,12 @@ def about(number: int = backup.FORMAT, generation: int = 0) -> bytes:
 def test_a_restored_home_has_what_was_kept_and_the_next_generation(made: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "new" / "home")
     before = backup.next_generation(0, time.time())
-    assert backup.read(made, home, PASSPHRASE).peer_id == str(ME)
+    read = backup.read(made, home, PASSPHRASE)
+    assert read.peer_id == str(ME) and read.generation == home.read_generation()
     assert {name: (home.path / name).read_bytes() for name in KEPT} == KEPT
     loaded = checkpoint.load_latest(home.checkpoints, b"r" * 32)
     assert loaded is not None and loaded.contents.step == 7 and torch.equal(loaded.contents.tensors["w"], torch.full((5,), 7.0))
+    assert read.dropped == {}
     assert 1 < before <= home.read_generation() <= backup.next_generation(0, time.time())
     assert not home.downloads.exists() and not (home.path / "base").exists()
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
@@ -167,6 +169,7 @@ def test_a_home_in_use_is_left_alone(made: Path, tmp_path: Path) -> None:
         ({"backup.json": about(), "/etc/other": b""}, "", "no part of a home"),
         ({"backup.json": about()}, "/etc/passwd", "no part of a home"),
         ({"backup.json": about(generation=MOST_GENERATIONS)}, "", "generation 65536 of the home is beyond 65535"),
+        ({"backup.json": about(), "config.toml": b"later = 1"}, "", r"backup's settings cannot be read: .*later"),
         ({"backup.json": about(), "events.jsonl": bytes(1 << 22), "other": b""}, "", "no part of a home"),
     ],
 )
