@@ -24,6 +24,10 @@ from gossamer.protocol.messages.records import MOST_GENERATIONS
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
 
+class HomeInUse(BadSettings):
+    """A peer already runs from this home."""
+
+
 class Home:
     """Paths inside a peer's home folder. The constructor does no I/O; `create` makes and checks the folder."""
 
@@ -89,7 +93,8 @@ class Home:
     def locked(self) -> Iterator[None]:
         """Lock the home for this process; the kernel releases the lock when the process ends.
 
-        Raises BadSettings that names the process, while another one holds it: the same identity must not run twice.
+        Raises HomeInUse that names the process, while another one holds it: the same identity must not run twice. Raises BadSettings if
+        the lock cannot be opened.
         """
         try:
             descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
@@ -97,7 +102,7 @@ class Home:
             raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
         try:
             if not try_lock(descriptor, fcntl.LOCK_EX):
-                raise BadSettings(
+                raise HomeInUse(
                     f"a peer already runs from {self.path} ({_holder(descriptor)})",
                     hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
                 )

@@ -180,7 +180,7 @@ def _drop_commands(restored: Home, about: About) -> dict[str, str]:
         settings = saved_settings(restored)
     except BadSettings as error:
         raise BadSettings(f"the backup's settings cannot be read: {error}", hint=f"restore it with Gossamer {about.version}") from error
-    dropped = {key: str(settings.pop(key)) for key in COMMANDS if key in settings}
+    dropped: dict[str, str] = {key: str(settings.pop(key)) for key in COMMANDS if key in settings}
     if dropped:
         save_settings(restored, settings)
     return dropped
