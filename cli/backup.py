@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -57,11 +58,14 @@ def restore(
     """
     need_extra("backup")
     folder = Home(home)
-    about = backups.read(file, folder, _passphrase(passphrase_file, is_new=False))
+    restored = backups.read(file, folder, _passphrase(passphrase_file, is_new=False))
+    if restored.dropped:
+        lines = ", ".join(f"{key} = {json.dumps(value)}" for key, value in restored.dropped.items())
+        print(f"not restored, since they run commands: {lines}; `peer config` sets them again", file=sys.stderr)
     if as_json:
-        print(json.dumps({"home": str(folder.path), "peer_id": about.peer_id, "generation": about.generation + 1}))
+        print(json.dumps({"home": str(folder.path)} | asdict(restored)))
     else:
-        print(f"restored {about.peer_id} into {folder.path}; `peer join --home {folder.path}` goes on with it", file=sys.stderr)
+        print(f"restored {restored.peer_id} into {folder.path}; `peer join --home {folder.path}` goes on with it", file=sys.stderr)
 
 
 def _passphrase(file: Path | None, *, is_new: bool) -> str:

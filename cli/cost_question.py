@@ -49,8 +49,9 @@ class CostQuestion:
 
     def _settle(self, found: Bill) -> None:
         if not _is_in_foreground(self._stdin):
-            self._is_settled = True
-            self._take_limit(f"more than {self._config.unasked_traffic} a month, and there is no terminal to ask on")
+            if found.is_measured:  # an assumed duration of a step is no reason for a limit that stays
+                self._is_settled = True
+                self._take_limit(f"more than {self._config.unasked_traffic} a month, and there is no terminal to ask on")
             return
         self._offer = f"{round_up(found.month_bytes / 1e9):g} GB"
         self._drawn.hold()
@@ -61,14 +62,16 @@ class CostQuestion:
         asyncio.get_running_loop().add_reader(self._stdin.fileno(), self._read_answer)
 
     def _read_answer(self) -> None:
+        if not _is_in_foreground(self._stdin):  # Ctrl-Z and bg since the question: the shell reads the line
+            self._close(is_settled=True)
+            self._take_limit("in the background")
+            return
         line = self._stdin.readline()
         answer, offer = line.strip().lower(), self._offer
         if answer not in ("y", "yes", "n", "no", "") and (trouble := _size_trouble(line.strip())):
             self._drawn.print_line(f"{trouble}; answer yes, no, or a size")
             return
-        asyncio.get_running_loop().remove_reader(self._stdin.fileno())
-        self._drawn.go_on()
-        self._offer, self._is_settled = "", answer not in ("y", "yes")
+        self._close(is_settled=answer not in ("y", "yes"))
         match answer:
             case "y" | "yes":
                 self._allowed_bytes = size_bytes(offer)  # if more is measured, the question comes again
@@ -79,6 +82,11 @@ class CostQuestion:
                 self._take_limit("no answer")
             case _:
                 self._limit(line.strip())
+
+    def _close(self, *, is_settled: bool) -> None:
+        asyncio.get_running_loop().remove_reader(self._stdin.fileno())
+        self._drawn.go_on()
+        self._offer, self._is_settled = "", is_settled
 
     def _take_limit(self, why: str) -> None:
         self._limit(self._config.unasked_traffic, f"{why}: ")

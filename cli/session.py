@@ -6,7 +6,7 @@ import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from gossamer.cli.cost_question import CostQuestion
@@ -14,12 +14,12 @@ from gossamer.cli.figures import loss_text, text_read
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.extras import need_extra
-from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.home import Home, HomeInUse
 from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
-from gossamer.protocol.errors import ExitCode, GossamerError
+from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
@@ -49,20 +49,30 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
 def undone_if_it_fails(folder: Home) -> Iterator[None]:
     """Where the body fails through no bug and has neither trained nor downloaded, remove the run that it began; a new home wholly.
 
-    A new home in which the run's manifest has come keeps its key: the run may have counted the key as a use of its invite.
+    A new home in which the run's manifest has come keeps its key: the run may have counted the key as a use of its invite. A home from
+    which an invite was issued, or from which another process runs, is left alone.
     """
     is_new, held = not folder.path.exists(), folder.manifest.exists()
     try:
         yield
+    except HomeInUse:
+        raise  # the home is of the peer that runs, even if that one has ended meanwhile
     except GossamerError as error:
-        has_state = any(place.exists() and any(place.iterdir()) for place in (folder.checkpoints, folder.downloads))
-        if error.exit_code is ExitCode.OUR_FAULT or held or has_state:
-            raise
-        has_come = folder.manifest.exists()
-        folder.manifest.unlink(missing_ok=True)
-        if is_new and folder.path.is_dir():
-            folder.clear(*((folder.identity, folder.credential) if has_come else ()))
+        if error.exit_code is not ExitCode.OUR_FAULT and not held and (is_new or folder.manifest.exists()):
+            with suppress(BadSettings, OSError), folder.locked():  # the reason of the failure matters more
+                _undo(folder, is_new=is_new)
         raise
+
+
+def _undo(folder: Home, *, is_new: bool) -> None:
+    """Remove the run that a home began, unless it has state or an invite is out; a new home wholly. Call it with the home's lock."""
+    has_state = any(place.exists() and any(place.iterdir()) for place in (folder.checkpoints, folder.downloads))
+    if has_state or folder.invites.exists():
+        return
+    has_come = folder.manifest.exists()
+    folder.manifest.unlink(missing_ok=True)
+    if is_new:
+        folder.clear(*((folder.identity, folder.credential) if has_come else ()))
 
 
 def hold_session(

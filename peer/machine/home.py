@@ -24,13 +24,17 @@ from gossamer.protocol.limits import MOST_GENERATIONS
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
 
+class HomeInUse(BadSettings):
+    """A peer already runs from this home."""
+
+
 class Home:
     """Paths inside a peer's home folder. The constructor does no I/O; `create` makes and checks the folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path.expanduser().absolute()
         self.identity: Final = self.path / "identity.key"
-        self.generation: Final = self.path / "generation"  # how often it was restored from a backup; absent: never
+        self.generation: Final = self.path / "generation"  # grows with each restore from a backup; absent: never restored
         self.manifest: Final = self.path / "manifest.bin"  # signed by the run's host
         self.config: Final = self.path / "config.toml"  # local settings; may be absent
         self.invite: Final = self.path / "invite.txt"
@@ -89,7 +93,8 @@ class Home:
     def locked(self) -> Iterator[None]:
         """Lock the home for this process; the kernel releases the lock when the process ends.
 
-        Raises BadSettings that names the process, while another one holds it: the same identity must not run twice.
+        Raises HomeInUse that names the process, while another one holds it: the same identity must not run twice. Raises BadSettings if
+        the lock cannot be opened.
         """
         try:
             descriptor = os.open(self._lock, os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW, 0o600)  # it is written to
@@ -97,7 +102,7 @@ class Home:
             raise BadSettings(f"the lock {self._lock} cannot be opened: {error.strerror}", hint=ANOTHER_HOME) from error
         try:
             if not try_lock(descriptor, fcntl.LOCK_EX):
-                raise BadSettings(
+                raise HomeInUse(
                     f"a peer already runs from {self.path} ({_holder(descriptor)})",
                     hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
                 )
@@ -119,21 +124,27 @@ class Home:
             os.close(descriptor)
 
     def read_generation(self) -> int:
-        """Return how often this home, or the one of its backup, was restored: of two homes of one identity the higher one goes on.
+        """Return the home's generation, which each restore from a backup raises: of two homes of one identity the higher one goes on.
 
         Raises BadSettings where the file holds anything else.
         """
         with contextlib.suppress(FileNotFoundError):
             text = self.generation.read_text().strip()
             if not (text.isascii() and text.isdecimal() and int(text) <= MOST_GENERATIONS):
-                raise BadSettings(f"{self.generation} does not hold a number up to {MOST_GENERATIONS}", hint="write the number of restores")
+                raise BadSettings(
+                    f"{self.generation} does not hold a number up to {MOST_GENERATIONS}",
+                    hint="write the generation that `peer restore` gave",
+                )
             return int(text)
         return 0
 
     def write_generation(self, generation: int) -> None:
         """Keep the generation. Raises BadSettings beyond MOST_GENERATIONS, OSError when the disk refuses."""
         if generation > MOST_GENERATIONS:
-            raise BadSettings(f"the home was restored {MOST_GENERATIONS} times", hint="begin with a new home and a new invite")
+            raise BadSettings(
+                f"generation {generation} of the home is beyond {MOST_GENERATIONS}",
+                hint="check this machine's clock; if it is right, update Gossamer, or begin with a new home and a new invite",
+            )
         write_whole(self.generation, f"{generation}\n".encode())
 
     def last_status(self) -> dict[str, Any]:

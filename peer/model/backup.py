@@ -11,6 +11,7 @@ The first file of the tar, `backup.json`, says what made it. `read` accepts only
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import itertools
 import json
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
+from gossamer.peer.machine.config import save_settings, saved_settings
 from gossamer.peer.machine.home import Home, private
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadSettings
@@ -41,6 +43,14 @@ FILES: Final = (
 )  # fmt: skip
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
+MOST_KEY_BYTES: Final = 1 << 16  # of the file with the key, which is read whole
+FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
+COMMANDS: Final = ("notify", "pause_when")  # settings that run commands
+ZIP_ENCRYPTED: Final = 1  # flag of an entry
+NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # FAT, exFAT and some network shares
+UNREADABLE_ERRORS: Final = (  # of zipfile, tarfile and json, for a file that is damaged or made to do harm
+    zipfile.BadZipFile, tarfile.TarError, KeyError, ValueError, EOFError, OverflowError, NotImplementedError, RecursionError,
+)  # fmt: skip
 UNREADABLE: Final = "take another backup; `peer backup FILE` writes one"
 
 
@@ -89,7 +99,7 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
             archive.writestr(KEY, pyrage.passphrase.encrypt(str(key).encode(), passphrase))
             with archive.open(CONTENTS, "w", force_zip64=True) as encrypted, _piped(lambda pipe: _pack(home, about, pipe)) as packed:
                 pyrage.encrypt_io(packed, encrypted, [key.to_public()])
-        os.link(beside, file)  # unlike a rename, it never replaces a file
+        _name(beside, file)
         return file.stat().st_size
     except FileExistsError as error:
         raise BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file") from error
@@ -99,9 +109,42 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
         beside.unlink(missing_ok=True)
 
 
-def read(file: Path, home: Home, passphrase: str) -> About:
-    """Restore a backup into a home, which must not exist, or be an empty folder. The home's generation is one more than the backup's.
+def _name(beside: Path, file: Path) -> None:
+    """Give a file its name. Raises FileExistsError rather than replace another file, OSError when the disk refuses."""
+    try:
+        os.link(beside, file)
+    except OSError as error:
+        if error.errno not in NO_LINKS:
+            raise
+        open(file, "xb").close()  # reserves the name
+        try:
+            beside.replace(file)
+        except OSError:
+            file.unlink()
+            raise
 
+
+def next_generation(generation: int, now_s: float) -> int:
+    """Return the generation of a home that is restored at `now_s` (Unix time) from a backup of this `generation`.
+
+    Of two restores the later one has the higher generation, whatever their backups are, unless both are in the same hour.
+    """
+    return max(generation + 1, int(now_s - FIRST_HOUR_S) // 3600)
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What came of a backup."""
+
+    peer_id: str
+    generation: int  # of the new home
+    dropped: dict[str, str]  # settings of the backup that the new home lacks, since they run commands
+
+
+def read(file: Path, home: Home, passphrase: str) -> Restored:
+    """Restore a backup into a home, which must not exist, or be an empty folder. The home gets the `next_generation`.
+
+    The settings that run commands stay out: a stranger may have written the backup.
     Raises BadSettings; then there is no home.
     """
     import pyrage
@@ -113,20 +156,44 @@ def read(file: Path, home: Home, passphrase: str) -> About:
         with tempfile.TemporaryDirectory(prefix=f".{home.path.name}.", dir=home.path.parent) as made:
             restored = Home(Path(made) / "home")
             restored.create()
-            with zipfile.ZipFile(file) as archive, archive.open(CONTENTS) as encrypted:
-                key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(KEY), passphrase))
+            with zipfile.ZipFile(file) as archive, archive.open(_stored(archive, CONTENTS)) as encrypted:
+                key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(_stored(archive, KEY, MOST_KEY_BYTES)), passphrase))
                 about = _decrypt(encrypted, key, restored)
-            restored.write_generation(about.generation + 1)
+            generation = next_generation(about.generation, time.time())
+            restored.write_generation(generation)
+            dropped = _drop_commands(restored, about)
             with contextlib.suppress(FileNotFoundError):
                 home.path.rmdir()
             restored.path.rename(home.path)
-            return about
-    except (zipfile.BadZipFile, KeyError, ValueError, tarfile.TarError, pyrage.DecryptError, pyrage.IdentityError) as error:
+            return Restored(about.peer_id, generation, dropped)
+    except (*UNREADABLE_ERRORS, pyrage.DecryptError, pyrage.IdentityError) as error:
         raise BadSettings(f"{file} is no whole backup of a peer: {error}", hint=UNREADABLE) from error
     except OSError as error:
         raise BadSettings(
             f"{error.filename or file}: {error.strerror}", hint="name a backup that you can read, and a home with room"
         ) from error
+
+
+def _drop_commands(restored: Home, about: About) -> dict[str, str]:
+    """Remove the settings that run commands, and return them. Raises BadSettings for settings that this release cannot read."""
+    try:
+        settings = saved_settings(restored)
+    except BadSettings as error:
+        raise BadSettings(f"the backup's settings cannot be read: {error}", hint=f"restore it with Gossamer {about.version}") from error
+    dropped: dict[str, str] = {key: str(settings.pop(key)) for key in COMMANDS if key in settings}
+    if dropped:
+        save_settings(restored, settings)
+    return dropped
+
+
+def _stored(archive: zipfile.ZipFile, name: str, most_bytes: int | None = None) -> zipfile.ZipInfo:
+    """Return an entry of a backup, which zip neither compresses nor encrypts. Raises ValueError for another one, KeyError for none."""
+    entry = archive.getinfo(name)
+    if entry.compress_type != zipfile.ZIP_STORED or entry.flag_bits & ZIP_ENCRYPTED:
+        raise ValueError(f"{name} is compressed or encrypted by zip")
+    if most_bytes is not None and entry.file_size > most_bytes:
+        raise ValueError(f"{name} has {entry.file_size} bytes; at most {most_bytes} are read")
+    return entry
 
 
 def _secret_key(encrypted: bytes, passphrase: str) -> str:

@@ -84,9 +84,10 @@ async def run_peer(
     """Run one peer until its run ends, it is asked to leave, or it cannot continue. Its home folder exists (`Home.create`).
 
     A manifest makes it the run's host, an invite a member; with neither, it continues the run in its home folder. A new run that
-    fails before it has trained leaves no manifest: only the children, which load torch, can detect an impossible codec or model, and the
-    corrected command must find the home free. `watch` is called with the live status after every change, on the event loop. `guest`
-    trains, if it is given, in place of a trainer process. Returns the last status. Raises GossamerError; KeyboardInterrupt after Ctrl-C.
+    fails before it has trained or issued an invite leaves no manifest: only the children, which load torch, can detect an impossible
+    codec or model, and the corrected command must find the home free. `watch` is called with the live status after every change, on
+    the event loop. `guest` trains, if it is given, in place of a trainer process. Returns the last status. Raises GossamerError;
+    KeyboardInterrupt after Ctrl-C.
     """
     home = Home(config.home)
     with home.locked(), runtime_folder(PAYLOAD_BYTES if config.trains else 0, home.path) as runtime:
@@ -99,7 +100,7 @@ async def run_peer(
         try:
             await supervisor.run(runtime)
         except GossamerError:
-            if is_new and not supervisor.condition.has_trained:
+            if is_new and not supervisor.condition.has_trained and not home.invites.exists():
                 home.manifest.unlink(missing_ok=True)
             raise
         if supervisor.interrupted:

@@ -30,6 +30,7 @@ LOOK_S = (2.0, 20.0, 120.0)  # between two lookups: the first if too few peers a
 MANY = 32  # with so many known peers, doubling up to the third: peer exchange brings the rest
 FAREWELL_S = 1  # lifetime of the record of a peer that leaves
 REPORT_S = 0.5  # between two reports to the supervisor
+TWIN = "another peer runs with this identity: stop one of them"
 NEWS = 0.01  # a smaller relative change of the reported tokens is not emitted
 RECORDS_AT_ONCE = 32  # verified before other tasks run: a signature takes 0.1 ms
 
@@ -47,10 +48,12 @@ class Presence:
     wait_for_peers: int
     _sequence: int = 0
     _moved: RunRefusesUs | None = None
+    _began_s: float = 0.0  # loop time
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def run(self) -> None:
         """Run until cancelled. Raises RunRefusesUs, in a group, once this identity runs elsewhere, from a restored backup."""
+        self._began_s = loop_s()
         async with asyncio.TaskGroup() as tasks:
             for loop in (self._announce_for_ever, self._look_for_ever, self._report_for_ever):
                 tasks.create_task(loop())
@@ -134,16 +137,25 @@ class Presence:
                 await asyncio.sleep(0)
 
     def _note_own(self, record: MemberRecord) -> None:
-        """Note if this identity has moved: a home that was restored from our backup announces itself."""
-        own = self.membership
-        if record.peer_id != own.identity.peer_id or record.generation <= own.generation:
+        """Note if this identity runs elsewhere too: from a home that was restored later, or from one of the same generation."""
+        own, now_s = self.membership, self.peer_exchange.time.now_s()
+        if record.peer_id != own.identity.peer_id or record.generation < own.generation or record.sequence <= self._sequence:
             return
         with contextlib.suppress(GossamerError):
-            record.check(own.terms.run_id, self.peer_exchange.time.now_s())
-            self._moved = RunRefusesUs(
-                f"this peer was restored from its backup elsewhere and runs there (generation {record.generation}; here {own.generation})",
-                hint="an identity runs once: delete this home, or restore a backup from there into a new one",
-            )
+            record.check(own.terms.run_id, now_s)
+            if record.generation > own.generation:
+                self._moved = RunRefusesUs(
+                    "this peer was restored from its backup elsewhere and runs there "
+                    f"(generation {record.generation}; here {own.generation})",
+                    hint="an identity runs once: delete this home, or restore a backup from there into a new one",
+                )
+            elif not self._may_be_ours(record, now_s):
+                self.reporter.note_twin()
+
+    def _may_be_ours(self, record: MemberRecord, now_s: float) -> bool:
+        """Return whether our last start may have signed a record, or this one: it presents bare records after a restart of p2pd."""
+        began_s = now_s - (loop_s() - self._began_s)
+        return record.is_bare or record.sequence % GENERATION <= began_s + RECORD_LIFETIME_S
 
 
 @contextlib.contextmanager
@@ -178,8 +190,13 @@ class SwarmReporter:
         self._emit = emit
         self._peer_exchange = peer_exchange
         self._groups = SybilGroups(peer_exchange.book, peer_exchange.terms)
-        self._reported: list[Event] = [Warned("time of day", ""), Warned("version", "")]
+        self._reported: list[Event] = [Warned("time of day", ""), Warned("version", ""), Warned("identity", "")]
         self._reported_tokens = 0
+        self._twin_until_s = 0.0  # loop time
+
+    def note_twin(self) -> None:
+        """Warn, until it was not noted for RECORD_LIFETIME_S, that another peer runs with this identity."""
+        self._twin_until_s = loop_s() + RECORD_LIFETIME_S
 
     def report(self, num_peers: int, addresses: tuple[str, ...]) -> None:
         """Emit what has changed. `num_peers`: live peers other than this one; `addresses`: our own."""
@@ -187,6 +204,7 @@ class SwarmReporter:
         plain = tuple(address for address in addresses if not address.startswith(NEAR))
         now: list[Event] = [PeersSeen(num_peers), AddressesChanged(plain)]
         now += [Warned("time of day", self._peer_exchange.time.warning), Warned("version", self._version_warning(now_s))]
+        now += [Warned("identity", TWIN if now_s < self._twin_until_s else "")]
         for event in now:
             if event not in self._reported:
                 self._emit(event)

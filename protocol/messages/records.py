@@ -86,8 +86,13 @@ class MemberRecord(Signed):
 
     @property
     def generation(self) -> int:
-        """Return how often the home of the peer was restored from a backup."""
+        """Return the generation of the peer's home, which each restore from a backup raises."""
         return self.sequence // GENERATION
+
+    @property
+    def is_bare(self) -> bool:
+        """Return whether this is like the record of a peer without a trainer (Membership.bare_record)."""
+        return self.paused and not self.global_step and not self.tokens
 
     @property
     def gist(self) -> bytes:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.machine.config import save_settings, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.identity import Identity
 from tests.cli.shell import Shell
@@ -28,6 +29,18 @@ def test_a_peer_is_backed_up_and_restored(shell: Shell, host: Identity, secret: 
     assert result.code == 0 and f"restored {host.peer_id} into {elsewhere.home}" in result.err
     assert Identity.load_or_create(Home(elsewhere.home).identity).peer_id == host.peer_id
     assert Home(elsewhere.home).manifest.read_bytes() == Home(shell.home).manifest.read_bytes()
+
+
+def test_settings_that_run_commands_are_not_restored(shell: Shell, host: Identity, secret: Path, tmp_path: Path) -> None:
+    file, commands = tmp_path / "peer.backup", {"notify": "curl \x1b[2J \x9b2J", "pause_when": "rm -rf important"}
+    save_settings(Home(shell.home), {"max_upload": "5 Mbit/s", **commands})
+    assert shell("backup", file, "--passphrase-file", secret).code == 0
+    elsewhere = Shell(tmp_path / "elsewhere", shell._capsys)
+    result = elsewhere("restore", file, "--passphrase-file", secret, "--json")
+    assert json.loads(result.out)["dropped"] == commands
+    (line,) = [line for line in result.err.splitlines() if "run commands" in line]
+    assert 'pause_when = "rm -rf important"' in line and line.isascii() and line.isprintable()
+    assert saved_settings(Home(elsewhere.home)) == {"max_upload": "5 Mbit/s"}
 
 
 def test_an_empty_home_is_not_backed_up(shell: Shell, secret: Path, tmp_path: Path) -> None:

@@ -42,6 +42,10 @@ class Trial:
     def answer(self, text: str) -> None:
         os.write(self._master, text.encode())
 
+    def typed(self) -> str:
+        """Return the line that nobody has read."""
+        return self._terminal.readline()
+
     def close(self) -> None:
         self._terminal.close()
         os.close(self._master)
@@ -92,10 +96,34 @@ def limit(size: str) -> dict[str, Any]:
 
 def test_without_a_terminal_the_default_limit_holds_and_is_said(new: New) -> None:
     trial = new(has_terminal=False)
-    shown = trial.run(lambda question: question.look(status(13.3e9)), 1)
+    shown = trial.run(lambda question: question.look(status(13.3e9, is_measured=True)), 1)
     assert trial.told == [limit("300 GB")]
     assert "about 13.3 GB a day up and as much down, 798 GB a month" in shown
     assert "monthly_traffic = 300 GB" in shown and "`peer config monthly_traffic unlimited` lifts" in shown
+
+
+def test_without_a_terminal_an_assumed_step_sets_no_limit(new: New) -> None:
+    trial = new(has_terminal=False)
+
+    def looks(question: CostQuestion) -> None:
+        question.look(status(13.3e9))
+        question.look(status(20e9, is_measured=True))
+
+    assert trial.run(looks, 1).count("monthly_traffic = 300 GB") == 1
+    assert new(has_terminal=False).run(lambda question: question.look(status(13.3e9)), 0).count("monthly_traffic") == 0
+
+
+def test_a_line_typed_after_the_peer_went_to_the_background_is_left_to_the_shell(new: New, monkeypatch: pytest.MonkeyPatch) -> None:
+    trial = new(has_terminal=True)
+
+    def ask_then_leave(question: CostQuestion) -> None:
+        question.look(status(13.3e9))
+        monkeypatch.setattr(cost_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
+        trial.answer("yes\n")
+
+    shown = trial.run(ask_then_leave, 1)
+    assert trial.told == [limit("300 GB")] and "in the background: monthly_traffic = 300 GB" in shown
+    assert trial.typed() == "yes\n"
 
 
 @pytest.mark.parametrize(

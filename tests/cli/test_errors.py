@@ -23,7 +23,9 @@ EXIT_CODES = {
         "ChildFailed",  # until its child names another
         "Unhealthy",  # what programs that watch over others expect
     },
-    ExitCode.BAD_INPUT: {"OperatorError", "BadInvite", "BadManifest", "BadSettings", "NobodyRuns", "Diverged", "MeasureFailed"},
+    ExitCode.BAD_INPUT: {
+        "OperatorError", "BadInvite", "BadManifest", "BadSettings", "NobodyRuns", "HomeInUse", "Diverged", "MeasureFailed",
+    },
     ExitCode.SWARM_UNREACHABLE: {"TransportError", "Unreachable", "PeerGone", "DeadlineExceeded", "SwarmUnreachable"},
     ExitCode.REFUSED_BY_RUN: {"RunRefusesUs"},
     ExitCode.VERSION_MISMATCH: {"WrongVersion"},

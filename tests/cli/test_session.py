@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gossamer.cli.invite import issued_to_anybody
 from gossamer.cli.session import farewell, remember_text, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
 from gossamer.peer.machine.home import Home
@@ -106,6 +109,42 @@ def test_a_home_from_before_and_the_traces_of_a_bug_are_kept(tmp_path: Path) -> 
         fresh.create()
         raise ChildFailed("died", hint="see its log", exit_code=ExitCode.OUR_FAULT)
     assert fresh.path.exists()
+
+
+def test_a_second_start_leaves_the_home_of_the_first_alone(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with contextlib.ExitStack() as first:
+        with pytest.raises(BadInvite), undone_if_it_fails(home):
+            first.enter_context(running(home))
+            raise BadInvite("closed", hint="ask again")
+        assert home.identity.exists() and home.manifest.exists()
+    later = Home(tmp_path / "later")
+    with pytest.raises(BadSettings, match="already runs"), undone_if_it_fails(later), running(later), later.locked():
+        pass
+    assert later.identity.exists() and later.manifest.exists(), "also where the first has ended meanwhile"
+
+
+@contextlib.contextmanager
+def running(home: Home) -> Iterator[None]:
+    """Lock the home as another process does, once it has begun a run there."""
+    other = Home(home.path)
+    other.create()
+    with other.locked():
+        Identity.load_or_create(other.identity)
+        other.manifest.write_bytes(b"of the run")
+        yield
+
+
+def test_a_home_whose_invite_is_out_is_kept(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    with pytest.raises(BadSettings), undone_if_it_fails(home):
+        home.create()
+        identity = Identity.load_or_create(home.identity)
+        home.manifest.write_bytes(b"of the run")
+        issued_to_anybody(home, identity, bytes(32), (f"/ip4/203.0.113.5/tcp/4001/p2p/{identity.peer_id}",), 2)
+        home.revocations.write_bytes(b"of members")
+        raise BadSettings("too little memory", hint="give it more")
+    assert all(file.exists() for file in (home.manifest, home.invites, home.revocations))
 
 
 def test_the_text_of_a_start_becomes_a_setting(tmp_path: Path) -> None:

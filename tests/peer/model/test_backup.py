@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import stat
 import tarfile
+import time
 import zipfile
 from pathlib import Path
 
@@ -82,15 +85,29 @@ def about(number: int = backup.FORMAT, generation: int = 0) -> bytes:
 
 def test_a_restored_home_has_what_was_kept_and_the_next_generation(made: Path, tmp_path: Path) -> None:
     home = Home(tmp_path / "new" / "home")
-    assert backup.read(made, home, PASSPHRASE).peer_id == str(ME)
+    before = backup.next_generation(0, time.time())
+    read = backup.read(made, home, PASSPHRASE)
+    assert read.peer_id == str(ME) and read.generation == home.read_generation()
     assert {name: (home.path / name).read_bytes() for name in KEPT} == KEPT
     loaded = checkpoint.load_latest(home.checkpoints, b"r" * 32)
     assert loaded is not None and loaded.contents.step == 7 and torch.equal(loaded.contents.tensors["w"], torch.full((5,), 7.0))
-    assert home.read_generation() == 1
+    assert read.dropped == {}
+    assert 1 < before <= home.read_generation() <= backup.next_generation(0, time.time())
     assert not home.downloads.exists() and not (home.path / "base").exists()
     assert stat.S_IMODE(home.path.stat().st_mode) == 0o700
     assert all(stat.S_IMODE(path.stat().st_mode) == 0o600 for path in home.path.rglob("*") if path.is_file())
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["home"]
+
+
+def test_a_later_restore_has_the_higher_generation_whatever_its_backup_is() -> None:
+    now_s = backup.FIRST_HOUR_S + 9000 * 3600.0
+    of_new = backup.next_generation(8999, now_s)
+    of_old = backup.next_generation(0, now_s + 3600)
+    again = backup.next_generation(0, now_s + 7200)
+    assert 8999 < of_new < of_old < again
+    assert backup.next_generation(of_new, now_s) == of_new + 1, "a backup of this hour"
+    assert backup.next_generation(3, 0.0) == 4, "a clock that starts at zero"
+    assert backup.next_generation(0, now_s + 7 * 365 * 86400) > MOST_GENERATIONS > backup.next_generation(0, now_s + 6 * 365 * 86400)
 
 
 def test_age_alone_opens_a_backup(made: Path) -> None:
@@ -107,6 +124,20 @@ def test_a_backup_is_its_owners_alone_and_replaces_no_file(made: Path, tmp_path:
     with pytest.raises(BadSettings, match="exists"):
         backup.write(make_home(tmp_path / "home"), ME, taken, PASSPHRASE)
     assert taken.read_text() == "mine" and sorted(path.name for path in tmp_path.iterdir()) == ["home", "taken"]
+
+
+@pytest.mark.parametrize("number", [errno.EPERM, errno.ENOTSUP])
+def test_a_disk_without_links_holds_a_backup_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(os, "link", refuse)
+    home, file = make_home(tmp_path / "home"), tmp_path / "peer.backup"
+    assert backup.write(home, ME, file, PASSPHRASE) == file.stat().st_size > 0
+    content = file.read_bytes()
+    with pytest.raises(BadSettings, match="exists"):
+        backup.write(home, ME, file, PASSPHRASE)
+    assert file.read_bytes() == content and sorted(path.name for path in tmp_path.iterdir()) == ["home", "peer.backup"]
 
 
 def test_another_passphrase_opens_nothing(made: Path, tmp_path: Path) -> None:
@@ -137,7 +168,8 @@ def test_a_home_in_use_is_left_alone(made: Path, tmp_path: Path) -> None:
         ({"backup.json": about(), "checkpoints/../../other": b""}, "", "no part of a home"),
         ({"backup.json": about(), "/etc/other": b""}, "", "no part of a home"),
         ({"backup.json": about()}, "/etc/passwd", "no part of a home"),
-        ({"backup.json": about(generation=MOST_GENERATIONS)}, "", "restored 65535 times"),
+        ({"backup.json": about(generation=MOST_GENERATIONS)}, "", "generation 65536 of the home is beyond 65535"),
+        ({"backup.json": about(), "config.toml": b"later = 1"}, "", r"backup's settings cannot be read: .*later"),
         ({"backup.json": about(), "events.jsonl": bytes(1 << 22), "other": b""}, "", "no part of a home"),
     ],
 )
@@ -158,6 +190,33 @@ def test_a_cut_or_changed_backup_leaves_no_home(tmp_path: Path) -> None:
         with pytest.raises(BadSettings, match="no whole backup"):
             backup.read(tmp_path / "whole", Home(tmp_path / "home"), PASSPHRASE)
         assert [path.name for path in tmp_path.iterdir()] == ["whole"]
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_zip_that_was_made_to_do_harm_leaves_no_home(tmp_path: Path) -> None:
+    file = packed(tmp_path / "file", {"backup.json": about()})
+    whole = file.read_bytes()
+    with zipfile.ZipFile(file) as archive:
+        directory = archive.start_dir
+        contents = archive.read(backup.CONTENTS)
+    needed, flags, method, first = (directory + at for at in (6, 8, 10, 42))  # in the zip's entry for the key
+    spoiled = [
+        whole[:at] + bytes([value]) + whole[at + 1 :] for at, value in ((needed, 99), (flags, 1), (flags, 32), (method, 77), (method, 8))
+    ]
+    spoiled.append(whole[:first] + b"\xff\xff\xff\x7f" + whole[first + 4 :])
+    bomb = io.BytesIO()
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(backup.KEY, bytes(1 << 20))
+        archive.writestr(backup.CONTENTS, contents, zipfile.ZIP_STORED)
+    long = io.BytesIO()
+    with zipfile.ZipFile(long, "w") as archive:
+        archive.writestr(backup.KEY, bytes(backup.MOST_KEY_BYTES + 1))
+        archive.writestr(backup.CONTENTS, contents)
+    for number, content in enumerate((*spoiled, bomb.getvalue(), long.getvalue())):
+        file.write_bytes(content)
+        with pytest.raises(BadSettings, match="no whole backup" if number < len(spoiled) else "zip|at most 65536"):
+            backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
+        assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_generation_is_a_small_number(tmp_path: Path) -> None:

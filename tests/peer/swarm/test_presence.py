@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen
+from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen, Warned
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, Presence, SwarmReporter
+from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, TWIN, Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import RunRefusesUs
 from gossamer.protocol.identity import Identity
@@ -153,6 +153,32 @@ def test_the_records_of_a_restored_home_replace_those_of_the_old_one() -> None:
         new = network.records[A.peer_id]
         assert new.generation == 2 and new.supersedes(old) and not a.task.done()
         assert replace(a.presence.membership, generation=3).bare_record((), network.now_s()).supersedes(new)
+
+    play(story)
+
+
+def test_a_second_home_of_the_same_generation_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    warned, ended = Warned("identity", TWIN), Warned("identity", "")
+
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        await asyncio.sleep(2 * LOOK_S[0])
+        last_start = replace(network.records[A.peer_id], sequence=network.records[A.peer_id].sequence + RECORD_S - 60, signature=b"")
+        network.records[A.peer_id] = last_start.signed(A)  # its clock was ahead
+        await asyncio.sleep(RECORD_S)
+        bare = replace(a.presence.membership.bare_record((), network.now_s() + 60), signature=b"")
+        network.records[A.peer_id] = bare.signed(A)
+        await asyncio.sleep(LOOK_S[1])
+        assert warned not in a.events and not any(isinstance(event, Warned) for event in b.events)
+        other = replace(bare, sequence=bare.sequence + 60, global_step=9, signature=b"")
+        network.records[A.peer_id] = other.signed(B)  # anybody can write a record with our name
+        await asyncio.sleep(LOOK_S[1])
+        assert warned not in a.events
+        network.records[A.peer_id] = other.signed(A)
+        await asyncio.sleep(LOOK_S[1] + 1)
+        assert a.events[-1] == warned and not a.task.done()
+        await asyncio.sleep(2 * RECORD_S)
+        assert a.events[-1] == ended, "the other has stopped"
+        assert not any(isinstance(event, Warned) for event in b.events)
 
     play(story)
 
