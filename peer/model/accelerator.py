@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -32,7 +33,7 @@ def choose_device(name: str) -> tuple[torch.device, str]:
     if name == "auto":
         kind = _need_accelerator(name).type
         return torch.device(kind, 0), f"a GPU was found: {kind}"
-    device = torch.device(name.replace("gpu", _need_accelerator(name).type))
+    device = torch.device(re.sub(r"^gpu\b", _need_accelerator(name).type, name))
     if found is None or device.type != found.type or (device.index or 0) >= torch.accelerator.device_count():
         raise BadSettings(f"this machine has no device {name}", hint=OTHERS)
     return torch.device(device.type, device.index or 0), "as asked"

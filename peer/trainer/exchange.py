@@ -113,12 +113,13 @@ class TrainerExchange:
         if self._bug is not None:
             raise self._bug
         self.has_news.clear()
-        count = len(self._waiting)
-        for _ in range(count):
+        is_used = False  # the device
+        for _ in range(len(self._waiting)):
             request = self._waiting.popleft()
             if isinstance(request, int):
                 self._serve_new_node(request)
                 continue
+            is_used = True
             reply = self.carry_out(request)
             if messages.is_about_result(request):
                 yield request  # the loop saves before the node may vote for this result: no restart takes the vote back
@@ -130,7 +131,7 @@ class TrainerExchange:
                 yield request
             elif isinstance(reply, messages.Adopted) and reply.accepted:
                 yield reply
-        if count:
+        if is_used:
             finish(self._replica.program.device)
 
     @contextlib.contextmanager
@@ -348,8 +349,7 @@ class TrainerExchange:
 
     def _open(self, request: messages.Open) -> messages.Reply:
         """Lock the fragment and take a snapshot of its fast weights."""
-        replica, number = self._replica, request.meeting
-        state = replica.fragments[request.fragment]
+        replica, number, state = self._replica, request.meeting, self._replica.fragments[request.fragment]
         if replica.own_steps and replica.phase is RunPhase.TRAIN and state.since.steps < self.min_call_steps:
             raise ValueError("this line cannot carry a meeting so soon after the last")
         if state.meeting is not None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import typer
 
 from gossamer.cli.main import command_line
@@ -139,7 +140,11 @@ def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> Non
         (("--matching", "never"), "matching is 'never'", ""),
         (("--plot", "no-such-folder/x.png"), "the folder of no-such-folder/x.png", "--plot"),
         (("--peers", "100000000"), "100000000 replicas of", "--peers"),
-        (("--device", "cuda:99"), "no device cuda:99", "--device"),
+        (
+            ("--device", "cuda:99"),
+            "no GPU for --devices cuda:99" if torch.accelerator.current_accelerator() is None else "no device cuda:99",
+            "--device",
+        ),
     ],
 )
 def test_bad_input_is_refused_with_a_hint(shell: Shell, manifest: Path, arguments: tuple[str, ...], error: str, hint: str) -> None:

@@ -189,7 +189,7 @@ def test_the_card_leaves_out_members_of_another_run_and_of_none(tmp_path: Path) 
 def test_an_export_reads_what_the_peer_has_seen_of_its_run(tmp_path: Path) -> None:
     home = trained_home(tmp_path / "home", MANIFEST, fast_seed=2)
     home.run.write_text(json.dumps(run_seen(MANIFEST.run_id.hex(), 3).to_record()))
-    export_model(home, tmp_path / "out", num_batches=0)
+    export_model(home, tmp_path / "out", num_tokens=0)
     assert "`12D3KooW002` | 6400 | 33.3 %" in (tmp_path / "out" / "README.md").read_text()
 
 

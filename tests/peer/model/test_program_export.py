@@ -70,7 +70,7 @@ def test_an_earlier_export_is_replaced_and_a_full_disk_leaves_it(tmp_path: Path)
 
 def test_a_loss_on_text_is_not_promised(tmp_path: Path) -> None:
     home = program_home(tmp_path / "home", program_manifest())
-    for options in ({"data": tmp_path}, {"num_batches": 3}):
+    for options in ({"data": tmp_path}, {"num_tokens": 3}):
         with pytest.raises(BadSettings, match="no text to measure a loss on") as caught:
             export_model(home, tmp_path / "out", **options)  # type: ignore[arg-type]
         assert caught.value.hint

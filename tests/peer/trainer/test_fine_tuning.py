@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.model.evaluation import held_out_loss, mask_as_run, num_measured
+from gossamer.peer.model.evaluation import held_out_loss, held_out_rows, mask_as_run
 from gossamer.peer.model.plan import fragment_codecs
 from gossamer.peer.model.start import initial_model
 from gossamer.peer.text.batches import Draw
@@ -85,7 +85,9 @@ def test_tokens_that_train_are_what_counts(folder: Path) -> None:
     one = replica(folder, tuned_manifest(folder / "base"))
     batch = one.program.corpus.batch(0)
     assert one.inner_step().num_tokens == one.tokens == int(num_targets(batch)) < batch[:, 1:].numel() // 2
-    assert num_measured(one.program.corpus, 2) == sum(int(num_targets(each)) for each in one.program.corpus.held_out_batches(2))
+    assert int(num_targets(held_out_rows(one.program.corpus, 2))) == sum(
+        int(num_targets(each)) for each in one.program.corpus.held_out_batches(2)
+    )
 
 
 def test_the_loss_is_the_mean_of_all_targets_however_a_batch_is_cut(folder: Path) -> None:
