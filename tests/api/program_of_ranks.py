@@ -145,6 +145,7 @@ except gossamer.errors.GossamerError as error:
 finally:
     if dist.is_initialized():  # else torch may abort at exit
         dist.destroy_process_group()
-# A thread of gloo drops the tensors of the last all-gather. If it needs the interpreter's lock for that while the interpreter ends, it aborts.
+# A thread of gloo drops the tensors of the last all-gather: if it needs the interpreter's lock for that while the interpreter ends, it
+# aborts.
 sys.stdout.flush()
 os._exit(0)
