@@ -75,6 +75,8 @@ def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Pat
         syncing.on_event = lambda event: synced.append(event) if isinstance(event, FragmentSynced) else None  # type: ignore[method-assign]
         syncing.start()
         await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= 40)
+        syncing.trainer.frozen = True
+        await swarm.until(lambda: min(honest.global_step, attacker.global_step) >= 60)  # so that the weights of the others are better
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
