@@ -67,7 +67,8 @@ def test_some_blocks_that_failed_are_left_to_meetings(failed_share: float | None
     assert is_enough(failed_share, num_tries) is enough
 
 
-def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("starts_anew", [False, True])  # then its weights are so poor that some noise beside good fragments betters them
+def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Path, starts_anew: bool) -> None:
     synced: list[FragmentSynced] = []
 
     async def story(swarm: Swarm) -> None:
@@ -76,7 +77,11 @@ def test_a_source_of_nonsense_moves_nothing_and_is_not_asked_again(tmp_path: Pat
         syncing.start()
         await swarm.until(lambda: min(peer.global_step for peer in swarm.peers) >= 40)
         syncing.trainer.frozen = True
+        if starts_anew:
+            syncing.kill_trainer()
         await swarm.until(lambda: min(honest.global_step, attacker.global_step) >= 60)  # so that the weights of the others are better
+        if starts_anew:
+            syncing.restart_trainer()
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(61.0)
