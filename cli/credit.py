@@ -10,9 +10,8 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import age_text, bytes_text
+from gossamer.cli.figures import age_text, bytes_text, number_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
-from gossamer.cli.whole_run import number_text
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.credit import Credit, signed_credit, verified_credit
 from gossamer.peer.machine.home import Home
@@ -43,7 +42,7 @@ def credit(home: HomeFolder = DEFAULT_HOME, verify: Verify = None, as_json: Json
     if status.get("run_id") != manifest.run_id.hex():
         raise BadSettings(f"the peer in {folder.path} has no part in its run yet", hint="start it with `peer join`")
     signed = signed_credit(status, manifest.run.name, Identity.load_or_create(folder.identity), time.time())
-    print(json.dumps(json.loads(signed.model_dump_json()), indent=None if as_json else 1))
+    print(json.dumps(signed.model_dump(), indent=None if as_json else 1))
     print("anybody can check it: peer credit --verify FILE", file=sys.stderr)
 
 

@@ -84,6 +84,15 @@ def bytes_text(num_bytes: float) -> str:
     return f"{num_bytes:.1f} TB"
 
 
+def number_text(number: float) -> str:
+    """Return a count with at most four digits and its unit of thousands."""
+    for unit in ("", " k", " M", " G"):
+        if number < 10_000:
+            return f"{number:.0f}{unit}" if not unit or number >= 100 else f"{number:.1f}{unit}"
+        number /= 1000
+    return f"{number:.1f} T"
+
+
 def age_text(seconds: float) -> str:
     """Return a duration in its one or two largest units."""
     whole = max(0, round(seconds))

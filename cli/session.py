@@ -110,8 +110,9 @@ def hold_session(
 def remember_text(config: PeerConfig) -> None:
     """Save the text that the peer trains on as its setting, so that later starts, `peer eval` and `peer export` have it."""
     home = Home(config.home)
-    if config.data is not None and saved_settings(home).get("data") != str(config.data):
-        save_settings(home, with_setting(saved_settings(home), "data", str(config.data)))
+    saved = saved_settings(home)
+    if config.data is not None and saved.get("data") != str(config.data):
+        save_settings(home, with_setting(saved, "data", str(config.data)))
 
 
 def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractContextManager[None]:

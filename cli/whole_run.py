@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, bytes_text, loss_text, share_text, table_text
+from gossamer.cli.figures import age_text, bytes_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
@@ -179,12 +179,3 @@ def curve_rows(points: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]
         spread = f"{loss_text(points['low'][index])} to {loss_text(points['high'][index])}"
         when = time.strftime("%m-%d %H:%M", time.localtime(points["ts"][index]))
         yield when, str(points["step"][index]), loss_text(points["loss"][index]), spread, str(points["members"][index])
-
-
-def number_text(number: float) -> str:
-    """Return a count with at most four digits and its unit of thousands."""
-    for unit in ("", " k", " M", " G"):
-        if number < 10_000:
-            return f"{number:.0f}{unit}" if not unit or number >= 100 else f"{number:.1f}{unit}"
-        number /= 1000
-    return f"{number:.1f} T"

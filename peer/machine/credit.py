@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Final
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from gossamer.peer.machine.status import Status
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, BadSettings, BadSignature
 from gossamer.protocol.identity import Identity, PeerId, signable
@@ -53,18 +53,17 @@ class SignedCredit(BaseModel):
     signature: str = Field(pattern=r"^[0-9a-f]{128}$")  # Ed25519
 
 
-def signed_credit(status: Status | dict[str, Any], run: str, identity: Identity, now_s: float) -> SignedCredit:
+def signed_credit(status: Mapping[str, Any], run: str, identity: Identity, now_s: float) -> SignedCredit:
     """State and sign the part of the peer with this status, as `peer status --json` shows it. `run`: the run's name."""
-    shown = status.to_json() if isinstance(status, Status) else status
-    life = shown["lifetime"]
+    life = status["lifetime"]
     whole = {name: min(limits.TOKENS, max(0, round(life[name]))) for name in ("meetings", "seconds", "watt_hours", "sent", "received")}
     credit = Credit(
-        run_id=shown["run_id"],
+        run_id=status["run_id"],
         run=run,
         peer_id=str(identity.peer_id),
-        unit=shown["unit"],
-        tokens=shown["tokens"],
-        own_steps=shown["own_steps"],
+        unit=status["unit"],
+        tokens=status["tokens"],
+        own_steps=status["own_steps"],
         meetings=whole["meetings"],
         sent_bytes=whole["sent"],
         received_bytes=whole["received"],

@@ -91,10 +91,9 @@ class RunView:
     def take(self, seen: MembersSeen) -> None:
         """Take in the newest records."""
         now_s = seen.ts
-        self._expire(now_s, quietly=now_s - self._taken_s > DEAF_S)
-        is_first = not self.since
-        self.since = self.since or now_s
-        was_deaf, self._taken_s = now_s - self._taken_s > DEAF_S, now_s
+        was_deaf, is_first = now_s - self._taken_s > DEAF_S, not self.since
+        self._expire(now_s, quietly=was_deaf)
+        self.since, self._taken_s = self.since or now_s, now_s
         for one in seen.members:
             self._take_one(one, now_s, quietly=is_first or was_deaf)
         while len(self.members) > MAX_MEMBERS:
@@ -152,7 +151,7 @@ class RunView:
         live = self.live()
         if not live or (self.points and now_s - self.points[-1].ts < self.spacing_s):
             return
-        losses = [member.seen.loss for member in live if member.seen.loss is not None and member.state(now_s) == "training"]
+        losses = [member.seen.loss for member in self._training(now_s) if member.seen.loss is not None]
         low, middle, high = spread(losses)
         self.points.append(RunPoint(now_s, self.step(now_s), middle, low, high, len(live), sum(self.counted(now_s).values())))
         if len(self.points) > MAX_POINTS:
@@ -164,9 +163,11 @@ class RunView:
 
     def step(self, now_s: float) -> int:
         """Return the step of the run: the lower median of the training members; without any, of the live ones, or the last one seen."""
-        live = self.live()
-        training = [member for member in live if member.state(now_s) == "training"]
-        return self._typical_step(training) or self._typical_step(live) or (self.points[-1].step if self.points else 0)
+        typical = self._typical_step(self._training(now_s)) or self._typical_step(self.live())
+        return typical or (self.points[-1].step if self.points else 0)
+
+    def _training(self, now_s: float) -> list[MemberView]:
+        return [member for member in self.live() if member.state(now_s) == "training"]
 
     def _typical_step(self, members: Sequence[MemberView]) -> int:
         """Return the lower median of the global steps of members that have begun, if half of these members have; else of all.
@@ -192,7 +193,7 @@ class RunView:
         """Return what is shown, JSON-able: the run in figures, live members first, changes from the newest on, and the curve."""
         live, counted = self.live(), self.counted(now_s)
         together = sum(counted.values())
-        rates = [member.tokens_per_second for member in live if member.state(now_s) == "training" and member.tokens_per_second]
+        rates = [member.tokens_per_second for member in self._training(now_s) if member.tokens_per_second]
         most = self._most(now_s)
         rows = [self._row(member, counted[peer], together, most, now_s) for peer, member in self.members.items()]
         return {

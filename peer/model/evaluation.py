@@ -74,8 +74,12 @@ def held_out_loss(
     most_tokens: int | None = None,  # of all batches together: of large batches only some sequences, at least one for each
 ) -> float:
     """Return the mean loss over held-out batches, in nats per token that trains. Keeps the model's mode and draws no random numbers."""
+    return _measured(model, held_out_rows(corpus, num_batches, most_tokens), num_batches, follow, computing)[0]
+
+
+def _measured(model: torch.nn.Module, rows: Tensor, num_batches: int, follow: Follow, computing: Computing) -> tuple[float, int]:
+    """Return the mean loss over these sequences, and how many of their tokens train; `follow` counts them as `num_batches`."""
     device, losses, weights = next(model.parameters()).device, list[float](), list[int]()
-    rows = held_out_rows(corpus, num_batches, most_tokens)
     num_done = 0
     with evaluating(model):
         for part in torch.split(rows, computing.micro_batch or -(-len(rows) // num_batches)):
@@ -83,7 +87,7 @@ def held_out_loss(
             losses.append(float(next_token_loss(model, part.to(device), computing.dtype)) * weights[-1])
             num_done += len(part)
             follow(num_done * num_batches // len(rows), num_batches, math.fsum(losses) / sum(weights))
-    return math.fsum(losses) / sum(weights)
+    return math.fsum(losses) / sum(weights), sum(weights)
 
 
 def held_out_rows(corpus: Corpus, num_batches: int, most_tokens: int | None = None) -> Tensor:
@@ -104,8 +108,8 @@ def measured_loss(model: PreTrainedModel, manifest: Manifest, home: Home, corpus
     mask_as_run(model, manifest, home.tokenizer)
     computing = Computing(compute_dtype(manifest.inner.precision, device), part_rows(manifest.inner.sequence_length))
     follow = partial(show, "measuring the model")
-    loss = held_out_loss(placed(model, device), corpus, size.num_batches, follow, computing, size.most_tokens)
-    return loss, int(num_targets(held_out_rows(corpus, size.num_batches, size.most_tokens)))
+    rows = held_out_rows(corpus, size.num_batches, size.most_tokens)
+    return _measured(placed(model, device), rows, size.num_batches, follow, computing)
 
 
 def part_rows(sequence_length: int) -> int:
