@@ -1,4 +1,4 @@
-"""What more peers bring: loss, steps to a fixed loss, and the speed-up over one peer, of pairs and of groups.
+"""Measure how loss, steps to a fixed loss, and speed-up over one peer change with the number of peers, in pairs and in groups.
 
     python -m benchmarks.scaling --keep FILE [--peers N ...] [--steps N] [--seeds N ...] [--every N ...] [--learning-rate R ...]
 
