@@ -161,13 +161,21 @@ def token_of(context: Context) -> bytes:
     return found if isinstance(found, bytes) else b""
 
 
+class ConnectionEnded(Unreachable):
+    """The connection ended before the partner accepted or rejected the call, as when the partner closes an idle one at that moment."""
+
+
 async def accepted(call: Any) -> None:
-    """Wait until the server has accepted the call. Raises Unreachable."""
+    """Wait until the server has accepted the call. Raises ConnectionEnded, or Unreachable if the call is rejected."""
     try:
-        if ACCEPTED[0] not in list(await call.initial_metadata()):
-            raise Unreachable(f"the partner rejected the stream: {await call.details()}")
+        if ACCEPTED[0] in list(await call.initial_metadata()):
+            return
+        code, details = await call.code(), await call.details()
     except BROKEN as error:
         raise Unreachable(_why(error)) from error
+    if code is grpc.StatusCode.UNAVAILABLE:
+        raise ConnectionEnded("the connection ended before the partner accepted the call")
+    raise Unreachable(f"the partner rejected the stream: {details}")
 
 
 async def ended_well(call: Any) -> bool:

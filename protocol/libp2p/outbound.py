@@ -16,7 +16,7 @@ from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.bulk import new_token, open_bulk
 from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
-from gossamer.protocol.libp2p.grpc_stream import BROKEN, GrpcStream, accepted, ended_well, open_channel, start_call
+from gossamer.protocol.libp2p.grpc_stream import BROKEN, ConnectionEnded, GrpcStream, accepted, ended_well, open_channel, start_call
 from gossamer.protocol.libp2p.p2pd import BUFFER_BYTES, Control
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wait_while_active
 from gossamer.protocol.streams.admission import LINGER_MOST_S, LINGER_S
@@ -119,7 +119,10 @@ class Outbound:
         while (kept := self._take(partner)) is not None:
             with suppress(Unreachable):  # the connection has broken, or the partner has closed it
                 return await self._call(kept, purpose, ACCEPT_AGAIN_S)
-        return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
+        try:
+            return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
+        except ConnectionEnded:  # the partner may have closed the connection as idle before our call reached it
+            return await self._call(await self._connection(partner, addresses), purpose, ACCEPT_S)
 
     def is_calling(self, partner: PeerId) -> bool:
         """Return whether a call of ours to a partner is being opened or is open, or its last messages may still be in transit."""

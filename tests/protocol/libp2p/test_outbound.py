@@ -94,13 +94,17 @@ def test_a_silent_partner_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class CountingControl(Control):
-    """Counts the libp2p streams that are opened."""
+    """Counts the libp2p streams that are opened, and closes the connection of the first `num_to_end`."""
 
     num_opened = 0
+    num_to_end = 0
 
     async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
         self.num_opened += 1
-        return await super().open_stream(partner, protocol)
+        opened = await super().open_stream(partner, protocol)
+        if self.num_opened <= self.num_to_end:
+            await self.disconnect(partner)
+        return opened
 
 
 class Kept:
@@ -186,6 +190,25 @@ def test_in_the_place_of_a_kept_connection_that_the_other_side_has_ended_comes_a
         await world.end(await world.connect(1))
         await asyncio.sleep(0.5)
         await world.end(await world.connect(2))
+        assert world.control.num_opened == 2
+
+    play(test)
+
+
+def test_a_connection_that_closes_before_the_call_is_accepted_is_opened_once_more() -> None:
+    async def test(world: Kept) -> None:
+        world.control.num_to_end = 1
+        await world.end(await world.connect(1))
+        assert world.control.num_opened == 2
+
+    play(test)
+
+
+def test_a_partner_that_closes_every_connection_is_unreachable() -> None:
+    async def test(world: Kept) -> None:
+        world.control.num_to_end = 9
+        with pytest.raises(Unreachable, match="the connection ended before the partner accepted the call"):
+            await world.connect(1)
         assert world.control.num_opened == 2
 
     play(test)
