@@ -10,7 +10,9 @@ from gossamer.protocol.errors import BadMessage
 TEXT_PROTOCOL: Final = 1  # of new text runs; every change that an older peer cannot read takes the next free number
 PROGRAM_PROTOCOL: Final = 2  # of new program runs
 FINE_TUNING_PROTOCOL: Final = 3  # of new fine-tuning runs
-SPOKEN: Final = (TEXT_PROTOCOL, PROGRAM_PROTOCOL, FINE_TUNING_PROTOCOL)  # the likeliest first; an existing run survives one upgrade
+STAGES_PROTOCOL: Final = 4  # of new staged runs
+SPOKEN: Final = (TEXT_PROTOCOL, PROGRAM_PROTOCOL, FINE_TUNING_PROTOCOL, STAGES_PROTOCOL)
+"""The protocols of this build, the likeliest first; an existing run survives one upgrade."""
 
 KIB: Final = 1024
 
@@ -68,6 +70,7 @@ MANIFEST_LINE_DOTS: Final = 512  # most dots in a line of TOML: the parser's tim
 
 # ---- models ----
 CONFIG_INTEGER: Final = 1 << 24  # largest integer in a model's config: 64 times the largest vocabulary in use, and ten million positions
+STAGES: Final = 256  # most stages of a model: of one block each, twice those of the deepest language models
 LAYERS: Final = 1024  # most layers, eight times those of the deepest language models
 TENSORS: Final = 1 << 16  # most parameter tensors: 64 in each of the layers
 LAYOUT_CHARS: Final = 32 * KIB  # of the names and shapes in a program's manifest: half of it; a larger layout is known by its digest only

@@ -21,6 +21,7 @@ from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
 from gossamer.protocol.run.sections import ProgramModelSection, ProgramSection
+from gossamer.protocol.run.staged import StagesSection
 from gossamer.protocol.wire import peer_pb2
 
 ROOT = Path(__file__).parents[1]
@@ -99,6 +100,12 @@ def test_every_key_that_fine_tuning_adds_is_described_with_its_meaning() -> None
         assert plain is not None and kind is not None
         for key in kind.model_fields.keys() - plain.model_fields.keys():
             assert re.search(rf"^\| `{key}` \| .* \| {re.escape(kind.model_fields[key].description)} \|$", text, re.MULTILINE), key
+
+
+def test_every_key_of_the_stages_is_described_with_its_meaning() -> None:
+    text = section("manifest.md", "[stages]")
+    for key, field in StagesSection.model_fields.items():
+        assert re.search(rf"^\| `{key}` \| .* \| {re.escape(field.description or '?')} \|$", text, re.MULTILINE), key
 
 
 def test_every_local_setting_is_described_with_its_default_and_meaning() -> None:

@@ -26,6 +26,17 @@ class Writer(Enum):
     NODE = ("*.partner-*",)
 
 
+class HopFile(Enum):
+    """The files of one hop in the payload folder; `OWN` ones are written by the trainer, `PARTNER` ones by the node."""
+
+    OWN_TOKENS = "own-tokens"  # at stage 0: its micro-batch as little-endian u32, micro_batch x (sequence_length + 1)
+    OWN_FORWARD = "own-forward"  # the stage's output, coded
+    OWN_BACKWARD = "own-backward"  # the gradient of the stage's input, coded
+    PARTNER_TOKENS = "partner-tokens"  # above stage 0, as at stage 0
+    PARTNER_FORWARD = "partner-forward"  # the stage's input, coded
+    PARTNER_BACKWARD = "partner-backward"  # the gradient of the stage's output, coded
+
+
 class File(Enum):
     """The files of one meeting in the payload folder; `OWN` ones are written by the trainer, `PARTNER` ones by the node."""
 
@@ -38,6 +49,11 @@ class File(Enum):
 def payload_name(meeting: int | str, file: File) -> str:
     """Name the file of a meeting, or of a fragment sync, in the payload folder."""
     return f"{meeting}.{file.value}"
+
+
+def hop_file(hop: int, file: HopFile) -> str:
+    """Name the file of a hop in the payload folder."""
+    return f"hop-{hop}.{file.value}"
 
 
 @dataclass_transform(frozen_default=True)
@@ -60,6 +76,12 @@ class OfFile(LinkRecord):
     """A record about one file of the payload folder, or about one fragment sync: its name is in the names of its files."""
 
     name: str
+
+
+class OfHop(LinkRecord):
+    """A record about one hop of a staged run: a micro-batch at this stage, forward and back."""
+
+    hop: int  # the node's own number for it, never reused in its life
 
 
 class Open(OfMeeting):
@@ -145,6 +167,54 @@ class Adopt(OfFile):
     takes_clock: bool = True  # of a state with a higher loss than ours, the global step alone is taken over
     may_begin: bool = False  # with such a state, a program that has not begun begins with the weights that it came with
     num_splits: int = 0  # results on which the partners have not agreed before: the more, the more loss is allowed
+
+
+class Hold(LinkRecord):
+    """Build and hold this stage from now on: the reply to Fits."""
+
+    stage: int  # from 0
+
+
+class Begin(OfHop):
+    """At stage 0: begin a micro-batch, once the trainer may. Answered by Forwarded, or Declined.
+
+    Forwarded follows OWN_TOKENS and OWN_FORWARD. The trainer takes the next windows of its text in the order of these requests, and may let
+    one wait: at most two batches are on their way.
+    """
+
+    name: str  # hex; 16 random bytes: the micro-batch's name at every stage
+    measure: bool = False  # a held-out micro-batch: forward only, whose loss is the answer
+
+
+class Forward(OfHop):
+    """Compute the stage's output from PARTNER_TOKENS and PARTNER_FORWARD. Answered by Forwarded, Returned at the last stage, or Declined.
+
+    Forwarded follows OWN_FORWARD. The last stage computes its backward pass at once: Returned follows OWN_BACKWARD, if not `measure`, and
+    the gradient of its weights is added. The trainer keeps nothing of the hop: the files stay until it is over.
+    """
+
+    name: str  # hex; as in Begin
+    measure: bool = False
+
+
+class Backward(OfHop):
+    """Compute the stage again and its backward pass from PARTNER_BACKWARD; add the gradient. Answered by Returned, or Declined.
+
+    It comes before any Begin and Forward that waits. Returned follows OWN_BACKWARD, except at stage 0. A hop with `measure` has no file and
+    nothing to compute: stage 0 notes the loss.
+    """
+
+    loss: float  # nats per token, of this micro-batch at the last stage
+
+
+class Lost(OfHop):
+    """Forget a hop that was withdrawn or declined: carry out no request about it any more. A reply that is under way is ignored."""
+
+
+class FollowClock(LinkRecord):
+    """Follow the global step of a neighbour of another stage, as that of a partner after a meeting."""
+
+    global_step: int
 
 
 class Drop(OfMeeting):
@@ -246,8 +316,30 @@ class Adopted(OfFile):
     is_sound: bool = True  # False: it cannot be the state of an honest peer
 
 
+class Forwarded(OfHop):
+    """The stage's output is in its file."""
+
+
+class Returned(OfHop):
+    """The hop is done at this stage: its gradient is added once, and the gradient of its input is in its file, if there is one."""
+
+    loss: float  # nats per token
+
+
+class Declined(OfHop):
+    """The hop is not carried out, and nothing of it was added."""
+
+    reason: str
+
+
+class Fits(LinkRecord):
+    """The stages that fit this peer's devices: the first record to every node in a staged run, until one is held. Answered by Hold."""
+
+    stages: tuple[int, ...]  # from 0, at least one
+
+
 class Built(LinkRecord):
-    """The sizes of the model on the wire: the first record to every node, which does not know the model."""
+    """The sizes of the model on the wire: the first record to every node, which does not know the model. In a staged run, of own stage."""
 
     plan: ModelPlan
 
@@ -272,19 +364,26 @@ class Progress(LinkRecord):
 CodingRequest = Prepare | Encode
 WritingRequest = CopyState | SketchSlow | CodeSlow | DecodeSlow
 MeetingRequest = CodingRequest | Open | Check | Apply
+HopRequest = Begin | Forward | Backward
 AnsweredRequest = MeetingRequest | WritingRequest | BringUp | WriteResult | Adopt | MoveFragments
 AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
 BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
-Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone
-Request = AnsweredRequest | Notification
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
-TrainerReport = Built | Due | Progress
+Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone | Hold | Lost | FollowClock
+Request = AnsweredRequest | HopRequest | Notification
+HopReply = Forwarded | Returned | Declined
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved | HopReply
+TrainerReport = Fits | Built | Due | Progress
 Answer = Reply | TrainerReport
 
 
-def subject(record: AnsweredRequest | Reply) -> int | str:
-    """Return the subject of a request or a reply, by which they match: a meeting's number or a file's name."""
-    return record.meeting if isinstance(record, OfMeeting) else record.name
+def subject(record: AnsweredRequest | HopRequest | Reply) -> int | str:
+    """Return the subject of a request or a reply, by which they match: a meeting's number, or the name of a hop or a file."""
+    match record:
+        case OfMeeting():
+            return record.meeting
+        case OfHop():
+            return f"hop-{record.hop}"
+    return record.name
 
 
 def is_about_result(request: Request) -> TypeGuard[WriteResult | Adopt]:
@@ -303,6 +402,8 @@ def not_done(request: Request, reason: str) -> Reply | None:
             return Adopted(request.name, False, reason)
         case MoveFragments():
             return FragmentsMoved(request.name, {}, reason)
+        case Begin() | Forward() | Backward():
+            return Declined(request.hop, reason)
     return None
 
 

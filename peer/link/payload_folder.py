@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gossamer.peer.link.messages import File, Writer, payload_name
+from gossamer.peer.link.messages import File, HopFile, Writer, hop_file, payload_name
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer as Buffer
@@ -64,6 +64,11 @@ class PayloadFolder:
         """Remove every file of a meeting."""
         for file in File:
             self.remove(payload_name(meeting, file))
+
+    def remove_hop(self, hop: int) -> None:
+        """Remove every file of a hop."""
+        for file in HopFile:
+            self.remove(hop_file(hop, file))
 
     def clear(self, writer: Writer) -> None:
         """Remove every file of a writer. Call when it starts: none of its meetings can be in progress."""

@@ -14,7 +14,7 @@ import logging
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from gossamer.peer.link import messages
@@ -22,6 +22,7 @@ from gossamer.protocol.messages.terms import ModelPlan
 
 SOCKET_NAME = "trainer.sock"
 RECONNECT_S = 0.2
+STAGE_WAIT_S = 1.0  # at most, between two looks for a node
 LINE_BYTES = 1 << 20  # the longest line: a bitmap of failed blocks in hex
 UNSENT_BYTES = 1 << 20  # kept for a node that does not read, beyond the socket's buffer; then it is disconnected
 _RECEIVE_BYTES = 1 << 16
@@ -83,6 +84,24 @@ class TrainerEnd:
         poll = select.poll()
         poll.register(self._node or self._listener, select.POLLIN)
         poll.poll(seconds * 1000)
+
+    def wait_for_stage(self, fits: messages.Fits) -> int:
+        """Tell every node that connects which stages fit, until one replies; return the stage to hold. In a staged run, before any `poll`.
+
+        Raises ValueError for a stage that does not fit.
+        """
+        told = 0
+        while True:
+            for request in self.poll():
+                if not isinstance(request, messages.Hold):
+                    continue
+                if request.stage not in fits.stages:
+                    raise ValueError(f"the node chose stage {request.stage}, which does not fit")
+                return request.stage
+            if self.session != told:
+                told = self.session
+                self.send(fits, told)
+            self.wait(STAGE_WAIT_S)
 
     def close(self) -> None:
         """Close both sockets and remove the file."""
@@ -151,6 +170,8 @@ class NodeEnd:
         self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: dict[int | str, asyncio.Future[messages.Reply]] = {}  # by the request's subject
+        self.choose_stage: Callable[[tuple[int, ...]], Awaitable[int]] | None = None
+        """In a staged run: chooses one of the stages that fit."""
 
     @property
     def connected(self) -> bool:
@@ -162,6 +183,16 @@ class NodeEnd:
 
         Cancel-safe: a later reply is ignored. Raises LinkLost.
         """
+        return await self._ask(request)
+
+    async def pass_hop(self, request: messages.HopRequest) -> messages.HopReply:
+        """Send a request about a hop and wait for its reply, as `request`: for as long as the trainer has other hops to compute."""
+        reply = await self._ask(request)
+        if not isinstance(reply, messages.HopReply):
+            raise LinkLost(f"a {type(reply).__name__} is no reply about a hop")
+        return reply
+
+    async def _ask(self, request: messages.AnsweredRequest | messages.HopRequest) -> messages.Reply:
         if self._writer is None:
             raise LinkLost("the trainer is not there")
         about = messages.subject(request)
@@ -183,9 +214,13 @@ class NodeEnd:
             with contextlib.suppress(OSError):
                 self._reader, writer = await asyncio.open_unix_connection(str(self._path), limit=LINE_BYTES)
                 try:
-                    if isinstance(built := await self._next(), messages.Built):
+                    first = await self._next()
+                    if isinstance(first, messages.Fits) and self.choose_stage is not None:
+                        writer.write(messages.REQUESTS.write(messages.Hold(await self.choose_stage(first.stages))))
+                        first = await self._next()
+                    if isinstance(first, messages.Built):
                         self._writer = writer
-                        return built.plan
+                        return first.plan
                 finally:
                     if self._writer is not writer:
                         writer.close()

@@ -33,12 +33,39 @@ class FragmentTerms:
 
 
 @dataclass(frozen=True, slots=True)
+class StageTerms:
+    """The stage that this peer holds in a staged run, and the sizes of a hop between two stages."""
+
+    stage: int  # from 0
+    count: int  # of stages
+    token_bytes: int  # of the micro-batch's tokens, inputs and labels
+    value_bytes: int  # of the coded activations; the coded gradient has as many
+    in_batch: int  # micro-batches in the batch of an inner step
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this stage drives: its holders begin the micro-batches."""
+        return self.stage == 0
+
+    @property
+    def is_last(self) -> bool:
+        """Whether this stage computes the loss."""
+        return self.stage == self.count - 1
+
+    @property
+    def forward_bytes(self) -> int:
+        """Return the bytes that a micro-batch brings to the next stage."""
+        return self.token_bytes + self.value_bytes
+
+
+@dataclass(frozen=True, slots=True)
 class ModelPlan:
-    """The sizes that the run's model and codec imply for the wire. Computing them needs the model."""
+    """The sizes that the run's model and codec imply for the wire. Computing them needs the model. In a staged run, of own stage."""
 
     codec_id: int  # wire id
     fragments: tuple[FragmentTerms, ...]  # by fragment id
     state_bytes: int  # size of ContentsKind.STATE
+    stage: StageTerms | None = None  # in a staged run
 
     @property
     def round_bytes(self) -> int:

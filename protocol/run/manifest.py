@@ -1,9 +1,9 @@
 """The manifest: the configuration that all peers of a run share, as TOML; the hash of its canonical bytes is the run id.
 
-A text run trains a language model of transformers on text. A fine-tuning run trains an adapter of one, or on answers alone. A program run
-trains the tensors of a program that each member starts. The canonical bytes are JSON with sorted keys and every default, so a default that
-changes later does not change an existing run. A received manifest is stored byte for byte; unknown keys are ignored, missing keys take
-their default. A change of meaning raises `run.protocol`.
+A text run trains a language model of transformers on text. A fine-tuning run trains an adapter of one, or on answers alone. A staged run is
+a text run whose model is cut into stages. A program run trains the tensors of a program that each member starts. The canonical bytes are
+JSON with sorted keys and every default, so a default that changes later does not change an existing run. A received manifest is stored byte
+for byte; unknown keys are ignored, missing keys take their default. A change of meaning raises `run.protocol`.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final, Self, cast, get_args
 
 from google.protobuf.message import DecodeError
-from pydantic import PrivateAttr, ValidationError
+from pydantic import PrivateAttr, ValidationError, model_validator
 from pydantic_core import ErrorDetails
 
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadContents, BadManifest, BadMessage, PeerMisbehaved, WrongVersion
 from gossamer.protocol.identity import Identity, PeerId, signable
-from gossamer.protocol.run import fine_tuning, sections
+from gossamer.protocol.run import fine_tuning, sections, staged
 from gossamer.protocol.run.sections import Section
 from gossamer.protocol.run.toml import write_toml
 from gossamer.protocol.wire import peer_pb2
@@ -31,7 +31,7 @@ _OWN_PROGRAM = "the program itself hosts its run or joins it with the invite"
 _ASK_HOST = "ask the host for a new invite: the manifest of this one cannot be used"
 _NOT_A_TABLE = ("dict_type", "model_type")
 _TITLE = "A Gossamer manifest: the configuration that all peers of a run share. Any change makes it another run."
-_ORDER: Final = ("run", "program", "model", "tokenizer", "data", "inner", "outer", "fragments", "codec")  # of the tables in TOML
+_ORDER: Final = ("run", "program", "model", "stages", "tokenizer", "data", "inner", "outer", "fragments", "codec")  # of the tables in TOML
 
 
 class RunManifest(Section):
@@ -92,6 +92,11 @@ class RunManifest(Section):
         """Return the run id: the SHA-256 of the canonical bytes with a prefix."""
         return _run_id(self.canonical_bytes())
 
+    @property
+    def num_stages(self) -> int:
+        """Return into how many stages the model is cut; 1: every peer holds the whole model."""
+        return 1
+
     def with_host(self, host: PeerId) -> Self:
         """Return this manifest with its host added to the issuers (access = "invite") or to the members (access = "allowlist")."""
         where = {"invite": "issuers", "allowlist": "members"}.get(self.run.access)
@@ -124,6 +129,10 @@ class Manifest(RunManifest):
             raise BadManifest("this is the manifest of a program run, and a text run is wanted", hint=_OWN_PROGRAM)
         if version == limits.FINE_TUNING_PROTOCOL and cls is Manifest:
             return cast(Self, FineTuningManifest.checked(given))
+        if cls is Manifest and isinstance(given, dict):
+            if version == limits.STAGES_PROTOCOL or (version is None and _count(given) != 1):
+                return cast(Self, StagedManifest.checked(given))
+            given = _without_stages(given)
         return super().checked(given)
 
     @property
@@ -152,6 +161,26 @@ class FineTuningManifest(Manifest):
     run: fine_tuning.FineTuningRunSection = fine_tuning.FineTuningRunSection()
     model: fine_tuning.FineTuningModelSection = fine_tuning.FineTuningModelSection()
     data: fine_tuning.FineTuningDataSection = fine_tuning.FineTuningDataSection()
+
+
+class StagedManifest(Manifest):
+    """The validated manifest of a staged run: a text run in which each peer holds one stage of the model."""
+
+    run: staged.StagedRunSection = staged.StagedRunSection()
+    model: staged.StagedModelSection = staged.StagedModelSection()
+    stages: staged.StagesSection
+
+    @property
+    def num_stages(self) -> int:
+        """Return into how many stages the model is cut."""
+        return self.stages.count
+
+    @model_validator(mode="after")
+    def _micro_batches_fill_batch(self) -> Self:
+        rows, batch = self.stages.micro_batch, self.inner.batch_size
+        if batch % rows:
+            raise ValueError(f"inner.batch_size is {batch}, not a multiple of stages.micro_batch, {rows}: choose numbers that divide")
+        return self
 
 
 class ProgramManifest(RunManifest):
@@ -191,6 +220,7 @@ AnyManifest = Manifest | ProgramManifest
 _KINDS: Final[tuple[tuple[int, type[Manifest] | type[ProgramManifest]], ...]] = (  # by protocol version; others are text runs
     (limits.PROGRAM_PROTOCOL, ProgramManifest),
     (limits.FINE_TUNING_PROTOCOL, FineTuningManifest),
+    (limits.STAGES_PROTOCOL, StagedManifest),
 )
 
 
@@ -320,6 +350,27 @@ def _version(given: object) -> Any:
     """Return the protocol version that tables state, unchecked; None if they state none."""
     run = given.get("run") if isinstance(given, dict) else None
     return run.get("protocol") if isinstance(run, dict) else None
+
+
+def _count(given: dict[str, Any]) -> Any:
+    """Return the number of stages that tables state, unchecked."""
+    stages = given.get("stages")
+    return stages.get("count", 1) if isinstance(stages, dict) else 1
+
+
+def _without_stages(given: dict[str, Any]) -> dict[str, Any]:
+    """Drop the table of a model that is not cut: the run's id is that of a run without it. Raises BadManifest for a model that is cut."""
+    stages = given.get("stages")
+    if not isinstance(stages, dict):
+        return given
+    for key in stages.keys() - staged.StagesSection.model_fields.keys():
+        raise BadManifest(_unknown_key(("stages", key), StagedManifest), hint=Manifest.HINT)
+    if _count(given) != 1:
+        raise BadManifest(
+            f"stages.count is {_abbreviate(_count(given))}: a staged run has protocol {limits.STAGES_PROTOCOL}",
+            hint=f"set [run] protocol = {limits.STAGES_PROTOCOL}, or leave protocol out",
+        )
+    return {name: table for name, table in given.items() if name != "stages"}
 
 
 def _need_version(given: object) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from gossamer.protocol.errors import RefusalCode
-from gossamer.protocol.limits import FINE_TUNING_PROTOCOL, PROGRAM_PROTOCOL, SPOKEN, TEXT_PROTOCOL
+from gossamer.protocol.limits import FINE_TUNING_PROTOCOL, PROGRAM_PROTOCOL, SPOKEN, STAGES_PROTOCOL, TEXT_PROTOCOL
 from gossamer.protocol.messages.frames import from_frame
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
 from gossamer.protocol.run.invite import Invite
@@ -23,9 +23,9 @@ def stored(name: str) -> bytes:
     return (FOLDER / name).read_bytes()
 
 
-def test_this_build_supports_runs_of_three_kinds() -> None:
-    kinds = (TEXT_PROTOCOL, PROGRAM_PROTOCOL, FINE_TUNING_PROTOCOL)
-    assert kinds == (1, 2, 3), "a change that an older peer cannot read takes the next free number"
+def test_this_build_supports_runs_of_four_kinds() -> None:
+    kinds = (TEXT_PROTOCOL, PROGRAM_PROTOCOL, FINE_TUNING_PROTOCOL, STAGES_PROTOCOL)
+    assert kinds == (1, 2, 3, 4), "a change that an older peer cannot read takes the next free number"
     assert kinds == SPOKEN, "and the versions before stay spoken"
 
 

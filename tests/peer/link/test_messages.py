@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.messages import ANSWERS, REQUESTS, File, Writer, payload_name
+from gossamer.peer.link.messages import ANSWERS, REQUESTS, File, HopFile, Writer, hop_file, payload_name
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 
 SAMPLES = {
     "float": 2.5,
@@ -22,7 +22,8 @@ SAMPLES = {
     "RunPhase": RunPhase.FINISH,
     "tuple[tuple[str, ...], ...]": (("sync-1", "sync-2"), ("sync-3",)),
     "dict[str, float]": {"sync-1": 0.25},
-    "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800),
+    "tuple[int, ...]": (0, 2),
+    "ModelPlan": ModelPlan(16, (FragmentTerms(1, 2, 3), FragmentTerms(0, 5, 0)), 800, StageTerms(1, 2, 516, 8448, 4)),
 }
 KINDS = typing.get_args(messages.Request | messages.Answer)
 
@@ -47,6 +48,7 @@ def test_every_record_survives_its_line_and_only_on_its_side(kind: type[messages
 def test_a_reply_names_what_its_request_is_about() -> None:
     assert messages.subject(messages.Open(4, 0)) == messages.subject(messages.Unavailable(4, "busy")) == 4
     assert messages.subject(messages.Adopt("clone", 3)) == messages.subject(messages.Adopted("clone", True, "")) == "clone"
+    assert messages.subject(messages.Forward(4, "ab")) == messages.subject(messages.Declined(4, "late")) == "hop-4"
 
 
 @pytest.mark.parametrize(
@@ -80,3 +82,11 @@ def test_every_file_of_a_meeting_has_one_writer() -> None:
         name = payload_name(12, file)
         writers = [writer for writer in Writer if any(fnmatch.fnmatch(name, pattern) for pattern in writer.value)]
         assert writers == [Writer.TRAINER if file.name.startswith("OWN") else Writer.NODE]
+
+
+def test_every_file_of_a_hop_has_one_writer_and_a_name_of_its_own() -> None:
+    for file in HopFile:
+        name = hop_file(12, file)
+        writers = [writer for writer in Writer if any(fnmatch.fnmatch(name, pattern) for pattern in writer.value)]
+        assert writers == [Writer.TRAINER if file.name.startswith("OWN") else Writer.NODE]
+    assert len({hop_file(hop, file) for hop in (1, 12) for file in HopFile}) == 2 * len(HopFile)

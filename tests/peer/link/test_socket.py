@@ -13,7 +13,8 @@ from gossamer.peer.link import messages
 from gossamer.peer.link import socket as link
 from gossamer.peer.link.socket import SOCKET_NAME, LinkLost, NodeEnd, TrainerEnd
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.tasks import cancel
 from tests.peer.waiting import eventually
 
 UNASKED = messages.ANSWERS.write(messages.Applied(1))
@@ -200,3 +201,56 @@ def test_the_node_leaves_a_trainer_that_makes_no_sense_and_comes_back(folder: Pa
             await test()
 
     asyncio.run(bounded())
+
+
+def test_a_node_chooses_the_stage_that_the_trainer_builds(folder: Path) -> None:
+    """The trainer learns it before it has built anything; a node that connects later reads the plan at once."""
+    plan = ModelPlan(16, PLAN.fragments, 800, StageTerms(2, 3, 516, 8448, 4))
+
+    async def choose(stages: tuple[int, ...]) -> int:
+        assert stages == (0, 2)
+        return 2
+
+    async def inside() -> None:
+        node, trainer = NodeEnd(folder), TrainerEnd(folder)
+        node.choose_stage = choose
+        reports: list[messages.TrainerReport] = []
+        connecting = asyncio.create_task(node.connect())
+        assert await asyncio.to_thread(trainer.wait_for_stage, messages.Fits((0, 2))) == 2
+        trainer.send(messages.Built(plan), trainer.session)
+        assert await connecting == plan
+        running = asyncio.create_task(node.run(reports.append))
+        trainer.send(PROGRESS, trainer.session)
+        await eventually(lambda: reports == [PROGRESS], "report")
+        await cancel(running)
+        trainer.close()
+
+    asyncio.run(asyncio.wait_for(inside(), 30))
+
+
+def test_a_stage_that_does_not_fit_is_no_choice(folder: Path) -> None:
+    async def choose(stages: tuple[int, ...]) -> int:
+        return 1
+
+    async def inside() -> None:
+        node, trainer = NodeEnd(folder), TrainerEnd(folder)
+        node.choose_stage = choose
+        connecting = asyncio.create_task(node.connect())
+        with pytest.raises(ValueError, match="stage 1, which does not fit"):
+            await asyncio.to_thread(trainer.wait_for_stage, messages.Fits((0, 2)))
+        await cancel(connecting)
+        trainer.close()
+
+    asyncio.run(asyncio.wait_for(inside(), 30))
+
+
+def test_a_request_about_a_hop_gets_the_reply_about_that_hop(folder: Path) -> None:
+    async def test(pair: Pair) -> None:
+        first, second = (asyncio.create_task(pair.node.pass_hop(messages.Forward(hop, "ab" * 16))) for hop in (1, 2))
+        await pair.requests(2)
+        pair.trainer.send(messages.Declined(2, "late"), pair.trainer.session)
+        pair.trainer.send(messages.Forwarded(1), pair.trainer.session)
+        assert await first == messages.Forwarded(1)
+        assert await second == messages.Declined(2, "late")
+
+    run(test, folder)

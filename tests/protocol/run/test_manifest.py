@@ -122,8 +122,8 @@ def test_a_manifest_that_python_cannot_read_in_time_is_rejected_at_once(text: st
 
 
 def test_another_protocol_version_is_reported_before_unknown_keys() -> None:
-    with pytest.raises(WrongVersion, match="version 4, this build uses 1, 2, 3"):
-        Manifest.from_toml("[run]\nprotocol = 4\nnew_key = 1")
+    with pytest.raises(WrongVersion, match="version 5, this build uses 1, 2, 3, 4"):
+        Manifest.from_toml("[run]\nprotocol = 5\nnew_key = 1")
 
 
 @pytest.mark.parametrize(
@@ -272,7 +272,7 @@ def test_a_mutated_manifest_raises_an_error_for_its_source() -> None:
 
 
 def test_a_signed_manifest_of_another_version_raises_wrong_version() -> None:
-    canonical = demo().canonical_bytes().replace(b'"protocol":1', b'"protocol":4')
+    canonical = demo().canonical_bytes().replace(b'"protocol":1', b'"protocol":5')
     wire = peer_pb2.SignedManifest(canonical=canonical, host=ISSUER.peer_id.raw)
     unsigned = SignedManifest(wire.canonical, ISSUER.peer_id, b"")
     with pytest.raises(WrongVersion):

@@ -95,8 +95,8 @@ def test_a_program_run_is_no_text_run_and_the_other_way_round() -> None:
 
 
 def test_the_version_that_older_releases_check_comes_before_all_else() -> None:
-    with pytest.raises(WrongVersion, match="version 4, this build uses 1, 2, 3"):
-        program(run={"protocol": 4})
+    with pytest.raises(WrongVersion, match="version 5, this build uses 1, 2, 3, 4"):
+        program(run={"protocol": 5})
 
 
 @pytest.mark.parametrize(
