@@ -73,7 +73,7 @@ class Int4Activations(Packing):
         if not bool(codes.all()):
             raise ValueError("The int4 payload holds the code -8, which is never sent.")
         rows = (codes.float() - _NIBBLE_OFFSET).view(-1, BLOCK_VALUES).mul_((scales / LARGEST_NIBBLE)[:, None])
-        return (rows @ _rotation(payload.device).t()).view(-1)[:num_values]
+        return torch.mm(rows, _rotation(payload.device).t()).view(-1)[:num_values]
 
 
 def _quantized(rows: Tensor, largest_code: int) -> tuple[Tensor, Tensor]:

@@ -25,6 +25,7 @@ from gossamer.protocol.run.layout import Shapes
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from gossamer.protocol.run.manifest import StagedManifest
     from gossamer.protocol.run.sections import ModelSection
 
 COMPUTE: Final = 8  # operations per weight and token: forward, forward again, and twice as many backward
@@ -60,6 +61,15 @@ class Cut:
         """Return the numbers of the stage's blocks in the whole model."""
         ends = list(accumulate(self.blocks, initial=0))
         return range(ends[self.stage], ends[self.stage + 1])
+
+
+def manifest_cuts(manifest: StagedManifest) -> tuple[Cut, ...]:
+    """Return the run's stages, balanced unless the manifest says how many blocks each has. Raises BadManifest as `need_stages`."""
+    blocks = manifest.stages.blocks or balanced_blocks(manifest.model, manifest.stages.count)
+    need_stages(manifest.model, len(blocks))
+    cuts = tuple(Cut(blocks, stage) for stage in range(len(blocks)))
+    _need_blocks(manifest.model, cuts[0])
+    return cuts
 
 
 def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:

@@ -35,6 +35,7 @@ NEVER_STEPS = 1 << 30
 def train_alone(population: Population) -> Iterator[Fraction]:
     """Train every peer independently; yield each time at which inner steps end."""
     for now, arrived in population.scenario.steps_at_own_rates():
+        population.pass_micro_batches(arrived)
         for peer in arrived:
             population.replicas[peer].inner_step()
         yield now
@@ -45,6 +46,7 @@ def gossip(population: Population, rule: NoLoCo, members: Callable[[Population],
     scenario = population.scenario
     table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)), members(population))
     for now, arrived in scenario.steps_at_own_rates():
+        population.pass_micro_batches(arrived)
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
         table.boundary(now, arrived)
