@@ -11,6 +11,7 @@ sends a whole block. Each code is the nearest one. Unlike with codecs of weights
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Final
@@ -73,7 +74,8 @@ class Int4Activations(Packing):
         if not bool(codes.all()):
             raise ValueError("The int4 payload holds the code -8, which is never sent.")
         rows = (codes.float() - _NIBBLE_OFFSET).view(-1, BLOCK_VALUES).mul_((scales / LARGEST_NIBBLE)[:, None])
-        return torch.mm(rows, _rotation(payload.device).t()).view(-1)[:num_values]
+        values: Tensor = rows @ _rotation(payload.device).t()
+        return values.view(-1)[:num_values]
 
 
 def _quantized(rows: Tensor, largest_code: int) -> tuple[Tensor, Tensor]:
@@ -90,7 +92,7 @@ def _rotation(device: torch.device) -> Tensor:
     side = hadamard_matrix(torch.device("cpu"))
     doubled = torch.cat((torch.cat((side, side), 1), torch.cat((side, -side), 1)))
     signs = sign_pool(_SIGN_SEED, 1, torch.device("cpu"))[:BLOCK_VALUES]
-    return (signs[:, None] * doubled / BLOCK_VALUES**0.5).to(device)
+    return (signs[:, None] * doubled / math.sqrt(BLOCK_VALUES)).to(device)
 
 
 ACTIVATIONS: Final[Mapping[str, Packing]] = {codec.name: codec for codec in (*DENSE, Int8Activations(), Int4Activations())}

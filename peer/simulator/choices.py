@@ -95,6 +95,8 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
             table[key] = defaults[known_name]
     if "stages" not in choices and base.num_stages == 1 and (given := [known_name for known_name in OF_STAGES if known_name in choices]):
         raise BadSettings(f"{given[0]} has no effect without stages", hint="add --stages 2, or leave it out")
+    if "stages" in choices:
+        tables.get("run", {}).pop("protocol", None)  # it follows from the number of stages
     manifest = Manifest.checked(tables)
     known(manifest.codec.name, CODECS, "codec")
     known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")

@@ -30,7 +30,6 @@ from gossamer.peer.model.model import build_model, check_fit, model_config, num_
 from gossamer.peer.model.plan import ClockBudget, fragment_codecs
 from gossamer.peer.model.stages import manifest_cuts, stage_shapes
 from gossamer.peer.simulator.scenario import Scenario
-from gossamer.peer.simulator.stages import Stages
 from gossamer.peer.simulator.texts import Batches, Texts
 from gossamer.peer.text.tokenizer import Tokenizer
 from gossamer.protocol.errors import BadSettings, OperatorError
@@ -180,14 +179,7 @@ class Population:
     layout: Layout
     replicas: tuple[SimulatedReplica, ...]
     texts: Texts
-    stages: Stages | None = None  # of a staged run
     traffic: Traffic = field(default_factory=Traffic)
-
-    def pass_micro_batches(self, arrived: Sequence[int]) -> None:
-        """In a staged run, let the peers that are about to step send their batches through the stages."""
-        if self.stages is not None:
-            with coding("a staged run"):
-                self.stages.add_gradients([self.replicas[peer] for peer in arrived])
 
 
 def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: torch.device, schedules: Sequence[Fraction]) -> Population:
@@ -208,7 +200,7 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
         SimulatedReplica(number, one, layout, texts.batches[number], scenario, rate)
         for number, (one, rate) in enumerate(zip(models, schedules, strict=True))
     )
-    return Population(scenario, layout, replicas, texts, Stages(scenario, replicas, cuts) if cuts else None)
+    return Population(scenario, layout, replicas, texts)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,22 +8,20 @@ a gradient arrives that many inner steps later at the stage before, which then c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from random import Random
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from gossamer.optim.codecs.activations import ACTIVATIONS
 from gossamer.peer.model.computing import next_token_loss
-from gossamer.peer.model.stages import Cut, stage_of, stage_output
-from gossamer.peer.simulator.scenario import FIXED, Scenario
+from gossamer.peer.model.stages import manifest_cuts, stage_of, stage_output
+from gossamer.peer.simulator.population import Population, coding
+from gossamer.peer.simulator.scenario import FIXED
 from gossamer.protocol.run.manifest import StagedManifest
-
-if TYPE_CHECKING:
-    from gossamer.peer.simulator.population import SimulatedReplica
 
 
 @dataclass(slots=True)
@@ -35,30 +33,46 @@ class MicroBatch:
     inputs: list[Tensor | None] = field(default_factory=lambda: [None])  # of each stage, as received; the first reads the tokens
 
 
-class Stages:
-    """The stages of all replicas. Marks the replicas as routed, and clips each stage's gradient alone."""
+def steps(population: Population) -> Iterator[tuple[Fraction, list[int]]]:
+    """Yield each time at which inner steps end, with the peers whose steps these are. In a staged run, these have their gradients.
 
-    def __init__(self, scenario: Scenario, replicas: Sequence[SimulatedReplica], cuts: Sequence[Cut]) -> None:
-        assert isinstance(scenario.manifest, StagedManifest)
-        self._scenario, self._section, self._inner = scenario, scenario.manifest.stages, scenario.manifest.inner
-        self._codec = ACTIVATIONS[self._section.activations]
-        self._stages = {replica.number: [stage_of(replica.model, cut) for cut in cuts] for replica in replicas}
-        self._dtype = replicas[0].dtype
+    Raises Diverged.
+    """
+    stages = Stages(population) if population.scenario.manifest.num_stages > 1 else None
+    for now, arrived in population.scenario.steps_at_own_rates():
+        if stages is not None:
+            with coding("a staged run"):
+                stages.add_gradients(arrived)
+        yield now, arrived
+
+
+class Stages:
+    """The stages of all replicas. Marks the replicas as routed, and lets each clip the gradient of each stage alone."""
+
+    def __init__(self, population: Population) -> None:
+        assert isinstance(manifest := population.scenario.manifest, StagedManifest)
+        cuts = manifest_cuts(manifest)
+        self._scenario, self._section, self._batch_size = population.scenario, manifest.stages, manifest.inner.batch_size
+        self._codec = ACTIVATIONS[manifest.stages.activations]
+        self._replicas = population.replicas
+        self._stages = [[stage_of(replica.model, cut) for cut in cuts] for replica in self._replicas]
+        self._dtype = self._replicas[0].dtype
         self._returning: defaultdict[int, list[tuple[MicroBatch, int, Tensor]]] = defaultdict(list)  # by step
         self._step = 0
-        for replica in replicas:
+        for replica, stages in zip(self._replicas, self._stages, strict=True):
             replica.is_routed = True
-            replica.clipped = [list(stage.parameters()) for stage in self._stages[replica.number]]
+            replica.clipped = [list(stage.parameters()) for stage in stages]
 
-    def add_gradients(self, drivers: Sequence[SimulatedReplica]) -> None:
-        """Send the next batch of each driver through stages of these replicas, and add the gradients that are back by now."""
+    def add_gradients(self, arrived: list[int]) -> None:
+        """Send the next batch of each of these peers through their stages, and add the gradients that are back by now."""
         for back in self._returning.pop(self._step, []):
             self._backward(*back)
+        drivers = [self._replicas[peer] for peer in arrived]
         rows = self._section.micro_batch
-        parts = {replica.number: replica.batches.batch(replica.own_steps).to(replica.weights.device).split(rows) for replica in drivers}
+        parts = {one.number: torch.split(one.batches.batch(one.own_steps).to(one.weights.device), rows) for one in drivers}
         losses: dict[int, list[Tensor]] = {number: [] for number in parts}
-        for index in range(self._inner.batch_size // rows):
-            for path in self._paths(list(parts), index):
+        for index in range(self._batch_size // rows):
+            for path in self._paths(arrived, index):
                 losses[path[0]].append(self._forward(MicroBatch(parts[path[0]][index], path)))
         for replica in drivers:
             replica.losses.append(float(torch.stack(losses[replica.number]).mean()))
@@ -82,7 +96,7 @@ class Stages:
         received = micro.inputs[last]
         assert received is not None
         loss = next_token_loss(self._stages[micro.path[last]][last], micro.tokens, self._dtype, received.requires_grad_())
-        torch.autograd.backward(loss * (len(micro.tokens) / self._inner.batch_size))
+        torch.autograd.backward(loss * (len(micro.tokens) / self._batch_size))
         self._send_back(micro, last)
         return loss.detach()
 

@@ -10,7 +10,9 @@ from torch import Tensor
 from gossamer.peer.simulator.choices import scenario
 from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import Scenario
+from gossamer.peer.simulator.stages import Stages
 from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.run.manifest import Manifest
 from tests.peer.simulator.swarms import small_population, small_scenario, training
 from tests.peer.small import LLAMA, small_manifest
 
@@ -72,10 +74,10 @@ def test_a_batch_in_micro_batches_has_the_same_gradient() -> None:
 
 def test_random_routes_give_each_replica_as_many_micro_batches() -> None:
     population = small_population(staged(stages=3, micro_batch=1, peers=4))
-    assert population.stages is not None
+    stages = Stages(population)
     taken: list[tuple[int, ...]] = []
     for index in range(40):
-        paths = population.stages._paths([0, 1, 2, 3], index)
+        paths = stages._paths([0, 1, 2, 3], index)
         assert [path[0] for path in paths] == [0, 1, 2, 3]
         assert all(sorted(column) == [0, 1, 2, 3] for column in zip(*paths, strict=True))
         taken += paths
@@ -111,14 +113,14 @@ def test_a_delayed_gradient_is_that_of_the_weights_of_then() -> None:
     """The first stage computes again with its present weights: here they have not moved, so the gradient is that of its own batch."""
     delayed = small_population(staged(stages=2, hop_delay=1, routing="fixed", activations="fp32", clip_norm=NO_CLIP, peers=1))
     prompt = small_population(staged(stages=2, routing="fixed", activations="fp32", clip_norm=NO_CLIP, peers=1))
-    assert delayed.stages is not None and prompt.stages is not None
+    late_stages, early_stages = Stages(delayed), Stages(prompt)
     [late], [early] = delayed.replicas, prompt.replicas
-    prompt.stages.add_gradients([early])
-    delayed.stages.add_gradients([late])
+    early_stages.add_gradients([0])
+    late_stages.add_gradients([0])
     name = "model.embed_tokens.weight"
     assert late.parameters[name].grad is None
     late.own_steps = 1
-    delayed.stages.add_gradients([late])
+    late_stages.add_gradients([0])
     assert torch.equal(late.parameters[name].grad, early.parameters[name].grad)  # type: ignore[arg-type]
 
 
@@ -127,8 +129,7 @@ def test_coded_activations_move_the_gradient_little(activations: str, most: floa
     gradients = []
     for name in ("fp32", activations):
         population = small_population(staged(stages=2, activations=name, routing="fixed", peers=1))
-        assert population.stages is not None
-        population.stages.add_gradients(population.replicas)
+        Stages(population).add_gradients([0])
         gradients.append({name: parameter.grad for name, parameter in population.replicas[0].parameters.items()})
     exact, coded = (torch.cat([one.flatten() for one in group.values() if one is not None]) for group in gradients)
     assert 0.0 < float((coded - exact).norm() / exact.norm()) < most
@@ -169,7 +170,5 @@ def test_models_that_cannot_be_cut_are_refused() -> None:
 
 
 def test_the_default_model_is_untied_for_stages() -> None:
-    from gossamer.protocol.run.manifest import Manifest
-
     assert scenario(Manifest(), {"stages": 2}).manifest.model.config["tie_word_embeddings"] is False
     assert small_scenario().manifest.num_stages == 1
