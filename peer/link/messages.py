@@ -371,12 +371,12 @@ BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights
 Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone | Hold | Lost | FollowClock
 Request = AnsweredRequest | HopRequest | Notification
 HopReply = Forwarded | Returned | Declined
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved | HopReply
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 TrainerReport = Fits | Built | Due | Progress
-Answer = Reply | TrainerReport
+Answer = Reply | HopReply | TrainerReport
 
 
-def subject(record: AnsweredRequest | HopRequest | Reply) -> int | str:
+def subject(record: AnsweredRequest | HopRequest | Reply | HopReply) -> int | str:
     """Return the subject of a request or a reply, by which they match: a meeting's number, or the name of a hop or a file."""
     match record:
         case OfMeeting():
@@ -402,8 +402,6 @@ def not_done(request: Request, reason: str) -> Reply | None:
             return Adopted(request.name, False, reason)
         case MoveFragments():
             return FragmentsMoved(request.name, {}, reason)
-        case Begin() | Forward() | Backward():
-            return Declined(request.hop, reason)
     return None
 
 
