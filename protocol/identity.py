@@ -101,6 +101,7 @@ class Signed(Bounded):
     __slots__ = ()
     CONTEXT: ClassVar[bytes]
     UNSIGNED: ClassVar[tuple[str, ...]] = ("signature",)  # fields that the signature does not cover; a class with more extends it
+    LATEST: ClassVar[str] = "stage"  # a last field, which the signature covers only where it is set: older releases drop it
     signature: bytes
 
     @property
@@ -120,7 +121,8 @@ class Signed(Bounded):
         return signable(self.CONTEXT, *about, *(value for name, value in self._signables() if name not in self.UNSIGNED))
 
     def _signables(self) -> list[tuple[str, bytes | int]]:
-        return [(name, _signable(name, getattr(self, name))) for name in field_names(type(self))]
+        values = ((name, getattr(self, name)) for name in field_names(type(self)))
+        return [(name, _signable(name, value)) for name, value in values if value or name != self.LATEST]
 
     def as_field(self) -> bytes:
         """Return the encoding of every field, including the signatures, for the signature of a message that contains this value."""

@@ -36,12 +36,15 @@ DIGEST_BYTES: Final = 32
 SIGNATURE_BYTES: Final = 64
 SEED_BYTES: Final = 32
 MEETING_ID_BYTES: Final = 16
+MICRO_BATCH_BYTES: Final = 16
 
 # ---- counts ----
 VERSIONS: Final = 1 << 16  # largest protocol version number, far below the range of its u32 field
 RELEASES: Final = 10**9  # largest release number: three numbers of at most three digits each
 CODECS: Final = 1 << 16  # largest wire id of a codec, far below the range of its u32 field
 FRAGMENTS: Final = 1 << 16  # most fragments: more than any model has blocks
+HOPS: Final = 1 << 48  # most hops on a lane
+WINDOW: Final = 1 << 10  # most unanswered hops on a lane
 STEPS: Final = 1 << 48  # largest credible global step, which a float still represents exactly
 TOKENS: Final = 1 << 53  # largest token count that a float represents exactly: weights by tokens are computed in floats
 TRANSFER_BYTES: Final = 1 << 40  # largest transfer, above any model's state; the sizes that the manifest implies are checked separately
@@ -82,6 +85,7 @@ BATCH_TOKENS: Final = 1 << 26  # most tokens in the batch of an inner step, of a
 _LENGTHS: Final = {
     "run_id": RUN_ID_BYTES,
     "meeting_id": MEETING_ID_BYTES,
+    "micro_batch": MICRO_BATCH_BYTES,
     **dict.fromkeys(("nonce", "partner_nonce"), NONCE_BYTES),
     **dict.fromkeys(("sha256", "name", "bootstraps_sha256"), DIGEST_BYTES),
     **dict.fromkeys(("signature", "bearer_signature"), SIGNATURE_BYTES),
@@ -95,6 +99,9 @@ _COUNTS: Final = {
     "release": RELEASES,
     "num_bytes": ANSWER_BYTES,
     "loss_milli": LOSS_MILLI,
+    "number": HOPS,
+    "window": WINDOW,
+    "stage": STAGES,
     **dict.fromkeys(("global_step", "sequence"), STEPS),
     **dict.fromkeys(("own_steps", "joined_s", "carried_mb"), FIGURE),
     **dict.fromkeys(("sketch_bytes", "payload_bytes", "total_bytes", "offset"), TRANSFER_BYTES),

@@ -15,7 +15,7 @@ PROTOCOL_ROOT = {"protocol", "protocol.wire"}  # errors, identity, addresses, li
 PROTOCOL = {*PROTOCOL_ROOT, "protocol.run", "protocol.messages", "protocol.streams", "protocol.libp2p"}
 EVERYTHING = {
     *PROTOCOL, "protocol.memory",
-    "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting",
+    "optim", "optim.codecs", "peer", "peer.machine", "peer.link", "peer.text", "peer.model", "peer.swarm", "peer.meeting", "peer.pipeline",
     "peer.trainer", "peer.sync", "peer.node", "peer.supervisor", "peer.simulator", "peer.doctor",
 }  # fmt: skip
 BELOW = {
@@ -35,11 +35,12 @@ BELOW = {
     "peer.model": {*PROTOCOL, "optim", "optim.codecs", "peer.text", "peer.machine"},
     "peer.swarm": {*PROTOCOL, "peer.machine"},
     "peer.meeting": {*PROTOCOL, "peer.link", "peer.swarm", "peer.machine"},
+    "peer.pipeline": {*PROTOCOL, "peer.link", "peer.swarm", "peer.machine"},
     "peer.supervisor": {*PROTOCOL, "peer.machine"},
     "peer.trainer": {*PROTOCOL, "optim", "optim.codecs", "peer.link", "peer.model", "peer.text", "peer.machine"},
     # neither peer.sync nor peer.node imports peer.model: no tensor, no transformers
     "peer.sync": {*PROTOCOL, "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},
-    "peer.node": {*PROTOCOL, "peer.sync", "peer.meeting", "peer.link", "peer.swarm", "peer.machine"},
+    "peer.node": {*PROTOCOL, "peer.sync", "peer.meeting", "peer.pipeline", "peer.link", "peer.swarm", "peer.machine"},
     "peer.simulator": {
         *PROTOCOL,
         "optim",

@@ -179,11 +179,10 @@ class Begin(OfHop):
     """At stage 0: begin a micro-batch, once the trainer may. Answered by Forwarded, or Declined.
 
     Forwarded follows OWN_TOKENS and OWN_FORWARD. The trainer takes the next windows of its text in the order of these requests, and may let
-    one wait: at most two batches are on their way.
+    one wait: at most two batches are on their way. It may take a held-out window instead, and says so in Forwarded.
     """
 
     name: str  # hex; 16 random bytes: the micro-batch's name at every stage
-    measure: bool = False  # a held-out micro-batch: forward only, whose loss is the answer
 
 
 class Forward(OfHop):
@@ -194,21 +193,21 @@ class Forward(OfHop):
     """
 
     name: str  # hex; as in Begin
-    measure: bool = False
+    measure: bool = False  # held-out text: no gradient is wanted
 
 
 class Backward(OfHop):
     """Compute the stage again and its backward pass from PARTNER_BACKWARD; add the gradient. Answered by Returned, or Declined.
 
-    It comes before any Begin and Forward that waits. Returned follows OWN_BACKWARD, except at stage 0. A hop with `measure` has no file and
-    nothing to compute: stage 0 notes the loss.
+    It comes before any Begin and Forward that waits. Returned follows OWN_BACKWARD, except at stage 0. Of held-out text there is no file
+    and nothing to compute: stage 0 notes the loss, and other stages get no Backward.
     """
 
     loss: float  # nats per token, of this micro-batch at the last stage
 
 
 class Lost(OfHop):
-    """Forget a hop that was withdrawn or declined: carry out no request about it any more. A reply that is under way is ignored."""
+    """Forget a hop that was withdrawn or declined. Its open request is still answered: by Declined, if it is not carried out any more."""
 
 
 class FollowClock(LinkRecord):
@@ -319,6 +318,8 @@ class Adopted(OfFile):
 class Forwarded(OfHop):
     """The stage's output is in its file."""
 
+    measure: bool = False  # at stage 0: this is held-out text
+
 
 class Returned(OfHop):
     """The hop is done at this stage: its gradient is added once, and the gradient of its input is in its file, if there is one."""
@@ -371,12 +372,12 @@ BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights
 Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone | Hold | Lost | FollowClock
 Request = AnsweredRequest | HopRequest | Notification
 HopReply = Forwarded | Returned | Declined
-Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved | HopReply
+Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 TrainerReport = Fits | Built | Due | Progress
-Answer = Reply | TrainerReport
+Answer = Reply | HopReply | TrainerReport
 
 
-def subject(record: AnsweredRequest | HopRequest | Reply) -> int | str:
+def subject(record: AnsweredRequest | HopRequest | Reply | HopReply) -> int | str:
     """Return the subject of a request or a reply, by which they match: a meeting's number, or the name of a hop or a file."""
     match record:
         case OfMeeting():
@@ -402,8 +403,6 @@ def not_done(request: Request, reason: str) -> Reply | None:
             return Adopted(request.name, False, reason)
         case MoveFragments():
             return FragmentsMoved(request.name, {}, reason)
-        case Begin() | Forward() | Backward():
-            return Declined(request.hop, reason)
     return None
 
 

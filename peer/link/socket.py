@@ -169,7 +169,7 @@ class NodeEnd:
         self._path = folder / SOCKET_NAME
         self._reader = asyncio.StreamReader()
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: dict[int | str, asyncio.Future[messages.Reply]] = {}  # by the request's subject
+        self._waiting: dict[int | str, asyncio.Future[messages.Reply | messages.HopReply]] = {}  # by the request's subject
         self.choose_stage: Callable[[tuple[int, ...]], Awaitable[int]] | None = None
         """In a staged run: chooses one of the stages that fit."""
 
@@ -183,22 +183,23 @@ class NodeEnd:
 
         Cancel-safe: a later reply is ignored. Raises LinkLost.
         """
-        return await self._ask(request)
+        reply = await self._ask(request)
+        assert isinstance(reply, messages.Reply), "no hop has the subject of a meeting or a file"
+        return reply
 
     async def pass_hop(self, request: messages.HopRequest) -> messages.HopReply:
         """Send a request about a hop and wait for its reply, as `request`: for as long as the trainer has other hops to compute."""
         reply = await self._ask(request)
-        if not isinstance(reply, messages.HopReply):
-            raise LinkLost(f"a {type(reply).__name__} is no reply about a hop")
+        assert isinstance(reply, messages.HopReply), "only a hop has the subject of a hop"
         return reply
 
-    async def _ask(self, request: messages.AnsweredRequest | messages.HopRequest) -> messages.Reply:
+    async def _ask(self, request: messages.AnsweredRequest | messages.HopRequest) -> messages.Reply | messages.HopReply:
         if self._writer is None:
             raise LinkLost("the trainer is not there")
         about = messages.subject(request)
         if about in self._waiting:
             raise ValueError(f"{about} waits for the reply to an earlier request")
-        reply: asyncio.Future[messages.Reply] = asyncio.get_running_loop().create_future()
+        reply: asyncio.Future[messages.Reply | messages.HopReply] = asyncio.get_running_loop().create_future()
         self._waiting[about] = reply
         self._writer.write(messages.REQUESTS.write(request))
         return await reply
@@ -254,7 +255,7 @@ class NodeEnd:
             log.warning("link to the trainer closed: %s", error)
             return None
 
-    def _answer(self, reply: messages.Reply) -> bool:
+    def _answer(self, reply: messages.Reply | messages.HopReply) -> bool:
         waiting = self._waiting.pop(messages.subject(reply), None)
         if waiting is None:
             return False

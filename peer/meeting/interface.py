@@ -54,6 +54,7 @@ class Greeting:
             phase=self._phase(opened.phase),
             credential=membership.credential,
             records=self.records,
+            stage=membership.terms.own_stage,
         )
         return hello.signed(membership.identity)
 

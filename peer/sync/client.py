@@ -48,6 +48,7 @@ class FetchClient:
     credential: OwnCredential
     transport: Transport
     versions: tuple[int, ...] = SPOKEN  # of the protocol that the run may speak, as far as we know: the likeliest first
+    stage: int = 0  # in a staged run: the stage that we hold, plus one, once it is known
 
     async def document(self, peer: PeerId, addresses: tuple[str, ...], kind: ContentsKind, known: bytes) -> bytes:
         """Fetch a content of one chunk at most; return nothing if its name is `known`. Raises as `take`."""
@@ -100,6 +101,7 @@ class Source:
             fragment=fragment,
             credential=client.credential.current,
             records=records,
+            stage=client.stage,
         ).signed(client.identity)
         self._asked.append(request)
         await self.stream.send(request)

@@ -25,7 +25,7 @@ from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
-from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.messages.terms import RunTerms, check_stage
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.streams.transport import Stream
 
@@ -113,6 +113,7 @@ class StateSource:
 
     async def answer(self, stream: Stream, request: FetchRequest, last_s: float) -> ServedPart:
         """Return what is asked for of our weights; the answer before took `last_s`. Raises Refused, and as `receive`."""
+        check_stage(request, self.terms)
         if request.kind in OF_RESULT:
             return self._part_of_result(stream.partner, request)
         if request.kind is ContentsKind.SLOW:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -26,6 +27,9 @@ class Part(IntEnum):
     SKETCH = 1
     PAYLOAD = 2
     CONTENTS = 3
+    TOKENS = 4
+    ACTIVATIONS = 5
+    GRADIENT = 6
 
 
 class Decision(IntEnum):
@@ -57,7 +61,8 @@ class Hello(Signed):
     phase: RunPhase  # training, or averaging after the last step
     credential: Credential | None  # set in invite runs
     records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every field above
+    signature: bytes = b""  # the sender's, over every other field
+    stage: int = 0  # in a staged run: the stage whose fragment this is, plus one
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +188,8 @@ class FetchRequest(Signed):
     fragment: int  # for SLOW: the fragment id; the whole of it is requested, and the requester's sketch follows the request
     credential: Credential | None  # set in invite runs
     records: tuple[bytes, ...] = ()  # at most 3 member records as their peers signed them, including the sender's own
-    signature: bytes = b""  # the sender's, over every field above
+    signature: bytes = b""  # the sender's, over every other field
+    stage: int = 0  # in a staged run: the stage whose weights are requested, plus one
 
     @property
     def asked(self) -> tuple[bytes, ...]:
@@ -205,5 +211,83 @@ class Contents(Signed):
     signature: bytes = b""  # the source's, over `FetchRequest.asked` and the fields above
 
 
-Message = Hello | Refusal | Chunk | Commitment | Verdict | Commit | Committed | Resolve | Outcome | FetchRequest | Contents
+@dataclass(frozen=True, slots=True)
+class Lane(Signed):
+    """The first frame of a lane from each side. The senders hold neighbouring stages; the signatures cover one fresh pair of nonces."""
+
+    CONTEXT = b"gossamer/lane/1"
+
+    protocol_version: int  # of the sender
+    run_id: bytes  # 32 bytes
+    sender: PeerId  # the signer
+    receiver: PeerId  # prevents replay to another peer
+    nonce: bytes  # 16 random bytes of the sender
+    partner_nonce: bytes  # empty from the opener; the opener's nonce from the other side
+    stage: int  # that the sender holds, plus one
+    global_step: int  # the sender's global step
+    phase: RunPhase
+    window: int  # from the higher stage: hops that it accepts at once; 0 from the lower stage
+    credential: Credential | None  # set in invite runs
+    records: tuple[bytes, ...]  # at most 3 member records as their peers signed them, including the sender's own
+    signature: bytes = b""  # the sender's, over every field above
+
+
+@dataclass(frozen=True, slots=True)
+class HopForward(Bounded):
+    """A micro-batch for the next stage. Chunks of its tokens, then of its activations follow."""
+
+    number: int  # of the hop on this lane, counted from 1 by the lower stage
+    micro_batch: bytes  # 16 random bytes: its name at every stage
+    measure: bool  # of held-out text: forward only, the loss is the answer
+    global_step: int  # the sender's global step
+
+
+@dataclass(frozen=True, slots=True)
+class HopAnswer(Bounded):
+    """The answer to a HopForward. Chunks of the gradient of its activations follow, unless the hop only measures."""
+
+    number: int  # as in the HopForward
+    loss: float  # nats per token, at the last stage
+    window: int  # hops that the sender accepts at once, from now on
+    global_step: int  # the sender's global step
+
+    def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
+        if not (math.isfinite(self.loss) and self.loss >= 0):
+            raise BadMessage(f"a loss of {self.loss}")
+
+
+class Notice(IntEnum):
+    """What happens to a hop before its answer."""
+
+    DECLINED = 1  # from the higher stage: it is not carried out
+    DELAYED = 2  # from the higher stage: it has sent the hop to another holder, and needs as long again
+    WITHDRAWN = 3  # from the lower stage: the answer is not wanted any more; the rest of its bytes do not follow
+
+
+@dataclass(frozen=True, slots=True)
+class HopNotice(Bounded):
+    """A notice about a hop. It may come between the chunks of another hop."""
+
+    number: int  # as in the HopForward
+    notice: Notice
+
+
+Message = (
+    Hello
+    | Refusal
+    | Chunk
+    | Commitment
+    | Verdict
+    | Commit
+    | Committed
+    | Resolve
+    | Outcome
+    | FetchRequest
+    | Contents
+    | Lane
+    | HopForward
+    | HopAnswer
+    | HopNotice
+)
 """Every message type that a frame can contain."""

@@ -39,6 +39,7 @@ class MemberRecord(Signed):
     release: int = 0  # the peer's software release as one number (peer/swarm/presence.py); 0 if unknown
     signature: bytes = b""  # the peer's, over every other field but the figures
     figures: MemberFigures | None = None  # of the peer's own part in the run, signed by themselves: an older peer drops them
+    stage: int = 0  # in a staged run: the stage that the peer holds, plus one; 0: none yet
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
@@ -96,8 +97,9 @@ class MemberRecord(Signed):
 
     @property
     def gist(self) -> bytes:
-        """Return a hash (8 bytes) of the parts that matter to other peers: peer id, addresses, `finished` and `paused`."""
-        parts = (str(self.peer_id), str(int(self.finished)), str(int(self.paused)), *self.addresses)
+        """Return a hash (8 bytes) of the parts that matter to other peers: peer id, addresses, stage, `finished` and `paused`."""
+        stage = [f"stage {self.stage}"] if self.stage else []
+        parts = (str(self.peer_id), str(int(self.finished)), str(int(self.paused)), *stage, *self.addresses)
         return hashlib.sha256("\n".join(parts).encode()).digest()[:GIST_BYTES]
 
     def supersedes(self, other: MemberRecord) -> bool:

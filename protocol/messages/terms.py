@@ -10,7 +10,7 @@ from typing import Self
 
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Hello, RunPhase
+from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Hello, Lane, RunPhase
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.revocations import Revocation, Revocations
 from gossamer.protocol.run.invite import Credential
@@ -86,6 +86,7 @@ class RunTerms:
     issuers: frozenset[PeerId]  # peers that may issue invites
     members: frozenset[PeerId]  # the allow list
     max_clock_gap_steps: int  # largest difference between the global steps of two partners
+    stage: StageTerms | None = None  # that this peer holds, in a staged run
     revocations: Revocations = field(default_factory=Revocations, compare=False)  # shared by all copies of these terms; it grows
 
     @classmethod
@@ -102,11 +103,17 @@ class RunTerms:
             issuers=frozenset(map(PeerId.from_text, run.issuers)),
             members=frozenset(map(PeerId.from_text, run.members)),
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
+            stage=plan.stage,
         )
 
     def with_plan(self, plan: ModelPlan) -> Self:
         """Return a copy with the model's sizes. The copy shares the revocations."""
-        return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes)
+        return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes, stage=plan.stage)
+
+    @property
+    def own_stage(self) -> int:
+        """Return the stage that this peer holds, plus one, as messages name it; 0: none."""
+        return 0 if self.stage is None else self.stage.stage + 1
 
 
 def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, *, own_hello: Hello | None = None) -> None:
@@ -116,13 +123,26 @@ def check_hello(hello: Hello, terms: RunTerms, me: PeerId, partner: PeerId, now_
     """
     _check_opening(hello, terms, me, partner)
     check_member(partner, hello.credential, terms, now_s)
+    check_stage(hello, terms)
     _check_sizes(hello, terms)
-    if own_hello is None:
-        if hello.partner_nonce:
-            raise BadMessage("a first Hello with a partner nonce")
-    else:
+    _check_nonces(hello, own_hello)
+    if own_hello is not None:
         _check_answer(hello, own_hello)
         check_global_step(hello.global_step, own_hello.global_step, terms)
+
+
+def check_lane(lane: Lane, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float, *, own_lane: Lane | None = None) -> None:
+    """Raise Refused, BadMessage or BadSignature unless this Lane validly opens, or answers, a lane between `partner` and `me`.
+
+    The opener passes `own_lane`, which this Lane must answer. Our own stage is in the terms.
+    """
+    _check_opening(lane, terms, me, partner)
+    check_member(partner, lane.credential, terms, now_s)
+    if abs(lane.stage - terms.own_stage) != 1 or not terms.own_stage or not lane.stage:
+        raise Refused(RefusalCode.WRONG_TERMS, f"a lane from stage {lane.stage} to stage {terms.own_stage}")
+    _check_nonces(lane, own_lane)
+    if (lane.stage < terms.own_stage) is not (lane.window == 0):
+        raise BadMessage(f"a window of {lane.window} from stage {lane.stage} to stage {terms.own_stage}")
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
@@ -156,6 +176,12 @@ def check_phase(theirs: RunPhase, own: RunPhase) -> None:
     """Raise Refused if one side has finished the run and the other has not."""
     if theirs is not own:
         raise Refused(RefusalCode.WRONG_PHASE, f"theirs is {theirs.name}, ours {own.name}")
+
+
+def check_stage(message: Hello | FetchRequest, terms: RunTerms) -> None:
+    """Raise Refused unless a message about weights is about those of the stage that this peer holds."""
+    if message.stage != terms.own_stage:
+        raise Refused(RefusalCode.WRONG_TERMS, f"about stage {message.stage}, ours is {terms.own_stage}")
 
 
 def check_member(peer: PeerId, credential: Credential | None, terms: RunTerms, now_s: float) -> None:
@@ -193,7 +219,20 @@ def _check_credential(peer: PeerId, credential: Credential | None, terms: RunTer
         raise Refused(RefusalCode.NOT_INVITED, "a forged invite") from None
 
 
-def _check_opening(message: Hello | FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId) -> None:
+def _check_nonces(first: Hello | Lane, own: Hello | Lane | None) -> None:
+    """Check the nonces of a partner's first frame, which answers ours if there is one."""
+    kind = type(first).__name__
+    if own is None:
+        if first.partner_nonce:
+            raise BadMessage(f"a first {kind} with a partner nonce")
+        return
+    if first.partner_nonce != own.nonce:
+        raise BadMessage(f"an answer to another {kind}")
+    if first.nonce == own.nonce:
+        raise BadMessage("a nonce that repeats ours")
+
+
+def _check_opening(message: Hello | FetchRequest | Lane, terms: RunTerms, me: PeerId, partner: PeerId) -> None:
     # The version comes first, because another version may sign differently; then the run, because a peer of another run is no attacker.
     if message.protocol_version != terms.protocol_version:
         raise Refused(RefusalCode.WRONG_VERSION, f"theirs is {message.protocol_version}, ours {terms.protocol_version}")
@@ -216,10 +255,6 @@ def _check_sizes(hello: Hello, terms: RunTerms) -> None:
 
 
 def _check_answer(hello: Hello, own_hello: Hello) -> None:
-    if hello.partner_nonce != own_hello.nonce:
-        raise BadMessage("an answer to another Hello")
-    if hello.nonce == own_hello.nonce:
-        raise BadMessage("a nonce that repeats ours")
     if hello.fragment != own_hello.fragment:
         raise BadMessage(f"an answer for fragment {hello.fragment}; we proposed {own_hello.fragment}")
     check_phase(hello.phase, own_hello.phase)

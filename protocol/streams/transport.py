@@ -81,6 +81,7 @@ class Purpose(Enum):
 
     MEET = "Meet"
     FETCH = "Fetch"
+    PASS = "Pass"
 
 
 Gate = Callable[[int], Awaitable[None]]  # waits until a frame of this many bytes may pass

@@ -36,6 +36,9 @@ class Part(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PART_SKETCH: _ClassVar[Part]
     PART_PAYLOAD: _ClassVar[Part]
     PART_CONTENTS: _ClassVar[Part]
+    PART_TOKENS: _ClassVar[Part]
+    PART_ACTIVATIONS: _ClassVar[Part]
+    PART_GRADIENT: _ClassVar[Part]
 
 class Decision(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -58,6 +61,13 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_REVOCATIONS: _ClassVar[ContentsKind]
     CONTENTS_CREDENTIAL: _ClassVar[ContentsKind]
     CONTENTS_RESULT_AGREED: _ClassVar[ContentsKind]
+
+class Notice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    NOTICE_UNSPECIFIED: _ClassVar[Notice]
+    NOTICE_DECLINED: _ClassVar[Notice]
+    NOTICE_DELAYED: _ClassVar[Notice]
+    NOTICE_WITHDRAWN: _ClassVar[Notice]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
 REFUSAL_UNSPECIFIED: RefusalCode
@@ -79,6 +89,9 @@ PART_UNSPECIFIED: Part
 PART_SKETCH: Part
 PART_PAYLOAD: Part
 PART_CONTENTS: Part
+PART_TOKENS: Part
+PART_ACTIVATIONS: Part
+PART_GRADIENT: Part
 DECISION_UNKNOWN: Decision
 DECISION_COMMITTED: Decision
 DECISION_DROPPED: Decision
@@ -95,9 +108,13 @@ CONTENTS_PEER_LIST: ContentsKind
 CONTENTS_REVOCATIONS: ContentsKind
 CONTENTS_CREDENTIAL: ContentsKind
 CONTENTS_RESULT_AGREED: ContentsKind
+NOTICE_UNSPECIFIED: Notice
+NOTICE_DECLINED: Notice
+NOTICE_DELAYED: Notice
+NOTICE_WITHDRAWN: Notice
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents")
+    __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents", "lane", "hop_forward", "hop_answer", "hop_notice")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
@@ -109,6 +126,10 @@ class Frame(_message.Message):
     OUTCOME_FIELD_NUMBER: _ClassVar[int]
     FETCH_REQUEST_FIELD_NUMBER: _ClassVar[int]
     CONTENTS_FIELD_NUMBER: _ClassVar[int]
+    LANE_FIELD_NUMBER: _ClassVar[int]
+    HOP_FORWARD_FIELD_NUMBER: _ClassVar[int]
+    HOP_ANSWER_FIELD_NUMBER: _ClassVar[int]
+    HOP_NOTICE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     refusal: Refusal
     chunk: Chunk
@@ -120,7 +141,11 @@ class Frame(_message.Message):
     outcome: Outcome
     fetch_request: FetchRequest
     contents: Contents
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., commitment: _Optional[_Union[Commitment, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., fetch_request: _Optional[_Union[FetchRequest, _Mapping]] = ..., contents: _Optional[_Union[Contents, _Mapping]] = ...) -> None: ...
+    lane: Lane
+    hop_forward: HopForward
+    hop_answer: HopAnswer
+    hop_notice: HopNotice
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., commitment: _Optional[_Union[Commitment, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., fetch_request: _Optional[_Union[FetchRequest, _Mapping]] = ..., contents: _Optional[_Union[Contents, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., hop_forward: _Optional[_Union[HopForward, _Mapping]] = ..., hop_answer: _Optional[_Union[HopAnswer, _Mapping]] = ..., hop_notice: _Optional[_Union[HopNotice, _Mapping]] = ...) -> None: ...
 
 class Credential(_message.Message):
     __slots__ = ("issuer", "subject", "bearer", "not_after_s", "bootstraps_sha256", "signature", "bearer_signature")
@@ -141,7 +166,7 @@ class Credential(_message.Message):
     def __init__(self, issuer: _Optional[bytes] = ..., subject: _Optional[bytes] = ..., bearer: _Optional[bytes] = ..., not_after_s: _Optional[int] = ..., bootstraps_sha256: _Optional[bytes] = ..., signature: _Optional[bytes] = ..., bearer_signature: _Optional[bytes] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "fragment", "codec", "tokens", "global_step", "sketch_bytes", "payload_bytes", "phase", "credential", "records", "signature", "stage")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +183,7 @@ class Hello(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: bytes
     sender: bytes
@@ -174,7 +200,8 @@ class Hello(_message.Message):
     credential: Credential
     records: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    stage: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., fragment: _Optional[int] = ..., codec: _Optional[int] = ..., tokens: _Optional[int] = ..., global_step: _Optional[int] = ..., sketch_bytes: _Optional[int] = ..., payload_bytes: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Refusal(_message.Message):
     __slots__ = ("code", "detail")
@@ -245,7 +272,7 @@ class Outcome(_message.Message):
     def __init__(self, meeting_id: _Optional[bytes] = ..., decision: _Optional[_Union[Decision, str]] = ..., failed_blocks: _Optional[bytes] = ...) -> None: ...
 
 class FetchRequest(_message.Message):
-    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "records", "signature")
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "kind", "offset", "num_bytes", "fragment", "credential", "records", "signature", "stage")
     PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     SENDER_FIELD_NUMBER: _ClassVar[int]
@@ -258,6 +285,7 @@ class FetchRequest(_message.Message):
     CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
     RECORDS_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     protocol_version: int
     run_id: bytes
     sender: bytes
@@ -270,7 +298,8 @@ class FetchRequest(_message.Message):
     credential: Credential
     records: _containers.RepeatedScalarFieldContainer[bytes]
     signature: bytes
-    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+    stage: int
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., kind: _Optional[_Union[ContentsKind, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ..., fragment: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ..., stage: _Optional[int] = ...) -> None: ...
 
 class Contents(_message.Message):
     __slots__ = ("kind", "total_bytes", "sha256", "global_step", "name", "signature")
@@ -303,7 +332,7 @@ class MemberFigures(_message.Message):
     def __init__(self, own_steps: _Optional[int] = ..., loss_milli: _Optional[int] = ..., joined_s: _Optional[int] = ..., carried_mb: _Optional[int] = ..., signature: _Optional[bytes] = ...) -> None: ...
 
 class MemberRecord(_message.Message):
-    __slots__ = ("run_id", "peer_id", "addresses", "global_step", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature", "figures")
+    __slots__ = ("run_id", "peer_id", "addresses", "global_step", "finished", "sequence", "expires_s", "credential", "paused", "tokens", "release", "signature", "figures", "stage")
     RUN_ID_FIELD_NUMBER: _ClassVar[int]
     PEER_ID_FIELD_NUMBER: _ClassVar[int]
     ADDRESSES_FIELD_NUMBER: _ClassVar[int]
@@ -317,6 +346,7 @@ class MemberRecord(_message.Message):
     RELEASE_FIELD_NUMBER: _ClassVar[int]
     SIGNATURE_FIELD_NUMBER: _ClassVar[int]
     FIGURES_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
     run_id: bytes
     peer_id: bytes
     addresses: _containers.RepeatedScalarFieldContainer[str]
@@ -330,7 +360,70 @@ class MemberRecord(_message.Message):
     release: int
     signature: bytes
     figures: MemberFigures
-    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ..., figures: _Optional[_Union[MemberFigures, _Mapping]] = ...) -> None: ...
+    stage: int
+    def __init__(self, run_id: _Optional[bytes] = ..., peer_id: _Optional[bytes] = ..., addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., finished: _Optional[bool] = ..., sequence: _Optional[int] = ..., expires_s: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., paused: _Optional[bool] = ..., tokens: _Optional[int] = ..., release: _Optional[int] = ..., signature: _Optional[bytes] = ..., figures: _Optional[_Union[MemberFigures, _Mapping]] = ..., stage: _Optional[int] = ...) -> None: ...
+
+class Lane(_message.Message):
+    __slots__ = ("protocol_version", "run_id", "sender", "receiver", "nonce", "partner_nonce", "stage", "global_step", "phase", "window", "credential", "records", "signature")
+    PROTOCOL_VERSION_FIELD_NUMBER: _ClassVar[int]
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    SENDER_FIELD_NUMBER: _ClassVar[int]
+    RECEIVER_FIELD_NUMBER: _ClassVar[int]
+    NONCE_FIELD_NUMBER: _ClassVar[int]
+    PARTNER_NONCE_FIELD_NUMBER: _ClassVar[int]
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    CREDENTIAL_FIELD_NUMBER: _ClassVar[int]
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    SIGNATURE_FIELD_NUMBER: _ClassVar[int]
+    protocol_version: int
+    run_id: bytes
+    sender: bytes
+    receiver: bytes
+    nonce: bytes
+    partner_nonce: bytes
+    stage: int
+    global_step: int
+    phase: Phase
+    window: int
+    credential: Credential
+    records: _containers.RepeatedScalarFieldContainer[bytes]
+    signature: bytes
+    def __init__(self, protocol_version: _Optional[int] = ..., run_id: _Optional[bytes] = ..., sender: _Optional[bytes] = ..., receiver: _Optional[bytes] = ..., nonce: _Optional[bytes] = ..., partner_nonce: _Optional[bytes] = ..., stage: _Optional[int] = ..., global_step: _Optional[int] = ..., phase: _Optional[_Union[Phase, str]] = ..., window: _Optional[int] = ..., credential: _Optional[_Union[Credential, _Mapping]] = ..., records: _Optional[_Iterable[bytes]] = ..., signature: _Optional[bytes] = ...) -> None: ...
+
+class HopForward(_message.Message):
+    __slots__ = ("number", "micro_batch", "measure", "global_step")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
+    MEASURE_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    micro_batch: bytes
+    measure: bool
+    global_step: int
+    def __init__(self, number: _Optional[int] = ..., micro_batch: _Optional[bytes] = ..., measure: _Optional[bool] = ..., global_step: _Optional[int] = ...) -> None: ...
+
+class HopAnswer(_message.Message):
+    __slots__ = ("number", "loss", "window", "global_step")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LOSS_FIELD_NUMBER: _ClassVar[int]
+    WINDOW_FIELD_NUMBER: _ClassVar[int]
+    GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    loss: float
+    window: int
+    global_step: int
+    def __init__(self, number: _Optional[int] = ..., loss: _Optional[float] = ..., window: _Optional[int] = ..., global_step: _Optional[int] = ...) -> None: ...
+
+class HopNotice(_message.Message):
+    __slots__ = ("number", "notice")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    notice: Notice
+    def __init__(self, number: _Optional[int] = ..., notice: _Optional[_Union[Notice, str]] = ...) -> None: ...
 
 class Invite(_message.Message):
     __slots__ = ("run_id", "issuer", "subject", "bearer_seed", "not_after_s", "bootstraps", "signature")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
@@ -16,7 +17,12 @@ from gossamer.protocol.messages.messages import (
     Decision,
     FetchRequest,
     Hello,
+    HopAnswer,
+    HopForward,
+    HopNotice,
+    Lane,
     Message,
+    Notice,
     Outcome,
     Part,
     Refusal,
@@ -25,7 +31,7 @@ from gossamer.protocol.messages.messages import (
     Verdict,
 )
 from gossamer.protocol.messages.records import MemberRecord
-from gossamer.protocol.messages.terms import FragmentTerms, RunTerms
+from gossamer.protocol.messages.terms import FragmentTerms, RunTerms, StageTerms
 from gossamer.protocol.run.invite import Credential
 
 ALICE, BOB, ISSUER, MALLORY = (Identity(bytes([number]) * 32) for number in range(1, 5))
@@ -83,6 +89,11 @@ FETCH = FetchRequest(
     1, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, ContentsKind.STATE, 65536, 4000, 0, CREDENTIAL, (RECORD.to_bytes(),)
 ).signed(ALICE)
 
+UNSIGNED_LANE = Lane(4, RUN_ID, ALICE.peer_id, BOB.peer_id, NONCE, b"", 1, 120, RunPhase.TRAIN, 0, CREDENTIAL, (RECORD.to_bytes(),))
+LANE = UNSIGNED_LANE.signed(ALICE)
+STAGE = StageTerms(stage=1, count=3, token_bytes=516, value_bytes=2112, in_batch=4)  # Bob's, above Alice's
+STAGE_TERMS = replace(TERMS, protocol_version=4, stage=STAGE)
+
 MESSAGES: dict[str, Message] = {
     "hello": HELLO,
     "refusal": Refusal(RefusalCode.STEP_TOO_FAR, "300 steps apart"),
@@ -94,5 +105,9 @@ MESSAGES: dict[str, Message] = {
     "resolve": Resolve(RUN_ID, MEETING_ID),
     "outcome": Outcome(MEETING_ID, Decision.COMMITTED, b"\x07"),
     "fetch_request": FETCH,
+    "lane": LANE,
+    "hop_forward": HopForward(7, b"b" * 16, False, 120),
+    "hop_answer": HopAnswer(7, 2.5, 4, 121),
+    "hop_notice": HopNotice(7, Notice.DELAYED),
     "contents": Contents(ContentsKind.STATE, 80000, DIGEST, 120).signed(BOB, *FETCH.asked),
 }

@@ -14,13 +14,15 @@ from gossamer.protocol.messages.messages import (
     ContentsKind,
     FetchRequest,
     Hello,
+    HopAnswer,
+    Lane,
     Message,
     Part,
     Refusal,
     RunPhase,
     refusal_of,
 )
-from tests.protocol.samples import ALICE, BOB, CREDENTIAL, FETCH, HELLO, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
+from tests.protocol.samples import ALICE, BOB, CREDENTIAL, FETCH, HELLO, LANE, MESSAGES, NONCE, OTHER_RUN_ID, RECORD, UNSIGNED_HELLO
 
 WRONG: list[tuple[str, str, Any]] = [
     ("hello", "protocol_version", -1),
@@ -35,6 +37,16 @@ WRONG: list[tuple[str, str, Any]] = [
     ("hello", "global_step", limits.STEPS + 1),
     ("hello", "sketch_bytes", -1),
     ("hello", "payload_bytes", limits.TRANSFER_BYTES + 1),
+    ("hello", "stage", limits.STAGES + 1),
+    ("lane", "nonce", b""),
+    ("lane", "stage", -1),
+    ("lane", "window", limits.WINDOW + 1),
+    ("hop_forward", "number", limits.HOPS + 1),
+    ("hop_forward", "micro_batch", b"b" * 15),
+    ("hop_forward", "micro_batch", b""),
+    ("hop_answer", "window", limits.WINDOW + 1),
+    ("hop_answer", "global_step", -1),
+    ("hop_notice", "number", -1),
     ("hello", "records", (b"a", b"b", b"c", b"d")),
     ("fetch_request", "records", (b"a", b"b", b"c", b"d")),
     ("hello", "records", (b"a" * (limits.RECORD_BYTES + 1),)),
@@ -104,6 +116,7 @@ HELLO_CHANGES: dict[str, Any] = {
     "phase": RunPhase.FINISH,
     "credential": None,
     "records": (),
+    "stage": 1,
 }
 
 
@@ -187,6 +200,7 @@ REQUEST_CHANGES: dict[str, Any] = {
     "fragment": 1,
     "credential": None,
     "records": (),
+    "stage": 1,
 }
 
 
@@ -224,3 +238,27 @@ def test_a_reply_cannot_be_replayed_to_another_request(change: dict[str, Any]) -
 def test_a_reply_signed_by_another_key_is_invalid() -> None:
     with pytest.raises(BadSignature):
         contents().verify(ALICE.peer_id, *FETCH.asked)
+
+
+LANE_CHANGES: dict[str, Any] = {
+    **{name: HELLO_CHANGES[name] for name in ("run_id", "sender", "receiver", "nonce", "partner_nonce", "global_step", "phase")},
+    "protocol_version": 5,
+    "stage": 2,
+    "window": 3,
+    "credential": None,
+    "records": (),
+}
+
+
+def test_a_lane_signature_covers_every_field() -> None:
+    assert set(LANE_CHANGES) == {field.name for field in fields(Lane)} - {"signature"}
+    LANE.verify(ALICE.peer_id)
+    for field, value in LANE_CHANGES.items():
+        with pytest.raises(BadSignature):
+            replace(LANE, **{field: value}).verify(ALICE.peer_id)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
+def test_an_answer_with_an_impossible_loss_is_rejected(loss: float) -> None:
+    with pytest.raises(BadMessage, match="a loss of"):
+        HopAnswer(1, loss, 1, 0)

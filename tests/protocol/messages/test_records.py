@@ -42,6 +42,7 @@ CHANGES: dict[str, Any] = {
     "paused": True,
     "tokens": 1,
     "release": 1,
+    "stage": 1,
 }
 
 
@@ -224,3 +225,15 @@ def test_any_address_text_is_rejected_or_can_be_verified(text: str) -> None:
     except PeerMisbehaved:
         return
     assert text == RECORD.addresses[0], "a changed record passed"
+
+
+def test_a_record_without_a_stage_is_signed_as_older_releases_sign_it() -> None:
+    """They drop the field: a record of a staged run, which they cannot join, has another signature."""
+    staged = replace(RECORD, stage=2, signature=b"").signed(ALICE)
+    staged.check(RUN_ID, NOW_S)
+    assert MemberRecord.from_bytes(staged.to_bytes()) == staged
+    assert staged.signature != RECORD.signature and staged.gist != RECORD.gist
+    with pytest.raises(BadSignature):
+        replace(staged, stage=0).check(RUN_ID, NOW_S)
+    with pytest.raises(BadMessage, match="stage"):
+        replace(RECORD, stage=limits.STAGES + 1)

@@ -8,18 +8,21 @@ import pytest
 
 from gossamer.protocol.errors import BadMessage, BadSignature, PeerMisbehaved, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.messages import ContentsKind, Hello, RunPhase, refusal_of
+from gossamer.protocol.messages.messages import ContentsKind, Hello, Lane, RunPhase, refusal_of
 from gossamer.protocol.messages.revocations import Revocation, Revocations
 from gossamer.protocol.messages.terms import (
     FragmentTerms,
     ModelPlan,
     RunTerms,
+    StageTerms,
     check_fetch,
     check_global_step,
     check_hello,
+    check_lane,
     check_member,
     check_phase,
     check_record,
+    check_stage,
 )
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.run.manifest import Manifest
@@ -33,6 +36,7 @@ from tests.protocol.samples import (
     HELLO,
     ISSUED,
     ISSUER,
+    LANE,
     MALLORY,
     NONCE,
     NOW_S,
@@ -40,8 +44,10 @@ from tests.protocol.samples import (
     PARTNER_NONCE,
     RECORD,
     RUN_ID,
+    STAGE_TERMS,
     TERMS,
     UNSIGNED_HELLO,
+    UNSIGNED_LANE,
 )
 
 ANSWER = replace(
@@ -86,6 +92,7 @@ def test_valid_hellos_pass() -> None:
         ({"sender": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
         ({"credential": None}, RefusalCode.NOT_INVITED),
         ({"fragment": 2}, RefusalCode.WRONG_TERMS),
+        ({"stage": 1}, RefusalCode.WRONG_TERMS),
         ({"fragment": 0}, RefusalCode.WRONG_TERMS),
         ({"codec": 0}, RefusalCode.WRONG_TERMS),
         ({"sketch_bytes": 0}, RefusalCode.WRONG_TERMS),
@@ -267,3 +274,60 @@ def test_terms_follow_from_the_manifest() -> None:
     terms = RunTerms.from_manifest(manifest, ModelPlan(2, fragments, 80))
     assert terms == RunTerms(manifest.run_id, 1, 2, fragments, 80, "invite", frozenset({ISSUER.peer_id}), frozenset(), 200)
     assert RunTerms.from_manifest(manifest) == replace(terms, codec_id=0, fragments=(), state_bytes=0)
+
+
+def check_first(lane: Lane) -> None:
+    """Check a Lane from Alice, a holder of the stage below, to Bob."""
+    check_lane(lane, STAGE_TERMS, BOB.peer_id, ALICE.peer_id, NOW_S)
+
+
+LANE_ANSWER = replace(
+    UNSIGNED_LANE,
+    sender=BOB.peer_id,
+    receiver=ALICE.peer_id,
+    nonce=PARTNER_NONCE,
+    partner_nonce=NONCE,
+    stage=2,
+    window=4,
+    credential=ISSUED.bound(BEARER, RUN_ID, BOB.peer_id),
+)
+BELOW = replace(STAGE_TERMS, stage=StageTerms(0, 3, 516, 2112, 4))
+
+
+def test_valid_lanes_pass() -> None:
+    check_first(LANE)
+    check_lane(LANE_ANSWER.signed(BOB), BELOW, ALICE.peer_id, BOB.peer_id, NOW_S, own_lane=LANE)
+    check_first(replace(UNSIGNED_LANE, stage=3, window=1).signed(ALICE))
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"protocol_version": 1}, RefusalCode.WRONG_VERSION),
+        ({"run_id": OTHER_RUN_ID}, RefusalCode.WRONG_RUN),
+        ({"receiver": MALLORY.peer_id}, RefusalCode.BAD_MESSAGE),
+        ({"credential": None}, RefusalCode.NOT_INVITED),
+        ({"stage": 0}, RefusalCode.WRONG_TERMS),
+        ({"stage": 2}, RefusalCode.WRONG_TERMS),
+        ({"stage": 4}, RefusalCode.WRONG_TERMS),
+        ({"window": 1}, RefusalCode.BAD_MESSAGE),
+        ({"stage": 3}, RefusalCode.BAD_MESSAGE),
+        ({"partner_nonce": PARTNER_NONCE}, RefusalCode.BAD_MESSAGE),
+    ],
+    ids=str,
+)
+def test_each_fault_of_a_lane_has_its_code(change: dict[str, Any], code: RefusalCode) -> None:
+    assert code_of(lambda: check_first(replace(UNSIGNED_LANE, **change).signed(ALICE))) is code
+
+
+@pytest.mark.parametrize("change", [{"partner_nonce": b"x" * 16}, {"nonce": NONCE}], ids=str)
+def test_an_answer_to_another_lane_is_misbehaviour(change: dict[str, Any]) -> None:
+    answer = replace(LANE_ANSWER, **change).signed(BOB)
+    with pytest.raises(BadMessage):
+        check_lane(answer, BELOW, ALICE.peer_id, BOB.peer_id, NOW_S, own_lane=LANE)
+
+
+def test_a_request_for_the_weights_of_another_stage_is_refused() -> None:
+    check_stage(replace(FETCH, stage=2), STAGE_TERMS)
+    for stage in (0, 1, 3):
+        assert code_of(lambda stage=stage: check_stage(replace(FETCH, stage=stage), STAGE_TERMS)) is RefusalCode.WRONG_TERMS  # type: ignore[misc]

@@ -1,0 +1,407 @@
+"""All hops of one holder as a state machine: events in, commands out; no I/O, no clock, no tensors.
+
+Each side of a hop knows its neighbour only. Who breaks off is replaced by the side that sent to it, from bytes that this side still has: a
+hop that is lost or declined above goes to another lane, MOST_TRIES times in all; then it is declined, and no stage below tries it again.
+A holder adds the gradient of a micro-batch at most once. Across stages nothing is exactly once: if a path breaks, higher stages may have
+added what lower ones have not.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+
+from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, Returned, hop_file
+from gossamer.peer.pipeline import commands, events
+from gossamer.peer.pipeline.commands import Command, HopOutcome
+from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopState, Source
+from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
+from gossamer.peer.pipeline.routing import Capacity, choose
+from gossamer.protocol.errors import BadMessage, PeerMisbehaved
+from gossamer.protocol.limits import MICRO_BATCH_BYTES
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, Notice, Part
+from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.newest import keep_newest
+
+MOST_TRIES = 3  # of one hop, at one stage
+NAMES_KEPT = 256  # micro-batches that were added here
+NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lower holders are kept for so long
+BATCHES_AWAY = 2  # at most: a later answer is about weights that are too old
+
+
+class InvalidTransition(AssertionError):
+    """An event that cannot happen: our own bug."""
+
+
+class Carrier:
+    """The hops and lanes of one holder.
+
+    Feed `handle` every event in order, and carry out the commands that it returns, in order, before the next event. `next_s` is when to
+    call it with TimePassed. Not thread-safe; holds no resources. `numbers` gives each hop a number that no earlier node has used.
+    """
+
+    def __init__(self, stage: StageTerms, rng: random.Random, numbers: Iterator[int]) -> None:
+        self.stage = stage
+        self.hops: dict[int, Hop] = {}  # that are not over, the oldest first
+        self.up: dict[int, UpLane] = {}
+        self.down: dict[int, DownLane] = {}
+        self.global_step = 0  # this peer's, for its neighbours
+        self.may_begin = False  # at stage 0: own trainer trains
+        self.capacity = Capacity(BATCHES_AWAY * stage.in_batch)
+        self._rng = rng
+        self._numbers = numbers
+        self._added: dict[bytes, None] = {}  # names, the newest last
+        self._lost: set[int] = set()  # hops that are over, whose request to the trainer is still open
+        self._is_stopping = False
+        self._nobody_above_since_s: float | None = None
+        self._now_s = -math.inf
+        self._commands: list[Command] = []
+
+    # ------------------------------------------------------------------ what others see
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no hop is under way."""
+        return not self.hops
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether a hop that arrives here can reach the last stage, as far as this holder sees."""
+        return self.stage.is_last or bool(self.down)
+
+    @property
+    def _num_above(self) -> int:
+        return self.stage.count - 1 - self.stage.stage
+
+    @property
+    def window(self) -> int:
+        """Return what to grant on one more lane from the lower stage."""
+        return self.capacity.share(len(self.up) + 1)
+
+    @property
+    def next_s(self) -> float:
+        """Return when TimePassed is due; infinite while nothing waits for time."""
+        times = [hop.away.overdue_s for hop in self.hops.values() if hop.away is not None]
+        times += [lane.overdue_s() for lane in self.up.values()]
+        if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
+            times += [lane.rests_until_s for lane in self.down.values() if lane.rests_until_s > self._now_s]
+        if self._nobody_above_since_s is not None:
+            times.append(self._nobody_above_since_s + NOBODY_ABOVE_S)
+        return min(times, default=math.inf)
+
+    # ------------------------------------------------------------------ events
+
+    def handle(self, event: events.Event, now_s: float) -> list[Command]:
+        """Take in one event and return what must be done now, in order. A partner's fault closes its lane. `now_s`: a monotonic clock."""
+        self._now_s = now_s
+        match event:
+            case events.LaneOpened(UpLane() as lane):
+                self.up[lane.number] = lane
+            case events.LaneOpened(DownLane() as lane):
+                self.down[lane.number] = lane
+                self._nobody_above_since_s = None
+            case events.LaneSaid(number, message):
+                self._hear(number, message)
+            case events.LaneGone(number):
+                self._lose_lane(number)
+            case events.TrainerReplied(reply):
+                self._take_reply(reply)
+            case events.TrainerGone(number):
+                self._lose_trainer(number)
+            case events.HopSent(number):
+                if (hop := self.hops.get(number)) is not None and hop.state is HopState.ANSWERING:
+                    self._end(hop, HopOutcome.ANSWERED)
+            case events.TimePassed():
+                self._look_at_time()
+            case events.Stopped():
+                self._stop()
+        self._send_ready()
+        self._begin()
+        done, self._commands = self._commands, []
+        return done
+
+    def _do(self, command: Command) -> None:
+        self._commands.append(command)
+
+    def _hear(self, number: int, message: Message) -> None:
+        lane = self.up.get(number) or self.down.get(number)
+        try:
+            match lane, message:
+                case None, _:
+                    return
+                case UpLane(), HopForward():
+                    self._take_hop(lane, message)
+                case DownLane(), HopAnswer():
+                    self._take_answer(lane, message)
+                case ((UpLane() | DownLane()), Chunk()):
+                    self._take_chunk(lane, message)
+                case UpLane(), HopNotice(notice=Notice.WITHDRAWN):
+                    self._withdraw_by_partner(lane, message.number)
+                case DownLane(), HopNotice(notice=Notice.DECLINED):
+                    if (declined := lane.take_decline(message.number, self._now_s)) is not None:
+                        self._try_again(self.hops[declined], "declined by the next stage")
+                case DownLane(), HopNotice(notice=Notice.DELAYED):
+                    self._allow_longer(lane, message.number)
+                case _:
+                    raise BadMessage(f"a {type(message).__name__} out of turn")
+        except PeerMisbehaved as error:
+            self._do(commands.CloseLane(number, str(error), error))
+            self._lose_lane(number)
+
+    # ------------------------------------------------------------------ from the lower stage
+
+    def _take_hop(self, lane: UpLane, forward: HopForward) -> None:
+        lane.accept(forward.number)
+        self._do(commands.HearClock(lane.number, forward.global_step))
+        number = next(self._numbers)
+        files = (
+            (Part.TOKENS, self.stage.token_bytes, hop_file(number, HopFile.PARTNER_TOKENS)),
+            (Part.ACTIVATIONS, self.stage.value_bytes, hop_file(number, HopFile.PARTNER_FORWARD)),
+        )
+        hop = self.hops[number] = Hop(number, forward.micro_batch, Source(lane, forward.number), HopState.ARRIVING, measure=forward.measure)
+        lane.unanswered[forward.number] = number
+        lane.incoming = Incoming(forward.number, files, number, self._now_s)
+        if reason := self._why_not(hop):
+            self._end(hop, HopOutcome.DECLINED, reason)
+
+    def _why_not(self, hop: Hop) -> str:
+        """Return why a hop that arrives is not carried out; empty if it is."""
+        if self._is_stopping:
+            return "leaving"
+        if hop.name in self._added or any(other.name == hop.name for other in self.hops.values() if other is not hop):
+            return "this micro-batch is here already"
+        return "" if self.is_complete else "nobody holds the next stage"
+
+    def _withdraw_by_partner(self, lane: UpLane, number: int) -> None:
+        if lane.incoming is not None and lane.incoming.number == number:
+            lane.incoming = None
+        hop = lane.unanswered.get(number)
+        if hop is not None:
+            self._end(self.hops[hop], HopOutcome.WITHDRAWN)
+
+    def _take_chunk(self, lane: UpLane | DownLane, chunk: Chunk) -> None:
+        incoming = lane.incoming
+        if incoming is None:
+            raise BadMessage("a chunk that no hop expects")
+        file = incoming.take(chunk, self._now_s)
+        if incoming.is_complete:
+            lane.incoming = None
+        hop = None if incoming.hop is None else self.hops[incoming.hop]
+        if hop is None:
+            return
+        self._do(commands.Store(hop.number, file, chunk.data))
+        if not incoming.is_complete:
+            return
+        if isinstance(lane, UpLane):
+            hop.state = HopState.QUEUED
+            self._do(commands.AskTrainer(Forward(hop.number, hop.name.hex(), hop.measure)))
+        else:
+            self._go_back(hop)
+
+    # ------------------------------------------------------------------ own trainer
+
+    def _take_reply(self, reply: HopReply) -> None:
+        if reply.hop in self._lost:
+            self._lost.discard(reply.hop)
+            self._do(commands.RemoveHop(reply.hop))  # the trainer may have written a file after the hop was over
+            return
+        hop = self.hops[reply.hop]
+        match hop.state, reply:
+            case HopState.QUEUED, Forwarded() if not self.stage.is_last:
+                hop.state = HopState.READY
+                hop.measure |= hop.source is None and reply.measure
+            case HopState.QUEUED, Returned(loss=loss) if self.stage.is_last:
+                hop.loss = loss
+                self._answer(hop)
+            case HopState.BACKWARD, Returned():
+                self._answer(hop)
+            case ((HopState.QUEUED | HopState.BACKWARD), Declined(reason=reason)):
+                self._give_up(hop, reason)
+            case _:
+                raise InvalidTransition(f"{reply} in {hop.state.name}")
+
+    def _lose_trainer(self, number: int) -> None:
+        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added."""
+        if number in self._lost:
+            self._lost.discard(number)
+            self._do(commands.RemoveHop(number))
+        elif (hop := self.hops.get(number)) is not None:
+            if hop.state in AT_TRAINER:
+                self._note_added(hop)
+                hop.state = HopState.READY  # no request is open any more
+            self._give_up(hop, "the trainer went away")
+
+    def _note_added(self, hop: Hop) -> None:
+        is_added = hop.state is HopState.BACKWARD or self.stage.is_last
+        if is_added and not hop.measure:
+            keep_newest(self._added, hop.name, None, NAMES_KEPT)
+
+    def _answer(self, hop: Hop) -> None:
+        """Send the gradient to the lower stage; at stage 0 the hop is over."""
+        self._note_added(hop)
+        hop.state = HopState.ANSWERING
+        if hop.source is None:
+            self._end(hop, HopOutcome.MEASURED if hop.measure else HopOutcome.TRAINED)
+            return
+        assert hop.loss is not None, "only an answer, or the last stage, brings a hop here"
+        lane, number = hop.source.lane, hop.source.number
+        self.capacity.note_answer(sum(other.state in (HopState.READY, *AT_TRAINER) for other in self.hops.values()))
+        window = lane.grant(self.capacity.share(len(self.up)))
+        lane.unanswered.pop(number, None)
+        gradient = (Part.GRADIENT, hop_file(hop.number, HopFile.OWN_BACKWARD), self.stage.value_bytes)
+        answer = HopAnswer(number, hop.loss, window, self.global_step)
+        self._do(commands.SendHop(lane.number, hop.number, answer, () if hop.measure else (gradient,)))
+
+    # ------------------------------------------------------------------ to the next stage
+
+    def _begin(self) -> None:
+        """At stage 0, have own trainer begin as many hops as the lanes have credit for, two batches at most."""
+        if not self.stage.is_first or self._is_stopping or not self.may_begin:
+            return
+        credit = sum(lane.credit(self._now_s) for lane in self.down.values())
+        num_waiting = sum(hop.state in (HopState.QUEUED, HopState.READY) for hop in self.hops.values())
+        for _ in range(min(credit - num_waiting, self.capacity.most - len(self.hops))):
+            hop = Hop(next(self._numbers), self._rng.randbytes(MICRO_BATCH_BYTES), None, HopState.QUEUED)
+            self.hops[hop.number] = hop
+            self._do(commands.AskTrainer(Begin(hop.number, hop.name.hex())))
+
+    def _send_ready(self) -> None:
+        """Send the hops whose output is there, the oldest first, as far as lanes have credit."""
+        for hop in [hop for hop in self.hops.values() if hop.state is HopState.READY]:
+            lane = choose(self.down.values(), hop.tried, self._rng, self._now_s)
+            if lane is None:
+                return
+            self._send(hop, lane)
+
+    def _send(self, hop: Hop, lane: DownLane) -> None:
+        hop.state, hop.tries = HopState.AWAY, hop.tries + 1
+        hop.tried.add(lane.number)
+        hop.away = Away(lane, lane.send(hop.number), self._now_s)
+        tokens = HopFile.OWN_TOKENS if hop.source is None else HopFile.PARTNER_TOKENS
+        files = (
+            (Part.TOKENS, hop_file(hop.number, tokens), self.stage.token_bytes),
+            (Part.ACTIVATIONS, hop_file(hop.number, HopFile.OWN_FORWARD), self.stage.value_bytes),
+        )
+        forward = HopForward(hop.away.number, hop.name, hop.measure, self.global_step)
+        self._do(commands.SendHop(lane.number, hop.number, forward, files))
+
+    def _take_answer(self, lane: DownLane, answer: HopAnswer) -> None:
+        number, measured = lane.take_answer(answer.number, answer.window)
+        self._do(commands.HearClock(lane.number, answer.global_step))
+        hop = None if number is None else self.hops[number]
+        if hop is not None:
+            hop.state, hop.loss, measured = HopState.RETURNING, answer.loss, hop.measure
+        if measured:
+            if hop is not None:
+                self._go_back(hop)
+            return
+        file = "" if hop is None else hop_file(hop.number, HopFile.PARTNER_BACKWARD)
+        lane.incoming = Incoming(answer.number, ((Part.GRADIENT, self.stage.value_bytes, file),), number, self._now_s)
+
+    def _go_back(self, hop: Hop) -> None:
+        """Go on with a hop whose answer is complete."""
+        assert hop.away is not None and hop.loss is not None
+        hop.away.lane.note_answer(self._now_s - hop.away.sent_s)
+        hop.away = None
+        if hop.measure and hop.source is not None:
+            self._answer(hop)
+            return
+        hop.state = HopState.BACKWARD
+        self._do(commands.AskTrainer(Backward(hop.number, hop.loss)))
+
+    def _allow_longer(self, lane: DownLane, number: int) -> None:
+        """Wait longer for a hop that is tried again above, and have the lower stage wait too; not for ever."""
+        hop = self.hops.get(lane.unanswered.get(number, -1))
+        if hop is None or hop.away is None or hop.away.delays >= (MOST_TRIES - 1) * self._num_above:
+            return
+        hop.away.delays += 1
+        self._delay(hop)
+
+    def _delay(self, hop: Hop) -> None:
+        if hop.source is not None:
+            self._do(commands.SendNotice(hop.source.lane.number, HopNotice(hop.source.number, Notice.DELAYED)))
+
+    def _try_again(self, hop: Hop, reason: str) -> None:
+        """Send a hop to another holder, or give it up."""
+        if hop.state is HopState.RETURNING:
+            self._do(commands.RemoveFile(hop_file(hop.number, HopFile.PARTNER_BACKWARD)))
+        hop.away, hop.state, hop.loss = None, HopState.READY, None
+        if hop.tries >= MOST_TRIES:
+            self._give_up(hop, reason)
+        else:
+            self._delay(hop)
+
+    # ------------------------------------------------------------------ ends
+
+    def _stop(self) -> None:
+        """Begin nothing any more, and end what has not left stage 0."""
+        self._is_stopping = True
+        for hop in [hop for hop in self.hops.values() if hop.source is None and hop.state in (HopState.QUEUED, HopState.READY)]:
+            self._end(hop, HopOutcome.WITHDRAWN)
+
+    def _give_up(self, hop: Hop, reason: str) -> None:
+        self._end(hop, HopOutcome.PASSED_OVER if hop.source is None else HopOutcome.DECLINED, reason)
+
+    def _end(self, hop: Hop, outcome: HopOutcome, reason: str = "") -> None:
+        """End a hop: release its lanes, its trainer and its files."""
+        if hop.away is not None:
+            self._withdraw(hop, hop.away)
+        if hop.state in AT_TRAINER:
+            self._lost.add(hop.number)
+            self._do(commands.TellLost(hop.number))
+        if hop.source is not None:
+            self._release(hop, hop.source, is_declined=outcome is HopOutcome.DECLINED)
+        hop.state = HopState.OVER
+        del self.hops[hop.number]
+        self._do(commands.RemoveHop(hop.number))
+        self._do(commands.Report(hop.number, outcome, hop.tries, hop.loss, reason))
+
+    def _withdraw(self, hop: Hop, away: Away) -> None:
+        hop.away = None
+        away.lane.withdraw(away.number, measure=hop.measure)
+        if away.lane.number in self.down:
+            self._do(commands.SendNotice(away.lane.number, HopNotice(away.number, Notice.WITHDRAWN)))
+
+    def _release(self, hop: Hop, source: Source, *, is_declined: bool) -> None:
+        lane = source.lane
+        lane.unanswered.pop(source.number, None)
+        if lane.incoming is not None and lane.incoming.hop == hop.number:
+            lane.incoming.hop = None  # the rest of the bytes still comes
+        if is_declined and lane.number in self.up:
+            self._do(commands.SendNotice(lane.number, HopNotice(source.number, Notice.DECLINED)))
+
+    def _lose_lane(self, number: int) -> None:
+        """Forget a lane: hops that came from it are not wanted any more, hops that went to it are tried again."""
+        up, down = self.up.pop(number, None), self.down.pop(number, None)
+        for hop in list(self.hops.values()):
+            if hop.source is not None and hop.source.lane is up:
+                self._end(hop, HopOutcome.WITHDRAWN)
+            elif hop.away is not None and hop.away.lane is down:
+                self._try_again(hop, "the lane to the next stage has ended")
+        if down is not None and not self.down:
+            self._nobody_above_since_s = self._now_s
+
+    def _look_at_time(self) -> None:
+        for hop in list(self.hops.values()):
+            if hop.away is not None and hop.away.overdue_s <= self._now_s:
+                self._close_silent(hop.away.lane.number, self._now_s - hop.away.sent_s)
+        for lane in [lane for lane in self.up.values() if lane.overdue_s() <= self._now_s]:
+            assert lane.incoming is not None
+            self._close_silent(lane.number, self._now_s - lane.incoming.at_s)
+        since_s = self._nobody_above_since_s
+        if since_s is not None and self._now_s >= since_s + NOBODY_ABOVE_S:
+            self._nobody_above_since_s = None
+            for number in list(self.up):
+                self._do(commands.CloseLane(number, "nobody holds the next stage"))
+                self._lose_lane(number)
+
+    def _close_silent(self, number: int, silent_s: float) -> None:
+        self._do(commands.CloseLane(number, f"no answer for {silent_s:.0f} s", silent_s=silent_s))
+        self._lose_lane(number)
+
+
+def hop_numbers(rng: random.Random) -> Iterator[int]:
+    """Count hops from a random number: an earlier node of the same trainer used others."""
+    return itertools.count(rng.getrandbits(48))

@@ -1,0 +1,108 @@
+"""The commands of a carrier: what it asks the driver for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gossamer.peer.link.messages import HopRequest
+from gossamer.protocol.errors import PeerMisbehaved
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, Part
+
+
+class HopOutcome(Enum):
+    """How a hop ended at this holder."""
+
+    ANSWERED = "answered"  # its gradient has gone to the lower stage
+    TRAINED = "trained"  # at stage 0: its gradient is added
+    MEASURED = "measured"  # at stage 0: the loss of held-out text is here
+    DECLINED = "declined"  # not carried out; the lower stage sends it to another holder
+    PASSED_OVER = "passed over"  # at stage 0: not carried out by anybody in time
+    WITHDRAWN = "withdrawn"  # the lower stage does not want it any more, or its lane has ended
+
+
+@dataclass(frozen=True, slots=True)
+class AskTrainer:
+    """Send a request to own trainer; TrainerReplied or TrainerGone follows."""
+
+    request: HopRequest
+
+
+@dataclass(frozen=True, slots=True)
+class TellLost:
+    """Have own trainer forget a hop; a reply about it still comes."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class SendHop:
+    """Send a message, then these files as chunks. HopSent follows for an answer. TrainerGone follows where a file has another size."""
+
+    lane: int
+    hop: int
+    message: HopForward | HopAnswer
+    files: tuple[tuple[Part, str, int], ...]  # with their sizes in bytes
+
+
+@dataclass(frozen=True, slots=True)
+class SendNotice:
+    """Send a notice before the next chunk. With WITHDRAWN, send no more of that hop."""
+
+    lane: int
+    message: HopNotice
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Append bytes to a file of the payload folder."""
+
+    hop: int
+    file: str
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveFile:
+    """Remove an incomplete file of a hop."""
+
+    file: str
+
+
+@dataclass(frozen=True, slots=True)
+class RemoveHop:
+    """Remove every file of a hop."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class CloseLane:
+    """End a lane; it is forgotten already."""
+
+    lane: int
+    reason: str
+    fault: PeerMisbehaved | None = None  # the partner's
+    silent_s: float = 0.0  # how long the partner was waited for in vain
+
+
+@dataclass(frozen=True, slots=True)
+class HearClock:
+    """The partner of a lane has told its global step."""
+
+    lane: int
+    global_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """A hop is over."""
+
+    hop: int
+    outcome: HopOutcome
+    tries: int  # how often it was sent to the next stage
+    loss: float | None = None  # nats per token, where it is known
+    reason: str = ""
+
+
+Command = AskTrainer | TellLost | SendHop | SendNotice | Store | RemoveFile | RemoveHop | CloseLane | HearClock | Report

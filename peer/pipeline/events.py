@@ -1,0 +1,65 @@
+"""The events of a carrier: what it takes in."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.peer.link.messages import HopReply
+from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.protocol.messages.messages import Message
+
+
+@dataclass(frozen=True, slots=True)
+class LaneOpened:
+    """Both sides have greeted each other on a lane."""
+
+    lane: UpLane | DownLane
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSaid:
+    """A well-formed message arrived on a lane."""
+
+    lane: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LaneGone:
+    """A lane has ended."""
+
+    lane: int
+
+
+@dataclass(frozen=True, slots=True)
+class HopSent:
+    """The last bytes of an answer have left."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerReplied:
+    """Own trainer replied to a request about a hop."""
+
+    reply: HopReply
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerGone:
+    """The trainer has lost a hop: the link broke before the reply, or a file of the hop is missing."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """`Carrier.next_s` has come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stopped:
+    """Begin no hop and accept none any more; those under way are answered."""
+
+
+Event = LaneOpened | LaneSaid | LaneGone | HopSent | TrainerReplied | TrainerGone | TimePassed | Stopped

@@ -1,0 +1,163 @@
+"""One lane to a holder of a neighbouring stage: credit, the bytes that are coming, usual times.
+
+A lane belongs to the carrier from LaneOpened to LaneGone or CloseLane.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
+from gossamer.protocol.messages.messages import Chunk, Part
+from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.newest import keep_newest
+
+PATIENCE = 3.0  # times the usual answer of a lane
+LEAST_PATIENCE_S = 5.0
+FIRST_PATIENCE_S = 30.0  # before the first answer, beside the time of the bytes on the slowest line
+LEARNING = 0.2  # weight of the last answer in the usual time
+REST_S = (1.0, 8.0)  # without new hops after a decline: doubles from the first to the second
+WITHDRAWN_KEPT = 256  # withdrawn hops whose answer may still come
+FIRST_WINDOW = 2  # one hop at the trainer, one on its way
+
+
+@dataclass(slots=True)
+class Incoming:
+    """The chunks that follow a message: parts in a fixed order, each of a fixed size."""
+
+    number: int  # of the hop on the lane
+    parts: tuple[tuple[Part, int, str], ...]  # with their sizes in bytes and their files
+    hop: int | None  # the node's number; None: nobody wants the bytes any more
+    at_s: float  # when the last bytes came
+    _index: int = 0
+    _offset: int = 0
+
+    def take(self, chunk: Chunk, now_s: float) -> str:
+        """Count a chunk and return its file. Raises BadMessage for another part, order or length."""
+        part, num_bytes, file = self.parts[self._index]
+        if (chunk.part, chunk.offset) != (part, self._offset) or self._offset + len(chunk.data) > num_bytes:
+            raise BadMessage(f"a chunk of {chunk.part.name.lower()} at {chunk.offset}; expected {part.name.lower()} at {self._offset}")
+        self._offset += len(chunk.data)
+        if self._offset == num_bytes:
+            self._index, self._offset = self._index + 1, 0
+        self.at_s = now_s
+        return file
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every part is here."""
+        return self._index == len(self.parts)
+
+
+@dataclass(slots=True)
+class UpLane:
+    """A lane from a holder of the lower stage, which sends hops here."""
+
+    number: int
+    partner: PeerId
+    window: int  # hops that we have granted
+    unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
+    incoming: Incoming | None = None
+    last: int = 0  # the newest hop's number on the lane
+    most_granted: int = 0  # a smaller window counts only once the partner knows it
+
+    def accept(self, number: int) -> None:
+        """Check the number and the credit of a new hop. Raises BadMessage."""
+        if self.incoming is not None:
+            raise BadMessage(f"hop {number} before the bytes of hop {self.incoming.number}")
+        if number <= self.last:
+            raise BadMessage(f"hop {number} after hop {self.last}")
+        if len(self.unanswered) >= max(self.window, self.most_granted):
+            raise BadMessage(f"hop {number} beyond the window of {max(self.window, self.most_granted)}")
+        self.last = number
+
+    def grant(self, window: int) -> int:
+        """Change the window, and return it."""
+        self.most_granted = max(self.most_granted, self.window, window)
+        self.window = window
+        return window
+
+    def overdue_s(self) -> float:
+        """Return when the partner has been silent for too long in the middle of a hop."""
+        return math.inf if self.incoming is None else self.incoming.at_s + FIRST_PATIENCE_S
+
+
+@dataclass(slots=True)
+class DownLane:
+    """A lane to a holder of the next stage, which answers hops."""
+
+    number: int
+    partner: PeerId
+    window: int  # hops that the partner has granted
+    first_patience_s: float = FIRST_PATIENCE_S
+    unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
+    incoming: Incoming | None = None
+    usual_s: float = 0.0  # of recent answers; 0: none yet
+    answers: int = 0
+    rests_until_s: float = -math.inf
+    _declines: int = 0  # in a row
+    _last: int = 0
+    _withdrawn: dict[int, bool] = field(default_factory=dict)  # whether a withdrawn hop only measures
+
+    @classmethod
+    def opened(cls, number: int, partner: PeerId, window: int, stage: StageTerms) -> DownLane:
+        """Make the lane after both sides have greeted. A stranger gets the time of the bytes through the stages that are left."""
+        stages_left = stage.count - 1 - stage.stage
+        transfer_s = stages_left * (stage.forward_bytes + stage.value_bytes) / SLOWEST_BYTES_PER_S
+        return cls(number, partner, window, FIRST_PATIENCE_S + transfer_s)
+
+    @property
+    def patience_s(self) -> float:
+        """Return how long an answer may take."""
+        return self.first_patience_s if not self.answers else max(LEAST_PATIENCE_S, PATIENCE * self.usual_s)
+
+    def credit(self, now_s: float) -> int:
+        """Return how many more hops the partner accepts now; none while the lane rests after a decline."""
+        return 0 if now_s < self.rests_until_s else max(0, self.window - len(self.unanswered))
+
+    def send(self, hop: int) -> int:
+        """Count a hop against the window, and return its number on the lane."""
+        self._last += 1
+        self.unanswered[self._last] = hop
+        return self._last
+
+    def withdraw(self, number: int, *, measure: bool) -> None:
+        """Note that an answer is not wanted any more; it may come nevertheless."""
+        if self.unanswered.pop(number, None) is not None:
+            keep_newest(self._withdrawn, number, measure, WITHDRAWN_KEPT)
+        elif self.incoming is not None and self.incoming.number == number:
+            self.incoming.hop = None
+
+    def take_answer(self, number: int, window: int) -> tuple[int | None, bool]:
+        """Return the hop that an answer is about, None for a withdrawn one; and whether that one only measured. Raises BadMessage."""
+        if not window:
+            raise BadMessage("a window without a hop")
+        if self.incoming is not None:
+            raise BadMessage(f"an answer to hop {number} before the bytes of the answer to hop {self.incoming.number}")
+        self.window = window
+        if number in self._withdrawn:
+            return None, self._withdrawn.pop(number)
+        if number not in self.unanswered:
+            raise BadMessage(f"an answer to hop {number}, which waits for none")
+        return self.unanswered.pop(number), False
+
+    def take_decline(self, number: int, now_s: float) -> int | None:
+        """Return the hop that is declined, None for one that is over; let the lane rest. Raises BadMessage."""
+        if number > self._last:
+            raise BadMessage(f"a notice about hop {number}, which was not sent")
+        self._withdrawn.pop(number, None)
+        hop = self.unanswered.pop(number, None)
+        if hop is not None:
+            first_s, most_s = REST_S
+            self.rests_until_s = now_s + min(most_s, first_s * 2**self._declines)
+            self._declines = min(self._declines + 1, 16)
+        return hop
+
+    def note_answer(self, took_s: float) -> None:
+        """Learn from a complete answer."""
+        self.usual_s += (took_s - self.usual_s) * (LEARNING if self.answers else 1.0)
+        self.answers += 1
+        self._declines = 0

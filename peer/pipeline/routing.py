@@ -1,0 +1,47 @@
+"""Which lane a hop takes, and how many hops a holder accepts.
+
+Of two random lanes with credit the hop takes the one that is expected to answer first. Capacity is measured, never declared: a lane's usual
+answer includes the partner's own queue.
+"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Collection
+from dataclasses import dataclass
+
+from gossamer.peer.pipeline.lane import FIRST_WINDOW, DownLane
+
+IDLE_QUEUE, LONG_QUEUE = 0, 2  # hops that wait here: none, the trainer starves; more than the second, the next stage is full
+
+
+def choose(lanes: Collection[DownLane], tried: Collection[int], rng: random.Random, now_s: float) -> DownLane | None:
+    """Choose a lane for a hop, if possible one that it has not tried; None if no lane has credit."""
+    ready = [lane for lane in lanes if lane.credit(now_s)]
+    if not ready:
+        return None
+    fresh = [lane for lane in ready if lane.number not in tried] or ready
+    known = [lane.usual_s for lane in lanes if lane.answers]
+    typical_s = statistics.median(known) if known else 1.0
+    pair = rng.sample(fresh, min(2, len(fresh)))
+    return min(pair, key=lambda lane: (len(lane.unanswered) + 1) * (lane.usual_s if lane.answers else typical_s))
+
+
+@dataclass(slots=True)
+class Capacity:
+    """How many hops a holder accepts at once from all lower holders: more while its trainer starves, fewer while hops pile up."""
+
+    most: int  # two batches: the answer of a later one would be too old
+    total: int = FIRST_WINDOW
+
+    def note_answer(self, num_waiting: int) -> None:
+        """Learn from the hops that wait at the moment of an answer."""
+        if num_waiting == IDLE_QUEUE:
+            self.total = min(self.most, self.total + 1)
+        elif num_waiting > LONG_QUEUE:
+            self.total = max(FIRST_WINDOW, self.total - 1)
+
+    def share(self, num_lanes: int) -> int:
+        """Return the window of one of so many lanes: at least one hop."""
+        return max(1, self.total // max(1, num_lanes))
