@@ -1,7 +1,8 @@
 """A content of known size on the disk while it is fetched: a file with every piece in its place, and a log of the pieces beside it.
 
-A piece is written before it is logged, so after a crash every logged piece is there, and all others are fetched again. Each piece of a
-run's result can be verified, and so served, as soon as it has come: the name of a result is the SHA-256 of the hashes of its pieces.
+A piece is written before it is logged, so after a crash every logged piece is there, and all others are fetched again. A power loss may
+spoil logged pieces too. Each piece of a run's result can be verified, and so served, as soon as it has come: the name of a result is the
+SHA-256 of the hashes of its pieces.
 """
 
 from __future__ import annotations
@@ -90,6 +91,11 @@ class Pieces:
         os.write(self._log, b"".join(_ENTRY.pack(piece, global_step) for piece in run))
         self.global_steps.update(dict.fromkeys(run, global_step))
 
+    def forget(self, spoiled: Iterable[int]) -> None:
+        """Have these pieces fetched again."""
+        for piece in spoiled:
+            del self.global_steps[piece]
+
     def get(self, offset: int, num_bytes: int) -> bytes:
         """Return these bytes, nothing where one of their pieces is not there."""
         run = range(offset // PIECE_BYTES, count(min(offset + num_bytes, self.num_bytes)))
@@ -171,6 +177,14 @@ class RunResult:
         num_pieces = len(self.hashes) // HASH_BYTES
         return to_bits(self.content.global_steps if isinstance(self.content, Pieces) else range(num_pieces), num_pieces)
 
+    def spoiled(self) -> list[int]:
+        """Return the pieces on the disk that do not have their hash, as after a power loss. Slow; only reads, so any thread may call it."""
+        pieces = self.content
+        if not isinstance(pieces, Pieces):
+            return []
+        held = ((piece, pieces.get(pieces.offset(piece), pieces.size(piece))) for piece in tuple(pieces.global_steps))
+        return [piece for piece, data in held if not self._is_run(range(piece, piece + 1), memoryview(data))]
+
     def part(self, offset: int, num_bytes: int) -> memoryview:
         """Return these bytes. Raises Refused where they are not here."""
         whole = self.content
@@ -186,8 +200,11 @@ class RunResult:
 
     def verify(self, source: PeerId, run: range, data: bytes | memoryview) -> None:
         """Raise unless these bytes are these neighbouring pieces of this result."""
-        if _hashes(memoryview(data)) != self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]:
+        if not self._is_run(run, memoryview(data)):
             raise BadContents(f"{source.short()} gives a piece that is not in the result it names")
+
+    def _is_run(self, run: range, data: memoryview) -> bool:
+        return _hashes(data) == self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]
 
 
 def _hashes(data: memoryview) -> bytes:
