@@ -16,7 +16,7 @@ from torch import Tensor
 
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.model.adapter import add_adapter, factors, has_adapter
-from gossamer.peer.model.computing import LANGUAGE_MODEL, MAX_LOGITS, blocks, need_causal, next_token_loss, recompute_blocks
+from gossamer.peer.model.computing import LANGUAGE_MODEL, need_causal
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, OperatorError
 from gossamer.protocol.run.layout import Shapes, layout_digest
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from gossamer.protocol.run.sections import ModelSection
 
-LOGIT_BYTES = 4  # f32, like the hidden states between blocks
 # Older spellings that transformers still turns into rope_parameters itself.
 LEGACY_FIELDS = frozenset({"rope_theta", "rope_scaling"})
 
@@ -100,17 +99,18 @@ def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
 
     Raises BadManifest, as soon as it is sure, also for a model that is too large for any run.
     """
-    return {name: tuple(tensor.shape) for name, tensor in state_tensors(_shapes_only(section)).items()}
+    return {name: tuple(tensor.shape) for name, tensor in state_tensors(hollow_model(section)).items()}
 
 
 def frozen_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
     """Return the names and shapes of the weights under an adapter; none without one. Raises BadManifest, as `parameter_shapes`."""
     if not has_adapter(section):
         return {}
-    return {name: tuple(tensor.shape) for name, tensor in _shapes_only(section).named_parameters() if not tensor.requires_grad}
+    return {name: tuple(tensor.shape) for name, tensor in hollow_model(section).named_parameters() if not tensor.requires_grad}
 
 
-def _shapes_only(section: ModelSection) -> PreTrainedModel:
+def hollow_model(section: ModelSection) -> PreTrainedModel:
+    """Build the model on the meta device: its shapes alone. Raises BadManifest, as `parameter_shapes`."""
     with torch.device("meta"), bounded_size():
         return _from_config(section)
 
@@ -164,64 +164,6 @@ def need_layout(section: ModelSection, shapes: Shapes) -> None:
             f"the parameter layout of {_name(section)} differs here: its digest is {digest}, the manifest's {section.layout}",
             hint="install the release of transformers that the run's host uses; as the host, correct [model] layout",
         )
-
-
-def activation_bytes(
-    section: ModelSection, num_sequences: int, sequence_length: int, dtype: torch.dtype = torch.float32, recompute: bool = False
-) -> int:
-    """Return the bytes that the backward pass of `num_sequences` needs beside the weights, without allocating them. Raises BadManifest.
-
-    They are the tensors that the forward pass keeps, plus three times the largest of them: gradients are as large as their tensors, and
-    those of the logits exist while everything is still kept. 0 for a model whose code depends on values.
-    """
-    from torch._subclasses.fake_tensor import DataDependentOutputException, FakeTensorMode
-
-    shapes = _shapes_only(section) if has_adapter(section) else None
-    with auto_classes(_name(section)), torch.random.fork_rng(devices=[]), FakeTensorMode():
-        model = _from_config(section) if shapes is None else _on_cpu(shapes)  # peft cannot add an adapter here
-        config: PreTrainedConfig = model.config
-        tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
-        try:
-            kept = _kept_bytes(model, tokens, dtype)
-            if recompute and recompute_blocks(model):
-                outside, num_blocks = _kept_bytes(model, tokens, dtype), len(blocks(model))
-                kept = outside + num_blocks * _hidden_bytes(config, tokens) + (kept - outside) // num_blocks
-        except DataDependentOutputException:
-            return 0
-    num_logits: int = tokens[:, 1:].numel() * config.get_text_config().vocab_size
-    return kept + (_hidden_bytes(config, tokens) if num_logits > MAX_LOGITS else 0) + 3 * LOGIT_BYTES * min(num_logits, MAX_LOGITS)
-
-
-def _on_cpu(model: PreTrainedModel) -> PreTrainedModel:
-    """Give a model on the meta device tensors on the CPU, tied ones once; returns the model."""
-    made: dict[Tensor, Tensor] = {}
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if parameter not in made:
-                made[parameter] = torch.nn.Parameter(torch.empty(parameter.shape), parameter.requires_grad)
-            setattr(module, name, made[parameter])
-        for name, buffer in module.named_buffers(recurse=False):
-            setattr(module, name, torch.zeros(buffer.shape, dtype=buffer.dtype))
-    return model
-
-
-def _kept_bytes(model: torch.nn.Module, tokens: Tensor, dtype: torch.dtype) -> int:
-    """Return the bytes that the forward pass keeps beside the weights; with recomputed blocks, only those kept outside them."""
-    kept: dict[int, torch.UntypedStorage] = {}  # kept alive, so that no two get the same key
-
-    def keep(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        kept[storage._cdata] = storage
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        next_token_loss(model, tokens, dtype)
-    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    return sum(storage.nbytes() for name, storage in kept.items() if name not in weights)
-
-
-def _hidden_bytes(config: PreTrainedConfig, tokens: Tensor) -> int:
-    return LOGIT_BYTES * tokens[:, 1:].numel() * int(config.get_text_config().hidden_size)
 
 
 def check_fit(config: PreTrainedConfig, vocab_size: int, sequence_length: int) -> None:

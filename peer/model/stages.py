@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.peer.model.computing import computing_in, inputs_of
-from gossamer.peer.model.model import auto_classes, bounded_size, state_tensors, unset_model
+from gossamer.peer.model.model import auto_classes, hollow_model, state_tensors
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import Shapes
 
@@ -81,7 +81,7 @@ def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:
     _need_blocks(section, cut)
     with auto_classes(section.architecture), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stage_seed(seed, cut.stage))
-        return _with_values(_keep(_on_meta(section), cut))
+        return _with_values(keep_stage(hollow_model(section), cut))
 
 
 def stage_seed(seed: int, stage: int) -> int:
@@ -92,13 +92,13 @@ def stage_seed(seed: int, stage: int) -> int:
 def stage_shapes(section: ModelSection, cut: Cut) -> Shapes:
     """Return the names and shapes of what one stage trains, in the model's order, without allocating them. Raises BadManifest."""
     _need_blocks(section, cut)
-    return {name: tuple(tensor.shape) for name, tensor in state_tensors(_keep(_on_meta(section), cut)).items()}
+    return {name: tuple(tensor.shape) for name, tensor in state_tensors(keep_stage(hollow_model(section), cut)).items()}
 
 
 def stage_of(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
     """Return a stage of a whole model. It shares the model's parameters and buffers, and nothing else."""
     shared = {id(tensor): tensor for tensor in (*model.parameters(), *model.buffers())}
-    return _keep(copy.deepcopy(model, shared), cut)
+    return keep_stage(copy.deepcopy(model, shared), cut)
 
 
 def stage_output(model: PreTrainedModel, tokens: Tensor, hidden: Tensor | None, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -119,7 +119,7 @@ def balanced_blocks(section: ModelSection, num_stages: int) -> tuple[int, ...]:
     weights.
     """
     need_stages(section, num_stages)
-    model = _on_meta(section)
+    model = hollow_model(section)
     layers = [_num_values(layer) for layer in _layers(model)]
     after = sum(_num_values(getattr(owner, name)) for owner, name, is_first in _ends(model) if not is_first)
     before = list(accumulate(layers, initial=0))
@@ -145,7 +145,7 @@ def need_stages(section: ModelSection, num_stages: int) -> None:
         raise BadManifest(
             "a model from the hub cannot be cut into stages", hint="set architecture and config in [model], or [stages] count = 1"
         )
-    hollow = _on_meta(section)
+    hollow = hollow_model(section)
     config = hollow.config
     if getattr(config, "tie_word_embeddings", False):
         raise BadManifest(
@@ -186,16 +186,11 @@ def _need_nothing_between(hollow: PreTrainedModel, name: str) -> None:
 
 
 def _need_blocks(section: ModelSection, cut: Cut) -> None:
-    if sum(cut.blocks) != (num_blocks := len(_layers(_on_meta(section)))):
+    if sum(cut.blocks) != (num_blocks := len(_layers(hollow_model(section)))):
         raise BadManifest(
             f"[stages] blocks sum to {sum(cut.blocks)}, and the model has {num_blocks}",
             hint="leave blocks out: `peer init` balances and writes them",
         )
-
-
-def _on_meta(section: ModelSection) -> PreTrainedModel:
-    with bounded_size():
-        return unset_model(section, torch.device("meta"))
 
 
 def _layers(model: PreTrainedModel) -> nn.ModuleList:
@@ -211,7 +206,8 @@ def _ends(model: PreTrainedModel) -> list[tuple[nn.Module, str, bool]]:
     return [(owner, name, is_first) for owner, name, is_first in (*inside, *heads) if getattr(owner, name, None) is not None]
 
 
-def _keep(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
+def keep_stage(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
+    """Cut a model in place, and return it."""
     return _without(model, [*range(cut.span.start), *range(cut.span.stop, sum(cut.blocks))], first=not cut.is_first, last=not cut.is_last)
 
 

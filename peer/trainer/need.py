@@ -21,8 +21,9 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import has_own_memory, memory_bytes
+from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.model.model import activation_bytes, frozen_shapes, need_layout, parameter_shapes
+from gossamer.peer.model.model import frozen_shapes, need_layout, parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan

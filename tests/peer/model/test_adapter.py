@@ -12,8 +12,9 @@ from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel
 
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import size_of
+from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.adapter import add_adapter, factors, merge_adapter, trained_parameters, write_adapter
-from gossamer.peer.model.model import activation_bytes, frozen_shapes, model_config, parameter_shapes, state_tensors, unset_model
+from gossamer.peer.model.model import frozen_shapes, model_config, parameter_shapes, state_tensors, unset_model
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, load_start, started_from
 from gossamer.peer.model.throughput import flops_per_token
 from gossamer.peer.model.weights import set_weights

@@ -5,6 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gossamer.peer.model import computing
+from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import (
     blocks,
     document_positions,
@@ -14,7 +15,7 @@ from gossamer.peer.model.computing import (
     next_token_loss,
     recompute_blocks,
 )
-from gossamer.peer.model.model import activation_bytes, build_model, parameter_shapes
+from gossamer.peer.model.model import build_model, parameter_shapes
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.sections import ModelSection
