@@ -40,15 +40,19 @@ class RunOptions(WithOptions):
     """Outer optimizer: noloco."""
     inner_steps: Annotated[Any, Setting("N|auto", parser=_inner_steps)] = None
     """Mean number of inner steps between two meetings on a fragment; auto: each peer finds its own."""
+    stages: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """Cut the model into so many stages, of which each peer holds one: for a model that fits on no single device."""
 
 
 KEYS = {
     "steps": ("run", "total_steps"), "seed": ("run", "seed"), "codec": ("codec", "name"), "method": ("outer", "method"),
-    "inner_steps": ("outer", "inner_steps"),
+    "inner_steps": ("outer", "inner_steps"), "stages": ("stages", "count"),
 }  # fmt: skip
 
 
-PINS = {"layout": ("model", "layout"), "tokenizer": ("tokenizer", "digest"), "template": ("data", "template")}  # section and key
+PINS = {  # section and key
+    "layout": ("model", "layout"), "tokenizer": ("tokenizer", "digest"), "template": ("data", "template"), "blocks": ("stages", "blocks"),
+}  # fmt: skip
 
 
 def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
@@ -75,19 +79,19 @@ def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:
     return Manifest.checked(values)
 
 
-def with_pins(manifest: Manifest, pins: Mapping[str, str | None]) -> Manifest:
-    """Return the manifest with these digests, by name in PINS, where it has none of its own."""
+def with_pins(manifest: Manifest, pins: Mapping[str, Any]) -> Manifest:
+    """Return the manifest with these digests, and the cut of a staged model, by name in PINS, where it has none of its own."""
     values = manifest.model_dump()
     for name, (section, key) in PINS.items():
-        if key in values[section]:
+        if key in values.get(section, {}):
             values[section][key] = values[section][key] or pins[name] or None
     return Manifest.checked(values)
 
 
-def pins_of(manifest: Manifest) -> dict[str, str | None]:
-    """Return the digests that a manifest pins, by name in PINS."""
+def pins_of(manifest: Manifest) -> dict[str, Any]:
+    """Return what a manifest pins, by name in PINS."""
     values = manifest.model_dump()
-    return {name: values[section].get(key) for name, (section, key) in PINS.items()}
+    return {name: values.get(section, {}).get(key) for name, (section, key) in PINS.items()}
 
 
 def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, devices: str = "") -> Manifest:

@@ -17,9 +17,11 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
+from gossamer.optim.codecs.activations import ACTIVATIONS
 from gossamer.peer.model.computing import computing_in, inputs_of
-from gossamer.peer.model.model import auto_classes, hollow_model, state_tensors
+from gossamer.peer.model.model import auto_classes, hollow_model, model_config, state_tensors
 from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.run.layout import Shapes
 
 if TYPE_CHECKING:
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
 
 COMPUTE: Final = 8  # operations per weight and token: forward, forward again, and twice as many backward
 COMPUTE_LAST: Final = 6  # the last stage goes backward at once
+TOKEN_BYTES: Final = 4  # u32
 TRIED_TOKENS: Final = 4
 _Balance = tuple[tuple[int, int], tuple[int, ...]]  # largest cost of a stage and sum of the squares; the ends of the stages
 ELSE_WHOLE: Final = "train it whole, with [stages] count = 1, or choose an architecture such as 'llama'"
@@ -70,6 +73,14 @@ def manifest_cuts(manifest: StagedManifest) -> tuple[Cut, ...]:
     cuts = tuple(Cut(blocks, stage) for stage in range(len(blocks)))
     _need_blocks(manifest.model, cuts[0])
     return cuts
+
+
+def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
+    """Return the sizes of a hop from and to this stage. Raises BadManifest."""
+    rows, length = manifest.stages.micro_batch, manifest.inner.sequence_length
+    num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
+    value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
+    return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
 
 
 def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:
@@ -189,7 +200,7 @@ def _need_blocks(section: ModelSection, cut: Cut) -> None:
     if sum(cut.blocks) != (num_blocks := len(_layers(hollow_model(section)))):
         raise BadManifest(
             f"[stages] blocks sum to {sum(cut.blocks)}, and the model has {num_blocks}",
-            hint="leave blocks out: `peer init` balances and writes them",
+            hint="leave blocks out: `peer host` balances the stages and pins them",
         )
 
 

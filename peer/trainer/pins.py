@@ -13,6 +13,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -24,11 +25,13 @@ from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.layout import layout_digest
-from gossamer.protocol.run.manifest import FineTuningManifest, Manifest
+from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, StagedManifest
 
 
-def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: str) -> dict[str, str]:
-    """Return the digests of a run, empty where there is none, by the names that `with_pins` gives them. Raises OperatorError.
+def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: str) -> dict[str, Any]:
+    """Return the digests of a run, empty where there is none, and the blocks of each stage, by the names that `with_pins` gives them.
+
+    Raises OperatorError.
 
     `devices`: as in the settings; empty: neither devices nor text are tried. What is slow to import is imported last: most errors are found
     before.
@@ -43,9 +46,11 @@ def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: st
     _try_model(manifest, chosen)
     if isinstance(manifest, FineTuningManifest):
         _try_weights(manifest, folder)
+    blocks = _cut(manifest) if isinstance(manifest, StagedManifest) else ()
     if tokenizer.name == BYTES and not isinstance(manifest, FineTuningManifest):
-        return {"layout": "", "tokenizer": "", "template": ""}
+        return {"layout": "", "tokenizer": "", "template": "", "blocks": blocks}
     return {
+        "blocks": blocks,
         "layout": layout_digest(parameter_shapes(manifest.model)),
         "tokenizer": tokenizer.digest,
         "template": _template(manifest, tokenizer),
@@ -64,6 +69,12 @@ def _try_model(manifest: Manifest, devices: Sequence[torch.device]) -> None:
         need_memory(need, memory_room(held_bytes(os.getpid())))
     if room is not None:
         need_device_memory(need, room)
+
+
+def _cut(manifest: StagedManifest) -> tuple[int, ...]:
+    from gossamer.peer.model.stages import manifest_cuts
+
+    return manifest_cuts(manifest)[0].blocks
 
 
 def _try_text(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> None:
