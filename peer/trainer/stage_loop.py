@@ -130,6 +130,15 @@ class StageLoop:
         """Let the next micro-batches of a driver be these held-out sequences, int64[N, L+1]; an incomplete last one is left out."""
         self._to_measure += [part for part in torch.split(rows, self._rows) if len(part) == self._rows]
 
+    @property
+    def added(self) -> list[str]:
+        """The names of the newest micro-batches that were added, which are not added again."""
+        return list(self._added)
+
+    @added.setter
+    def added(self, names: list[str]) -> None:
+        self._added = dict.fromkeys(names)
+
     def forget_batch(self) -> None:
         """Forget the gradient so far: the weights are others now. The text goes on at the window of the next step."""
         self._losses, self._num_tokens, self._next_window, self._batch = [], 0, None, None

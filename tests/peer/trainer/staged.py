@@ -39,8 +39,8 @@ class Holder:
         self.replies: list[HopReply] = []
         self.hops = HopQueue(lambda reply, session: self.replies.append(reply))
         self.stage = build_stage(manifest.model, cut, manifest.run.seed)
-        corpus = small_corpus(manifest) if cut.is_first else None
-        self.loop = StageLoop(manifest, self.stage, cut, corpus, Computing(), ignored, self.payloads, self.hops)
+        self.corpus = small_corpus(manifest) if cut.is_first else None
+        self.loop = StageLoop(manifest, self.stage, cut, self.corpus, Computing(), ignored, self.payloads, self.hops)
         self.own_steps = 0
         self.losses: list[float] = []
 
