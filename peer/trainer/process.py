@@ -46,12 +46,11 @@ if TYPE_CHECKING:
 MAX_SKIPPED: Final = 20  # files that an event names
 
 
-def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
+def _build_program(child: Child, home: Home, manifest: Manifest) -> TextProgram:
     """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
     need_base(manifest.model, folder := base_folder(home, child.settings.config.model))
-    settings, inner, run_seed = child.settings, manifest.inner, manifest.run.seed
-    peer_id = PeerId.from_text(settings.peer_id)
+    settings, inner = child.settings, manifest.inner
     devices, _ = choose_devices(settings.config.devices)
     device = devices[0]
     there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
@@ -68,14 +67,14 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
         keep_base(home, folder)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     mask_as_run(model, manifest, home.tokenizer)
-    draw = Draw(run_seed, peer_id.raw, inner.batch_size, inner.sequence_length)
+    draw = Draw(manifest.run.seed, PeerId.from_text(settings.peer_id).raw, inner.batch_size, inner.sequence_length)
     progress = WorkProgress(child.emit, "tokenizing the text")
     corpus = load_corpus(
         manifest.data, tokenizer, draw, data := settings.config.data, home.cache, progress, partial(_emit_read, child, data)
     )
     model = placed(model, device)
     ranks = processes.joined(manifest, model) if processes is not None else None
-    return TextReplica(manifest, TextProgram(manifest, model, corpus, child.emit, computing, ranks), peer_seed(run_seed, peer_id))
+    return TextProgram(manifest, model, corpus, child.emit, computing, ranks)
 
 
 def _emit_read(child: Child, data: Path | None, read: TextReading) -> None:
@@ -115,8 +114,8 @@ def build(child: Child) -> TextTrainer:
         torch.set_num_threads(config.threads)
     manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
-    replica = _build_replica(child, home, manifest)
-    program = replica.program
+    program = _build_program(child, home, manifest)
+    replica = TextReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(child.settings.peer_id)))
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
     flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length, frozen_shapes(manifest.model))
