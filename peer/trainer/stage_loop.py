@@ -105,7 +105,9 @@ class StageLoop:
     def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
         how = self.computing
-        self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
+        self._emit(
+            ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.optimizer_on_host, how.compiles, reason)
+        )
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int] | None:
         """Serve hops until a batch of micro-batches is in the gradient; return as InnerLoop.gradient does, the loss as it came by.
