@@ -37,10 +37,18 @@ EvalTokens = Annotated[
 ]
 Merge = Annotated[bool, typer.Option("--merge", help="Of a run with an adapter: write the model into which it is merged.")]
 
+OtherHomes = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--with", metavar="HOME", help="Of a staged run: a home with another stage; once for each. Homes of one stage are averaged."
+    ),
+]
+
 
 def export(
     folder: Folder,
     home: HomeFolder = DEFAULT_HOME,
+    others: OtherHomes = None,
     slow: Slow = False,
     data: Text = None,
     tokens: Tokens = None,
@@ -49,13 +57,14 @@ def export(
     """Write the trained model as a Hugging Face folder.
 
     The folder holds the newest checkpoint in a form that transformers loads, and a model card with its origin and held-out loss. Of a run
-    with an adapter, it holds the adapter in a form that peft loads; of a program run, the trained tensors by name.
+    with an adapter, it holds the adapter in a form that peft loads; of a program run, the trained tensors by name. Of a staged run, it
+    is put together from the homes of peers that hold the stages.
     """
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.export import export_model  # torch: slow to import, and needed only now
 
     with meter(sys.stderr, "held-out loss", unit="batches") as show:
-        held_out = export_model(Home(home), folder, slow, data, tokens, show, merge)
+        held_out = export_model(Home(home), folder, slow, data, tokens, show, merge, [Home(other) for other in others or []])
     print(f"wrote {folder}; held-out loss: {held_out}" + (f" ({held_out.reason})" if held_out.reason else ""), file=sys.stderr)
 
 

@@ -29,6 +29,7 @@ from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.labels import num_targets
 from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import Manifest, need_text
 
@@ -151,6 +152,11 @@ def evaluate_home(home: Home, data: Path | None = None, num_tokens: int | None =
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
     manifest = need_text(held_manifest(home), MEASURED_BY_PROGRAM)
+    if manifest.num_stages > 1:
+        raise BadSettings(
+            "this peer holds one stage of the model, which has no loss of its own",
+            hint="`peer export --with HOME` puts the stages together and measures them; `peer status` has the run's loss",
+        )
     trained = load_trained(home, show)
     model = initial_model(manifest, base_folder(home))
     with closing(open_corpus(manifest, home, data)) as corpus:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -24,7 +24,7 @@ from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.model.card import MeasuredLoss, is_adapter, model_card
 from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, show_nothing, slow_weights
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest, StagedManifest
 
 MARK: Final = "gossamer.json"  # marks a folder as an export and lists its files
 WEIGHTS: Final = "model.safetensors"  # of a program run
@@ -38,10 +38,12 @@ def export_model(
     num_tokens: int | None = None,
     show: Show = show_nothing,
     merges: bool = False,
+    others: Sequence[Home] = (),
 ) -> MeasuredLoss:
     """Write a home's newest checkpoint to `folder`, which must be new, empty, or an earlier export; returns the loss on its card.
 
     Of a run with an adapter that is the adapter, in peft's format; with `merges` the model into which it is merged.
+    Of a staged run, `others` are homes with the other stages; homes of one stage are averaged.
     The loss is that of the exported weights. `data` is the operator's text, if the run needs one. With 0 tokens nothing is measured.
     Raises BadSettings or BadManifest; when the disk refuses, an earlier export is unchanged.
     """
@@ -49,8 +51,17 @@ def export_model(
     trained = load_trained(home, show)
     if merges and not is_adapter(trained.manifest):
         raise BadSettings("--merge has no effect: this run trains the model itself, no adapter", hint="leave it out")
+    if others and not isinstance(trained.manifest, StagedManifest):
+        raise BadSettings("--with has no effect: each peer of this run holds the whole model", hint="leave it out")
     weights = slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint)
-    if isinstance(manifest := trained.manifest, Manifest):
+    if isinstance(manifest := trained.manifest, StagedManifest):
+        from gossamer.peer.model.staged_weights import whole_weights
+        from gossamer.peer.model.text_export import measure_stages, write_stages
+
+        stages = whole_weights(trained, others, use_slow_weights, show)
+        measured = measure_stages(stages, manifest, home, data, num_tokens, show)
+        write = partial(write_stages, stages, manifest, home)
+    elif isinstance(manifest, Manifest):
         from gossamer.peer.model.text_export import measure, text_model, write_model  # transformers: for text runs only
 
         model = text_model(manifest, home, weights)

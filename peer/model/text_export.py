@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import memory_room
 from gossamer.peer.model.adapter import factors, merge_adapter, write_adapter
 from gossamer.peer.model.card import MeasuredLoss
 from gossamer.peer.model.evaluation import measured_loss, measured_size, open_corpus
-from gossamer.peer.model.model import quiet_transformers
+from gossamer.peer.model.model import hollow_model, model_config, quiet_transformers
+from gossamer.peer.model.staged_weights import write_shards
 from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, set_weights
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
@@ -46,6 +48,33 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
             raise
         return MeasuredLoss(None, reason=str(error))
     return MeasuredLoss(loss, measured)
+
+
+def measure_stages(
+    stages: Sequence[Mapping[str, Tensor]], manifest: Manifest, home: Home, data: Path | None, num_tokens: int | None, show: Show
+) -> MeasuredLoss:
+    """As `measure`, of a model put together from its stages, if this machine's memory holds it. Raises BadSettings."""
+    if num_tokens == 0:
+        return MeasuredLoss(None, reason="as asked")
+    num_bytes, room = sum(tensor.nbytes for weights in stages for tensor in weights.values()), memory_room(0)
+    if num_bytes > room.num_bytes:
+        return MeasuredLoss(
+            None, reason=f"the whole model takes {num_bytes / 1e9:.1f} GB, and {room.num_bytes / 1e9:.1f} GB are {room.limit}"
+        )
+    weights = {name: tensor for part in stages for name, tensor in part.items()}
+    return measure(text_model(manifest, home, weights), manifest, home, data, num_tokens, show)
+
+
+def write_stages(stages: Sequence[Mapping[str, Tensor]], manifest: Manifest, home: Home, folder: Path) -> None:
+    """Write the files of AutoModelForCausalLM, the weights of each stage in a file of their own, and of AutoTokenizer. Raises OSError."""
+    tokenizer, config = load_tokenizer(manifest.tokenizer, home.tokenizer), model_config(manifest.model)
+    config.architectures = [type(hollow_model(manifest.model)).__name__]
+    if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
+        config.bos_token_id = None
+        config.eos_token_id = config.pad_token_id = tokenizer.document_end
+    with quiet_transformers():
+        write_shards(stages, config, folder)
+        tokenizer.save(folder)
 
 
 def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: bool, folder: Path) -> None:

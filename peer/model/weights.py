@@ -40,7 +40,8 @@ class Trained:
         """The shapes of the weights, in the order in which they are cut into fragments. Raises BadManifest."""
         if isinstance(self.manifest, ProgramManifest):
             return by_name(shapes_of(fast_weights(self.checkpoint)))
-        return parameter_shapes(self.manifest.model)
+        shapes, held = parameter_shapes(self.manifest.model), fast_weights(self.checkpoint)
+        return {name: shape for name, shape in shapes.items() if name in held}  # of a staged run: of one stage
 
 
 def held_manifest(home: Home) -> AnyManifest:

@@ -287,7 +287,7 @@ def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Pa
 def test_pieces_that_a_power_loss_has_spoiled_are_fetched_again(tmp_path: Path) -> None:
     data = b"".join(number.to_bytes(4, "big") for number in range(64_000))
     with contextlib.closing(Pieces.open(tmp_path / "result", bytes(32), len(data))) as pieces:
-        pieces.put(range(0, 2), data[: 2 * PIECE], 0)
+        pieces.put(range(2), data[: 2 * PIECE], 0)
         pieces.put(range(3, 4), data[3 * PIECE :], 0)
         coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
         assert not coming.spoiled()
