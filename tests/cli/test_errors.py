@@ -26,7 +26,7 @@ EXIT_CODES = {
     ExitCode.BAD_INPUT: {
         "OperatorError", "BadInvite", "BadManifest", "BadSettings", "NobodyRuns", "HomeInUse", "Diverged", "MeasureFailed",
     },
-    ExitCode.SWARM_UNREACHABLE: {"TransportError", "Unreachable", "PeerGone", "DeadlineExceeded", "SwarmUnreachable"},
+    ExitCode.SWARM_UNREACHABLE: {"TransportError", "Unreachable", "ConnectionEnded", "PeerGone", "DeadlineExceeded", "SwarmUnreachable"},
     ExitCode.REFUSED_BY_RUN: {"RunRefusesUs"},
     ExitCode.VERSION_MISMATCH: {"WrongVersion"},
 }  # fmt: skip
