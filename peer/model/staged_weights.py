@@ -1,0 +1,69 @@
+"""The weights of a staged run, put together from the homes of peers that hold its stages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.model.stages import Cut, manifest_cuts, stage_shapes
+from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, mean_weights, show_nothing, slow_weights
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import StagedManifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+INDEX: Final = "model.safetensors.index.json"  # as transformers names it
+NAME_ANOTHER: Final = "name the home of a peer that holds it: --with HOME"
+
+
+def whole_weights(first: Trained, others: Sequence[Home], use_slow_weights: bool, show: Show = show_nothing) -> list[Mapping[str, Tensor]]:
+    """Return the weights of each stage by parameter, in the order of the stages; several peers' of one stage are averaged.
+
+    The tensors lie in the files of the checkpoints, as far as nobody reads them. Raises BadSettings for a stage that nobody holds, and for
+    a home of another run; BadManifest.
+    """
+    manifest = first.manifest
+    assert isinstance(manifest, StagedManifest)
+    cuts, held = manifest_cuts(manifest), dict[int, list[Mapping[str, Tensor]]]()
+    for home, trained in [(None, first), *((home, load_trained(home, show)) for home in others)]:
+        if home is not None and trained.manifest.run_id != manifest.run_id:
+            raise BadSettings(f"{home.path} holds another run", hint="name homes of peers of the same run")
+        stage = stage_of_checkpoint(trained, cuts)
+        held.setdefault(stage, []).append(slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
+    if missing := [cut.stage + 1 for cut in cuts if cut.stage not in held]:
+        raise BadSettings(f"stage {missing[0]} of {len(cuts)} is not among the given homes", hint=NAME_ANOTHER)
+    return [several[0] if len(several) == 1 else mean_weights(several) for _, several in sorted(held.items())]
+
+
+def stage_of_checkpoint(trained: Trained, cuts: Sequence[Cut]) -> int:
+    """Return the stage, from 0, whose weights a checkpoint holds. Raises BadSettings if it is none of the run's."""
+    names = fast_weights(trained.checkpoint).keys()
+    section = trained.manifest.model
+    for cut in cuts:
+        if stage_shapes(section, cut).keys() == names:  # type: ignore[arg-type]
+            return cut.stage
+    raise BadSettings("the checkpoint holds no stage of this run's model", hint="use the release of the packages with which it was trained")
+
+
+def write_shards(stages: Sequence[Mapping[str, Tensor]], config: PreTrainedConfig, folder: Path) -> None:
+    """Write a file of weights for each stage, their index, and the config, as transformers loads them. Raises OSError."""
+    folder.mkdir()
+    config.save_pretrained(folder)
+    weight_map = dict[str, str]()
+    for number, weights in enumerate(stages, 1):
+        file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
+        weight_map |= dict.fromkeys(weights, file)
+        try:
+            save_file(dict(weights), folder / file, metadata={"format": "pt"})
+        except SafetensorError as error:
+            raise OSError(str(error)) from error
+    num_bytes = sum(tensor.nbytes for weights in stages for tensor in weights.values())
+    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1) + "\n")
