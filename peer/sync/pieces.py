@@ -25,6 +25,7 @@ from gossamer.protocol.messages.messages import Contents, ContentsKind
 PIECE_BYTES = 64 * 1024  # a quarter of a second at 2 Mbit/s; the header of each costs half a thousandth of it
 KEPT_S = 3600.0  # an older content is begun anew
 HASH_BYTES = 32
+ANOTHER_BY_NOW = "it has another result by now"
 _HEAD = struct.Struct("<32sQ")  # owner of the content, and its size
 _ENTRY = struct.Struct("<QQ")  # a piece that is there, and the global step of its source
 
@@ -196,7 +197,7 @@ class RunResult:
     def check(self, source: PeerId, header: Contents) -> None:
         """Raise unless the header of a source announces bytes of this result."""
         if header.name != self.name:
-            raise Refused(RefusalCode.NOT_FOUND, "it has another result by now")
+            raise Refused(RefusalCode.NOT_FOUND, ANOTHER_BY_NOW)
 
     def verify(self, source: PeerId, run: range, data: bytes | memoryview) -> None:
         """Raise unless these bytes are these neighbouring pieces of this result."""
@@ -213,11 +214,16 @@ def _hashes(data: memoryview) -> bytes:
 
 
 async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
-    """Fetch the hashes of a result of so many bytes. Raises as `Source.take`, and BadContents for those of another result."""
+    """Fetch the hashes of a result of so many bytes. Raises as `Source.take`, Refused where the source has another result by now.
+
+    Raises BadContents for hashes that are not those of the result that the source names.
+    """
     total_bytes, hashes = HASH_BYTES * count(num_bytes), b""
     while len(hashes) < total_bytes:
         await source.ask(ContentsKind.RESULT_HASHES, len(hashes), min(CHUNK_BYTES, total_bytes - len(hashes)))
         header, data = await source.take()
+        if header.name != name:
+            raise Refused(RefusalCode.NOT_FOUND, ANOTHER_BY_NOW)
         if header.total_bytes != total_bytes or not data:
             raise BadMessage(f"hashes of {header.total_bytes} bytes; those of this model's result have {total_bytes}")
         hashes += data
