@@ -107,7 +107,7 @@ class Carrying:
 
     @property
     def _is_training(self) -> bool:
-        return self.lifecycle.may_meet and self.lifecycle.phase is RunPhase.TRAIN
+        return self.lifecycle.may_meet and self.lifecycle.phase is RunPhase.TRAIN and self.link.connected
 
     def _look(self) -> None:
         carrier = self.pipeline.carrier
@@ -131,11 +131,9 @@ class Carrying:
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""
-        if self.lifecycle.state is LifecycleState.LEAVING:
-            return
-        reason = "the run has ended here" if self.lifecycle.finished else "not training now"
-        for open_lane in list(self.pipeline.lanes.values()):
-            self.pipeline.end_lane(open_lane, reason)
+        is_idle = self.pipeline.carrier.is_quiet and not self.pipeline.lanes
+        if not is_idle and self.lifecycle.state is not LifecycleState.LEAVING:
+            self.pipeline.rest("the run has ended here" if self.lifecycle.finished else "not training now")
 
     @property
     def _next_stage(self) -> int:

@@ -115,8 +115,8 @@ class Carrier:
                     self._end(hop, HopOutcome.ANSWERED)
             case events.TimePassed():
                 self._look_at_time()
-            case events.Stopped():
-                self._stop()
+            case events.Stopped(is_final):
+                self._stop(is_final=is_final)
         self._send_ready()
         self._begin()
         done, self._commands = self._commands, []
@@ -226,7 +226,8 @@ class Carrier:
                 raise InvalidTransition(f"{reply} in {hop.state.name}")
 
     def _lose_trainer(self, number: int) -> None:
-        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added."""
+        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added; begin no other before the node says so."""
+        self.may_begin = False
         if number in self._lost:
             self._forget_lost(number, is_added=True)
         elif (hop := self.hops.get(number)) is not None:
@@ -348,9 +349,10 @@ class Carrier:
 
     # ------------------------------------------------------------------ ends
 
-    def _stop(self) -> None:
-        """Begin nothing any more, and end what has not left stage 0."""
-        self._is_stopping = True
+    def _stop(self, *, is_final: bool) -> None:
+        """Begin nothing, and end what has not left stage 0."""
+        self.may_begin = False
+        self._is_stopping |= is_final
         for hop in [hop for hop in self.hops.values() if hop.source is None and hop.state in (HopState.QUEUED, HopState.READY)]:
             self._end(hop, HopOutcome.WITHDRAWN)
 

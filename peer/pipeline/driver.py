@@ -92,6 +92,12 @@ class Pipeline:
         """Begin no hop and accept none any more; those under way are answered."""
         self.handle(events.Stopped())
 
+    def rest(self, reason: str) -> None:
+        """End every hop and lane for now: neighbours look elsewhere."""
+        self.handle(events.Stopped(is_final=False))
+        for open_lane in list(self.lanes.values()):
+            self.end_lane(open_lane, reason)
+
     def end_lane(self, open_lane: OpenLane, reason: str) -> None:
         """End a lane for a reason of our own; its hops are withdrawn, or tried elsewhere."""
         self.handle(events.LaneGone(open_lane.lane.number))

@@ -303,6 +303,7 @@ class World:
         holder.files = {name: size for name, size in holder.files.items() if ".own-" not in name}
         for number in requests:
             holder.take(events.TrainerGone(number))
+        holder.carrier.may_begin = True
 
     def cut(self, wire: Wire) -> None:
         """Break a lane."""
