@@ -1,1 +1,1 @@
-"""Hops of a staged run, without tensors: the hops of one holder as a state machine without I/O, and the driver of its lanes. In the node."""
+"""Hops of a staged run, without tensors: the state machine of one holder, without I/O, and the driver of its lanes. In the node."""

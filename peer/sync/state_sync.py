@@ -109,7 +109,7 @@ class StateSync:
         while True:
             await lifecycle.until(lambda: lifecycle.state is not LifecycleState.UNKNOWN)
             if lifecycle.state is LifecycleState.WAITING:
-                while (seen := len(self.groups.book.live(loop_s()))) < self.wait_for_peers:
+                while (seen := len(self.groups.book.everybody(loop_s()))) < self.wait_for_peers:
                     self.emit(ProcessReported("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
                     await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
