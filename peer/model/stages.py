@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
-from gossamer.peer.model.computing import computing_in, inputs_of
+from gossamer.peer.model.computing import DOCUMENT_END, computing_in, inputs_of, mask_documents
 from gossamer.peer.model.model import auto_classes, bounded_size, state_tensors, unset_model
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import Shapes
@@ -110,6 +110,22 @@ def stage_output(model: PreTrainedModel, tokens: Tensor, hidden: Tensor | None, 
     with computing_in(dtype, tokens.device):
         output: Tensor = model.base_model(**inputs_of(model, tokens, hidden), use_cache=False).last_hidden_state
         return output.float()
+
+
+def mask_stage(model: PreTrainedModel, cut: Cut, document_end: int) -> None:
+    """Mask documents from each other in a stage. Raises BadManifest, at the first stage, for a model that cannot."""
+    if cut.is_first:
+        mask_documents(model, document_end)
+    else:
+        setattr(model, DOCUMENT_END, document_end)
+
+
+def stage_flops_per_token(model: PreTrainedModel, cut: Cut, sequence_length: int) -> float:
+    """Return the floating point operations of an inner step of a stage per token, without recomputation; as `flops_per_token` counts."""
+    text = model.config.get_text_config()
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
+    looked_up = text.vocab_size * text.hidden_size if cut.is_first else 0
+    return float(6 * (matrices - looked_up) + 12 * len(cut.span) * text.hidden_size * sequence_length)
 
 
 def balanced_blocks(section: ModelSection, num_stages: int) -> tuple[int, ...]:

@@ -24,7 +24,7 @@ from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forw
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.computing import Computing, can_recompute, evaluating, is_out_of_memory, next_token_loss
-from gossamer.peer.model.model import state_tensors
+from gossamer.peer.model.model import model_config, state_tensors
 from gossamer.peer.model.stages import Cut, stage_output
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.text.labels import ids_of, num_targets
@@ -32,6 +32,7 @@ from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
 from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
@@ -39,7 +40,8 @@ MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 BATCHES_AWAY: Final = 2  # that a driver has under way at most
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
-STARVED_S: Final = 0.05  # without work for so long, the loop returns without a gradient
+TOKEN_BYTES: Final = 4
+STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class StageLoop:
         self.devices = OneDevice(manifest, stage)
         self.computing = replace(computing, micro_batch=manifest.stages.micro_batch)
         self.hops = hops
+        self.terms = stage_terms(manifest, cut)
         self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
         self._stage, self._cut, self._corpus = stage, cut, corpus
         self._emit, self._payloads = emit, payloads
@@ -298,6 +301,14 @@ class StageLoop:
         self.computing = replace(self.computing, recompute=True)
         self.devices.compute_as(self.computing)
         self.emit_computing(OUT_OF_MEMORY)
+
+
+def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
+    """Return the sizes of the hops of a stage, which the node needs."""
+    rows, length = manifest.stages.micro_batch, manifest.inner.sequence_length
+    num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
+    value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
+    return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
 
 
 def hop_seed(name: str, stage: int) -> int:
