@@ -144,7 +144,11 @@ class StageLoop:
 
     def forget_batch(self) -> None:
         """Forget the gradient so far: the weights are others now. The text goes on at the window of the next step."""
-        self._losses, self._num_tokens, self._next_window, self._batch = [], 0, None, None
+        self._next_window = self._batch = None
+        self._drop_gradient()
+
+    def _drop_gradient(self) -> None:
+        self._losses, self._num_tokens = [], 0
         self.devices.clear()
 
     @property
@@ -174,8 +178,7 @@ class StageLoop:
                 self._note(hop, name, measures=measures)
                 if self._cut.is_last:
                     return self._finish(hop, tokens, received)
-                self._write(hop, HopFile.OWN_FORWARD, self._output(name, tokens, received))
-                return Forwarded(hop, measures)
+                return self._forwarded(hop, tokens, received)
             case Backward(hop, loss):
                 return self._return(hop, loss)
 
@@ -185,8 +188,14 @@ class StageLoop:
         tokens = self._to_measure.popleft() if measures else self._window()
         self._payloads.write(hop_file(hop, HopFile.OWN_TOKENS), tokens.numpy().astype("<i4").data)
         self._note(hop, name, measures=measures)
-        self._write(hop, HopFile.OWN_FORWARD, self._output(name, tokens.to(self.device), None))
-        return Forwarded(hop, measures)
+        return self._forwarded(hop, tokens.to(self.device), None)
+
+    def _forwarded(self, hop: int, tokens: Tensor, received: Tensor | None) -> HopReply:
+        """Compute a stage that is not the last, and write its output."""
+        under_way = self._under_way[hop]
+        with evaluating(self._stage) if under_way.measures else torch.no_grad():
+            self._write(hop, HopFile.OWN_FORWARD, self._output(under_way.name, tokens, received))
+        return Forwarded(hop, under_way.measures)
 
     def _window(self) -> Tensor:
         """Return the next micro-batch of the own text, whether or not an earlier one has come back."""
@@ -229,7 +238,7 @@ class StageLoop:
         self._need_new(under_way)
         gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
-        output = self._output(under_way.name, tokens, received, trains=True)
+        output = self._output(under_way.name, tokens, received)
         self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
         self._count(under_way.name, loss, tokens)
         return Returned(hop, loss)
@@ -244,8 +253,7 @@ class StageLoop:
                 assert received.grad is not None
                 self._write(hop, HopFile.OWN_BACKWARD, received.grad)
         except BaseException:
-            self._losses, self._num_tokens = [], 0
-            self.devices.clear()
+            self._drop_gradient()
             raise
 
     def _count(self, name: str, loss: float, tokens: Tensor) -> None:
@@ -262,11 +270,10 @@ class StageLoop:
 
     # ------------------------------------------------------------------ tensors
 
-    def _output(self, name: str, tokens: Tensor, received: Tensor | None, *, trains: bool = False) -> Tensor:
+    def _output(self, name: str, tokens: Tensor, received: Tensor | None) -> Tensor:
         """Compute the stage's output. Both passes of a hop draw the same random numbers."""
         seed_generators(self.device, hop_seed(name, self._cut.stage))
-        with torch.set_grad_enabled(trains):
-            return stage_output(self._stage, tokens, received, self.computing.dtype)
+        return stage_output(self._stage, tokens, received, self.computing.dtype)
 
     def _tokens(self, hop: int) -> Tensor:
         """Return a hop's tokens on the device, int64[rows, L+1]. Raises ValueError for what no driver sends."""
@@ -292,7 +299,7 @@ class StageLoop:
 
     def _use_less(self) -> None:
         """Recompute activations from now on. The gradient, which may hold a part of a micro-batch, is forgotten. Raises OperatorError."""
-        self.forget_batch()
+        self._drop_gradient()
         if self.computing.recompute or not can_recompute(self._stage):
             raise OperatorError(
                 f"not even one micro-batch of this run fits into the memory of {self.device} beside the stage",
