@@ -129,7 +129,9 @@ def _loss_of_average(swarm: Swarm) -> float:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             parameter.copy_(torch.stack([replica.parameters[name] for replica in replicas]).mean(0))
-    return held_out_loss(model, replicas[0].program.corpus, EVAL_BATCHES)
+    corpus = replicas[0].program.corpus
+    assert corpus is not None
+    return held_out_loss(model, corpus, EVAL_BATCHES)
 
 
 def main() -> None:

@@ -69,6 +69,14 @@ class SimulationOptions(RunOptions):
     """Probability that a peer is away for a period of --inner-steps."""
     skew: Annotated[str | None, Setting("SHARE")] = None
     """Share of each batch that comes from the peer's own part of the text."""
+    stages: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """Cut the model into so many stages; a micro-batch takes each stage from one of the peers. --method noloco or local."""
+    routing: Annotated[str | None, Setting("NAME")] = None
+    """With --stages: from which peer. random, or fixed: always the same one."""
+    activations: Annotated[str | None, Setting("NAME")] = None
+    """With --stages: number format of what passes between two stages: fp32, bf16, int8 or int4."""
+    hop_delay: Annotated[int | None, Setting("STEPS")] = Field(None, ge=0)
+    """With --stages: inner steps that a gradient takes back to the stage before."""
     attack: Annotated[str | None, Setting("NAME")] = None
     """What the attackers do from the middle of the run on: ascent, sign-flip, stale and others; away: they meet nobody."""
     attackers: Annotated[int | None, Setting("N")] = Field(None, ge=1)
@@ -156,7 +164,10 @@ def simulation_request(manifest: Path | None, options: SimulationOptions) -> Sim
     steps = NUM_STEPS if options.steps is None and manifest is None else options.steps
     chosen = {
         name: getattr(options, name)
-        for name in ("method", "codec", "peers", "inner_steps", "matching", "seed", "token_weights", "attack", "attackers")
+        for name in (
+            *("method", "codec", "peers", "inner_steps", "matching", "seed", "token_weights", "attack", "attackers"),
+            *("stages", "routing", "activations", "hop_delay"),
+        )
     }
     chosen |= {"line_mbit": options.bandwidth, "step_s": options.step_seconds, "steps": steps}
     texts = {name: getattr(options, name) for name in ("speeds", "delay", "drop_out", "skew")}

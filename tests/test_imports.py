@@ -154,6 +154,10 @@ LOADED = {
         "datasets",
     ),
     "gossamer.peer.trainer.__main__, gossamer.peer.trainer.process": (
+        "gossamer.peer.trainer.stage_loop",  # a run without stages loads nothing of them
+        "gossamer.peer.trainer.hop_queue",
+        "gossamer.peer.model.stages",
+        "gossamer.optim.codecs.activations",
         "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.supervisor",

@@ -25,6 +25,7 @@ from gossamer.peer.text.labels import BEGINS, IGNORED, ids_of, positions_of, tar
 from gossamer.protocol.errors import BadManifest
 
 SHARES: Final = "shares_sequences"  # attribute of a model that masks documents in one sequence from each other, by their marks
+DOCUMENT_END: Final = "document_end"  # attribute of a model that masks documents from each other, by the token that ends one
 MAX_LOGITS: Final = 1 << 26  # at once: 256 MiB in f32
 TRIED_TOKENS: Final = 16  # by need_causal
 CAUSAL_ERROR: Final = 1e-4  # of the later logits' change; rounding moves a causal model's earlier ones by 2e-7, an encoder by 9e-4
@@ -65,21 +66,30 @@ def next_token_loss(
     model: nn.Module,
     tokens: Tensor,  # int64[B, L+1], marked (text/labels.py)
     dtype: torch.dtype = torch.float32,
+    hidden: Tensor | None = None,  # f32[B, L, hidden], for the last stage of a model (stages.py): the output of the stage before
 ) -> Tensor:  # f32[], nats per token
     """Return the mean cross entropy of each token that trains, given its predecessors, with its graph."""
     with computing_in(dtype, tokens.device):
         config = getattr(model, "config", None)
         num_logits = tokens[:, 1:].numel() * config.get_text_config().vocab_size if config is not None else 0
         if num_logits <= MAX_LOGITS or not has_plain_head(model):
-            logits: Tensor = model(**inputs_of(model, tokens), use_cache=False).logits
+            logits: Tensor = model(**inputs_of(model, tokens, hidden), use_cache=False).logits
             return functional.cross_entropy(logits.flatten(0, 1).float(), targets_of(tokens).flatten())
-        return loss_in_parts(model, tokens, math.ceil(num_logits / MAX_LOGITS))
+        return loss_in_parts(model, tokens, math.ceil(num_logits / MAX_LOGITS), hidden)
 
 
-def inputs_of(model: nn.Module, tokens: Tensor) -> dict[str, Tensor]:
-    """Return what a model reads of int64[B, L+1], marked: all but the last token, and their positions if documents share a sequence."""
+def inputs_of(model: nn.Module, tokens: Tensor, hidden: Tensor | None = None) -> dict[str, Tensor]:
+    """Return what a model reads of int64[B, L+1], marked: all but the last token, and their positions if documents share a sequence.
+
+    A stage that is not the first reads `hidden`, the output of the stage before, in place of the tokens.
+    """
     inputs = tokens[:, :-1]
-    return {"input_ids": ids_of(inputs)} | ({"position_ids": positions_of(inputs)} if getattr(model, SHARES, False) else {})
+    read = {"input_ids": ids_of(inputs)} if hidden is None else {"inputs_embeds": hidden}
+    if getattr(model, SHARES, False):
+        return read | {"position_ids": positions_of(inputs)}
+    if hidden is not None and (document_end := getattr(model, DOCUMENT_END, None)) is not None:
+        return read | {"position_ids": document_positions(inputs, document_end)}  # where whole models have mask_documents' hook
+    return read
 
 
 def token_losses(model: nn.Module, tokens: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -108,16 +118,16 @@ def output_distance(outputs: Sequence[Tensor]) -> float:
     return max(0.0, float((stacked.exp() * (stacked - mean)).sum(-1).mean()))
 
 
-def loss_in_parts(model: Any, tokens: Tensor, num_parts: int) -> Tensor:
-    """Return the loss of a model with a plain head on int64[B, L+1] without holding all logits at once."""
+def loss_in_parts(model: Any, tokens: Tensor, num_parts: int, hidden: Tensor | None = None) -> Tensor:
+    """Return the loss of a model with a plain head on int64[B, L+1] without holding all logits at once; `hidden` as `next_token_loss`."""
     targets = targets_of(tokens).flatten()
-    hidden: Tensor = model.base_model(**inputs_of(model, tokens), use_cache=False).last_hidden_state.flatten(0, 1)
+    outputs: Tensor = model.base_model(**inputs_of(model, tokens, hidden), use_cache=False).last_hidden_state.flatten(0, 1)
     head = model.get_output_embeddings()
 
     def part(hidden: Tensor, targets: Tensor) -> Tensor:
         return functional.cross_entropy(head(hidden).float(), targets, reduction="sum")
 
-    losses = [checkpoint(part, *both, use_reentrant=False) for both in zip(hidden.chunk(num_parts), targets.chunk(num_parts), strict=True)]
+    losses = [checkpoint(part, *both, use_reentrant=False) for both in zip(outputs.chunk(num_parts), targets.chunk(num_parts), strict=True)]
     return torch.stack(losses).sum() / (targets != IGNORED).sum()
 
 
@@ -129,12 +139,16 @@ def has_plain_head(model: nn.Module) -> bool:
 
 
 def _try_head(model: Any) -> bool:
-    tokens = torch.zeros((1, 2), dtype=torch.int64, device=next(model.parameters()).device)
+    tokens = torch.zeros((1, 3), dtype=torch.int64, device=next(model.parameters()).device)
     if isinstance(tokens, FakeTensor):
         return True  # there are no values to compare, and nearly all heads are plain
+    is_stage = isinstance(model.get_input_embeddings(), nn.Identity)  # the last one (stages.py), which reads hidden states
+    inputs = inputs_of(
+        model, tokens, torch.ones((1, 2, model.config.get_text_config().hidden_size), device=tokens.device) if is_stage else None
+    )
     with evaluating(model), torch.autocast(tokens.device.type, enabled=False):
-        hidden = model.base_model(input_ids=tokens, use_cache=False).last_hidden_state
-        return torch.equal(model.get_output_embeddings()(hidden), model(input_ids=tokens, use_cache=False).logits)
+        hidden = model.base_model(**inputs, use_cache=False).last_hidden_state
+        return torch.equal(model.get_output_embeddings()(hidden), model(**inputs, use_cache=False).logits)
 
 
 @contextlib.contextmanager
@@ -198,10 +212,13 @@ def mask_documents(model: Any, document_end: int) -> None:
     transformers derives the mask from the restarting positions. Raises BadManifest for a model that ignores them.
     """
 
-    def positions(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    def positions(module: nn.Module, args: tuple[Any, ...], given: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if given.get("inputs_embeds") is not None:
+            return None  # a stage, which gets its positions from the tokens
         tokens = given["input_ids"] if "input_ids" in given else args[0]
         return args, {**given, "position_ids": document_positions(tokens, document_end)}
 
+    setattr(model, DOCUMENT_END, document_end)
     model.base_model.register_forward_pre_hook(positions, with_kwargs=True)
     one, other = [token for token in range(3) if token != document_end][:2]
     _need_masked(model, [[one, document_end, one, one, one], [other, document_end, one, one, one]])

@@ -16,11 +16,12 @@ from gossamer.optim.codecs import CODECS
 from gossamer.optim.inner import OPTIMIZERS
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
+from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.simulator.methods import method
 from gossamer.peer.simulator.scenario import NUM_PEERS, Scenario, known
 from gossamer.peer.trainer.interval import afforded_steps
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.manifest import Manifest, StagedManifest
 from gossamer.protocol.run.sections import FragmentsSection, InnerSection, OuterSection, Section
 
 
@@ -32,6 +33,9 @@ def _speeds(text: str) -> tuple[Fraction, ...]:
 SECTIONS: Final[dict[str, type[Section]]] = {"inner": InnerSection, "outer": OuterSection, "fragments": FragmentsSection}
 MANIFEST_NAMES: Final[dict[str, tuple[str, str]]] = {
     **{key: (name, key) for name, section in SECTIONS.items() for key in section.model_fields},
+    "stages": ("stages", "count"),
+    "micro_batch": ("stages", "micro_batch"),
+    "activations": ("stages", "activations"),
     "codec": ("codec", "name"),
     "method": ("outer", "method"),
     "steps": ("run", "total_steps"),
@@ -46,10 +50,15 @@ SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "matching": ("matching", str, "text"),
     "attack": ("attack", str, "text"),
     "attackers": ("attackers", int, "a whole number"),
+    "routing": ("routing", str, "text"),
+    "hop_delay": ("hop_delay", int, "a whole number"),
     "attack_from": ("attack_from", Fraction, "a number"),
     "token_weights": ("token_weights", {"true": True, "false": False}.__getitem__, "true or false"),
     **{name: (name, float, "a number") for name in NUMBERS},
 }
+
+
+OF_STAGES: Final = ("micro_batch", "activations", "routing", "hop_delay")  # settings of staged runs alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +93,10 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
             table[key] = choices[known_name]
         elif known_name in defaults and (key not in table or (section != "fragments" and name != base.outer.method)):
             table[key] = defaults[known_name]
+    if "stages" not in choices and base.num_stages == 1 and (given := [known_name for known_name in OF_STAGES if known_name in choices]):
+        raise BadSettings(f"{given[0]} has no effect without stages", hint="add --stages 2, or leave it out")
+    if "stages" in choices:
+        tables.get("run", {}).pop("protocol", None)  # it follows from the number of stages
     manifest = Manifest.checked(tables)
     known(manifest.codec.name, CODECS, "codec")
     known(manifest.inner.optimizer, OPTIMIZERS, "inner optimizer")
@@ -93,6 +106,10 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
         codecs = fragment_codecs(manifest, parameter_shapes(manifest.model))
         round_bytes = model_plan(codecs, manifest.outer.alpha).round_bytes
         made = replace(made, auto_steps=afforded_steps(round_bytes, made.line_mbit * 1e6 / 8, made.step_s))
+    if isinstance(manifest, StagedManifest):
+        if not chosen.at_own_rate:
+            raise BadSettings(f"method {name} cannot train a staged run", hint="choose noloco or local, or leave --stages out")
+        manifest_cuts(manifest)  # refuse a model that cannot be cut now
     if made.attack and not chosen.meets_in_pairs:
         raise BadSettings(f"--attack has no effect with method {name}", hint="peers of method noloco meet in pairs and can be attacked")
     chosen.train(made, 1)  # refuse a method's bad settings now, not after the model is built

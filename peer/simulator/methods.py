@@ -43,7 +43,8 @@ class Method:
     def size(self, scenario: Scenario) -> Size:
         """Return the memory that a scenario needs with this method."""
         keeps_residuals = not self.at_own_rate and feedback_decay(scenario.manifest.codec.name, scenario.feedback) > 0.0
-        return Size(scenario.num_peers, self.own_vectors, self.common_vectors, int(keeps_residuals), self.one_replica)
+        own_vectors = self.own_vectors + (scenario.manifest.num_stages > 1)  # all replicas' gradients at once
+        return Size(scenario.num_peers, own_vectors, self.common_vectors, int(keeps_residuals), self.one_replica)
 
     def schedules(self, scenario: Scenario) -> list[Fraction]:
         """Return the rate at which each replica's learning rate follows its schedule."""

@@ -20,6 +20,7 @@ from gossamer.optim.fragments import Countdown
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
+from gossamer.peer.simulator.stages import steps
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight
@@ -34,7 +35,7 @@ NEVER_STEPS = 1 << 30
 
 def train_alone(population: Population) -> Iterator[Fraction]:
     """Train every peer independently; yield each time at which inner steps end."""
-    for now, arrived in population.scenario.steps_at_own_rates():
+    for now, arrived in steps(population):
         for peer in arrived:
             population.replicas[peer].inner_step()
         yield now
@@ -44,7 +45,7 @@ def gossip(population: Population, rule: NoLoCo, members: Callable[[Population],
     """Train peers that meet in pairs; yield each time at which inner steps end, after its meetings."""
     scenario = population.scenario
     table = Gossip(population, rule, matcher(scenario, len(population.layout.codecs)), members(population))
-    for now, arrived in scenario.steps_at_own_rates():
+    for now, arrived in steps(population):
         for peer in arrived:
             table.peers[peer].inner_step(scenario.step_tokens)
         table.boundary(now, arrived)

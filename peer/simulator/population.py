@@ -8,6 +8,7 @@ batch without a finite loss, which a real peer skips, ends the simulation.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,10 +28,12 @@ from gossamer.peer.model.computing import compute_dtype, next_token_loss
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import build_model, check_fit, model_config, num_parameters, placed
 from gossamer.peer.model.plan import ClockBudget, fragment_codecs
+from gossamer.peer.model.stages import manifest_cuts, stage_shapes
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.peer.simulator.texts import Batches, Texts
 from gossamer.peer.text.tokenizer import Tokenizer
 from gossamer.protocol.errors import BadSettings, OperatorError
+from gossamer.protocol.run.manifest import StagedManifest
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4
@@ -100,6 +103,8 @@ class SimulatedReplica:
         self.parameters: dict[str, Tensor] = dict(model.named_parameters())
         self.weights = torch.empty(layout.numel, device=model.device)
         self.batches = batches
+        self.is_routed = False  # its gradients come from the micro-batches that pass through its stages (stages.py)
+        self.clipped: list[list[Tensor]] = [list(self.parameters.values())]  # what is clipped together
         self.dtype = compute_dtype(scenario.manifest.inner.precision, model.device)
         self._settings = scenario.inner_settings_at(rate)
         self._manifest, outer = scenario.manifest, scenario.manifest.outer
@@ -108,8 +113,9 @@ class SimulatedReplica:
         self._optimizer = build_optimizer(scenario.manifest.inner.optimizer, self.parameters.items(), self._settings)
 
     def inner_step(self) -> None:
-        """Train on this peer's next batch. Raises Diverged."""
-        self.add_gradient(self.batches, self.own_steps)
+        """Train on this peer's next batch; in a staged run, on what has passed through it. Raises Diverged."""
+        if not self.is_routed:
+            self.add_gradient(self.batches, self.own_steps)
         self.apply_gradient()
 
     def other_text(self) -> Tensor:
@@ -134,7 +140,8 @@ class SimulatedReplica:
     def apply_gradient(self) -> None:
         """Clip the gradient, take the inner optimizer's step, and free the gradient. Raises Diverged."""
         set_learning_rate(self._optimizer, learning_rate(self.global_step, self.global_step, self._settings))
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters.values(), self._manifest.inner.clip_norm))
+        clip_norm = self._manifest.inner.clip_norm
+        norm = math.hypot(*(float(torch.nn.utils.clip_grad_norm_(tensors, clip_norm)) for tensors in self.clipped))
         if not norm < float("inf"):
             raise Diverged(
                 f"peer {self.number} diverged at its inner step {self.own_steps}: loss {self.losses[-1]:.3g}, gradient norm {norm:.3g}",
@@ -181,7 +188,10 @@ def populate(scenario: Scenario, tokenizer: Tokenizer, texts: Texts, device: tor
     model = build_model(manifest.model, scenario.seed)
     check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
     mask_as_run(model, manifest)
-    codecs = fragment_codecs(manifest, {name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    cuts = manifest_cuts(manifest) if isinstance(manifest, StagedManifest) else ()
+    whole = {name: tuple(parameter.shape) for name, parameter in model.named_parameters()}
+    parts = [stage_shapes(manifest.model, cut) for cut in cuts] or [whole]
+    codecs = tuple(codec for part in parts for codec in fragment_codecs(manifest, part))  # each stage has fragments of its own
     ends = accumulate((codec.fragment.numel for codec in codecs), initial=0)
     layout = Layout(codecs, tuple(slice(start, stop) for start, stop in pairwise(ends)))
     first = placed(model, device)

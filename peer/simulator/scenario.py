@@ -25,6 +25,8 @@ from gossamer.protocol.run.sections import AUTO_STEPS
 NUM_PEERS: Final = 8
 ON_DEMAND: Final = "on-demand"
 SCHEDULED: Final = "scheduled"
+RANDOM: Final = "random"
+FIXED: Final = "fixed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Scenario:
     attackers: int = 0
     attack_from: Fraction = Fraction(1, 2)  # of the run, before they turn
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
+    routing: str = RANDOM  # staged runs: which replica's stage a micro-batch takes next; fixed: always those of one replica
+    hop_delay: int = 0  # staged runs: how many inner steps a gradient takes from a stage to the one before
 
     def __post_init__(self) -> None:
         _need(self.num_peers >= 1, f"peers must be at least 1, and is {self.num_peers}")
@@ -67,6 +71,10 @@ class Scenario:
         _need(self.staleness_penalty >= 1.0, f"staleness_penalty must be at least 1, and is {self.staleness_penalty:g}")
         for name, share in (("skew", self.skew), ("keep_local", self.keep_local), ("feedback", self.feedback or 0.0)):
             _need(0.0 <= share <= 1.0, f"{name} must lie in [0, 1], and is {share:g}")
+        _need(self.routing in (RANDOM, FIXED), f"routing is {self.routing!r}; it can be {RANDOM} or {FIXED}")
+        _need(self.hop_delay >= 0, f"hop_delay must not be negative, and is {self.hop_delay}")
+        _need(self.manifest.num_stages == 1 or len(set(self.speeds)) == 1, "in a staged run all peers have the same speed")
+        _need(self.manifest.num_stages == 1 or not self.attack, "an attack on a staged run cannot be simulated")
         if self.attack:
             known(self.attack, ATTACKS, "attack")
 

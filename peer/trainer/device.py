@@ -39,14 +39,14 @@ class OneDevice:
 
         Return their part of the loss; None, with no gradient left, where memory runs out. Seeds torch's generators, for dropout.
         """
-        self._compute_as(computing)
-        self._clear()
+        self.compute_as(computing)
+        self.clear()
         try:
             return self._accumulated(rows, rows if batch is None else batch, seed, computing)
         except RuntimeError as error:
             if not is_out_of_memory(error):
                 raise
-        self._clear()  # outside `except`, where the error no longer holds the step's tensors
+        self.clear()  # outside `except`, where the error no longer holds the step's tensors
         if self.device.type != "cpu":
             torch.accelerator.empty_cache()
         return None
@@ -88,7 +88,7 @@ class OneDevice:
         """Free the device: there is nothing to free."""
 
     def _accumulated(self, rows: Tensor, batch: Tensor, seed: int, computing: Computing) -> Tensor:
-        _seed_generators(self.device, seed)
+        seed_generators(self.device, seed)
         losses = [torch.zeros((), device=self.device)]  # a rank may have no rows
         num_all = num_targets(batch).to(self.device)
         for part in torch.split(rows, computing.micro_batch or len(batch)) if len(rows) else ():
@@ -97,13 +97,15 @@ class OneDevice:
             losses.append(loss.detach())
         return torch.stack(losses).sum()
 
-    def _clear(self) -> None:
+    def clear(self) -> None:
+        """Clear the gradient."""
         for flat in self.gradients:
             flat.zero_()
         if not self.gradients:
             self._optimizer.zero_grad(set_to_none=True)
 
-    def _compute_as(self, computing: Computing) -> None:
+    def compute_as(self, computing: Computing) -> None:
+        """Compile the blocks, or let them recompute activations, from now on, if asked to."""
         if computing.recompute and not self._recomputes:
             recompute_blocks(self.model)
         if computing.compiles and not self._compiles:
@@ -123,7 +125,7 @@ def keep_within(device: torch.device, num_bytes: float) -> None:
         limit_memory(device, num_bytes)
 
 
-def _seed_generators(device: torch.device, seed: int) -> None:
+def seed_generators(device: torch.device, seed: int) -> None:
     """Seed the generators that an inner step draws from; torch.manual_seed records a stack trace for every absent backend."""
     torch.default_generator.manual_seed(seed)
     if device.type != "cpu":

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -64,6 +65,18 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     computing = computing or Computing(micro_batch=1, recompute=True)
     shapes = parameter_shapes(manifest.model)
     need_layout(manifest.model, shapes)
+    num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
+    left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
+    return model_need(manifest, shapes, device, computing, left)
+
+
+def model_need(
+    manifest: Manifest, shapes: Shapes, device: str, computing: Computing, activations: int, hops: Parts = MappingProxyType({})
+) -> Need:
+    """Count what a peer needs that trains tensors of these shapes, of which a step leaves `activations` bytes; see `run_need`.
+
+    `hops`: what passes through the payload folder beside meetings.
+    """
     codecs = fragment_codecs(manifest, shapes)
     plan = model_plan(codecs, manifest.outer.alpha)
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
@@ -81,9 +94,9 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         "for weights and their gradients": 2 * weights * (1 if is_apart else count),
         "for the optimizer": share if is_apart else optimizer,
         **({} if is_apart else {**slow, COPY: weights + optimizer}),
-        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), is_apart),
+        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), activations, is_apart),
     }
-    payloads = _payloads(plan)
+    payloads = {**_payloads(plan), **hops}
     copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights + frozen}
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
@@ -146,12 +159,10 @@ def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: C
     raise refusal
 
 
-def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, is_apart: bool) -> Parts:
+def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, activations: int, is_apart: bool) -> Parts:
     """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
-    num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
-    left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
     step = {
-        "for what a batch leaves in the model": left * (1 if is_apart else computing.num_devices),
+        "for what a batch leaves in the model": activations * (1 if is_apart else computing.num_devices),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
         **({} if is_apart else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }

@@ -8,9 +8,9 @@ from __future__ import annotations
 import hashlib
 import math
 import random
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
@@ -24,12 +24,11 @@ from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.boundary import IDLE_S, Boundary, State, Supervision
 from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.loop_program import LoopProgram
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import TokenProbe
-from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.stopwatch import InnerStep
-from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
 
@@ -41,11 +40,13 @@ MOST_EVAL_TOKENS: Final = 32_768  # ...of at most so many tokens together: eight
 JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
 JUDGE_TOKENS: Final = (2048, 8192)  # ...of at least and at most so many tokens together: the trainer stands still meanwhile
 POOL_TOKENS: Final = 16_384  # of held-out text, from which the probe draws
-OPTIMIZER: Final = "inner/"  # in the names of a checkpoint's tensors
 
 
-class TextProgram:
+class TextProgram(LoopProgram):
     """A language model, its text and its inner loop. The model's tensors are written to."""
+
+    inner: InnerLoop
+    corpus: Corpus
 
     def __init__(
         self,
@@ -56,16 +57,9 @@ class TextProgram:
         computing: Computing = Computing(),  # noqa: B008 - frozen
         devices: Ranks | None = None,  # None: the one where the model is
     ) -> None:
+        super().__init__(InnerLoop(manifest, model, corpus, computing, emit, devices), corpus)
         self.model = model
-        self.corpus = corpus
-        self.inner = InnerLoop(manifest, model, corpus, computing, emit, devices)
-        self.weights = Weights(self.inner.parameters)
         self._sizes = manifest.inner
-
-    @property
-    def device(self) -> torch.device:
-        """The model's device, the first of several."""
-        return self.inner.device
 
     def losses(self) -> Losses:
         """Measure the loss on a few held-out batches: one number."""
@@ -85,58 +79,33 @@ class TextProgram:
         """Return a probe on held-out sequences."""
         return TokenProbe(self.model, self.inner.computing.dtype, probe_pool(self.corpus).to(self.device), rng)
 
-    def kept(self) -> Kept:
-        """Return the optimizer's state, with copies of what other ranks hold, and the place in the text."""
-        tensors = {f"{OPTIMIZER}{name}": value for name, value in self.inner.devices.state().items()}
-        return Kept(tensors, {"corpus": self.corpus.cursor()})
-
-    def changes(self, name: str) -> bool:
-        """Return whether it is a live tensor: the state of a parameter that this rank's optimizer moves."""
-        return name.removeprefix(OPTIMIZER).split("/", 1)[1] in self.inner.devices.moved
-
-    def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore the optimizer's state and the place in the text."""
-        given = {name.removeprefix(OPTIMIZER): value for name, value in tensors.items() if name.startswith(OPTIMIZER)}
-        self.inner.devices.restore(given)
-        self.corpus.restore(state["corpus"])
-        self.inner.forget_batch()
-
-    def forget_optimizer(self) -> None:
-        """Clear the optimizer's state."""
-        self.inner.devices.forget()
-
-    def cpu_s(self) -> float:
-        """Return the processor time of the other ranks."""
-        return self.inner.devices.cpu_s()
-
-    def close(self) -> None:
-        """Close the text, and end the other ranks."""
-        self.corpus.close()
-        self.inner.devices.close()
-
     def _held_out_loss(self, num_batches: int, most_tokens: int) -> float:
         return held_out_loss(self.model, self.corpus, num_batches, computing=self.inner.computing, most_tokens=most_tokens)
 
 
 class TextReplica(Replica):
-    """A replica of a language model that trains on text."""
+    """A replica of a language model, or of one stage of it, that trains on text."""
 
-    program: TextProgram
+    program: LoopProgram
 
-    def __init__(self, manifest: Manifest, program: TextProgram, peer_seed: int) -> None:
+    def __init__(self, manifest: Manifest, program: LoopProgram, peer_seed: int) -> None:
         super().__init__(manifest, program, peer_seed)
         self._seed = peer_seed
         self._settings = inner_settings(manifest)
 
-    def inner_step(self, beside: AbstractContextManager[None] = ALONE) -> InnerStep:
-        """Train on this peer's next batch, and count the step. The gradient, which only reads weights, is computed inside `beside`.
+    def inner_step(self, beside: AbstractContextManager[None] = ALONE) -> InnerStep | None:
+        """Train on this peer's next batch, and count the step; None where the loop has no whole batch yet: call again.
 
-        Raises FloatingPointError, with no weight changed, when the loss or a gradient is not finite; and as InnerLoop.gradient.
+        The gradient, which only reads weights, is computed inside `beside`. Raises FloatingPointError, with no weight changed, when the
+        loss or a gradient is not finite; and as InnerLoop.gradient.
         """
         rate, step = learning_rate(self.global_step, self.steps_since_join(), self._settings), self.own_steps
         try:
             with beside:
-                *scalars, num_tokens = self.program.inner.gradient(step, step_seed(self._seed, step))
+                found = self.program.inner.gradient(step, step_seed(self._seed, step))
+                if found is None:
+                    return None
+                *scalars, num_tokens = found
                 loss, norm = torch.stack(scalars).tolist()  # waits for a GPU: the only time in a step
             if not math.isfinite(loss + norm):
                 raise FloatingPointError(f"inner step {step}: loss {loss}, gradient norm {norm}")
@@ -189,7 +158,10 @@ class TextTrainer:
         except FloatingPointError as error:
             boundary.skip_step(error)
         else:
-            boundary.after_step(step)
+            if step is None:
+                boundary.report_if_time()
+            else:
+                boundary.after_step(step)
         return 0.0
 
 

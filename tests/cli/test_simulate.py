@@ -19,7 +19,7 @@ from gossamer.peer.simulator.results import JSON_KEYS, Result
 from gossamer.peer.simulator.scenario import Scenario
 from gossamer.protocol.errors import ExitCode
 from tests.cli.shell import CommandResult, Shell
-from tests.peer.small import small_manifest
+from tests.peer.small import LLAMA, small_manifest
 
 QUICK = ("--peers", "2", "--steps", "6", "--inner-steps", "3", "--eval-batches", "1", "--device", "cpu")
 TEXT = "".join(f"line {n} of a text that repeats itself, more or less; " for n in range(3000))
@@ -138,6 +138,8 @@ def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> Non
         (("--speeds", "4,x"), "speeds is '4:x'", ""),
         (("--skew", "2"), "skew must lie in [0, 1]", ""),
         (("--matching", "never"), "matching is 'never'", ""),
+        (("--stages", "2"), 'run.access is "open"', ""),
+        (("--routing", "fixed"), "routing has no effect without stages", "--stages 2"),
         (("--plot", "no-such-folder/x.png"), "the folder of no-such-folder/x.png", "--plot"),
         (("--peers", "100000000"), "100000000 replicas of", "--peers"),
         (
@@ -153,6 +155,18 @@ def test_bad_input_is_refused_with_a_hint(shell: Shell, manifest: Path, argument
     assert error in result.complaint[0]
     assert hint in result.complaint[1]
     assert not result.out
+
+
+def test_a_staged_run_of_a_whole_manifest_is_simulated(shell: Shell, tmp_path: Path) -> None:
+    made = small_manifest(run={"access": "invite"}, data={"source": "text"}, model={"config": LLAMA | {"tie_word_embeddings": False}})
+    (tmp_path / "text.txt").write_text(TEXT)
+    (tmp_path / "small.toml").write_text(made.to_toml())
+    stages = "--stages", "2", "--routing", "random", "--activations", "int4", "--hop-delay", "1", "--json"
+    result = simulated(shell, tmp_path / "small.toml", *stages)
+    assert result.code == 0, result.complaint
+    found = json.loads(result.out)["settings"]
+    assert (found["manifest"]["stages"]["count"], found["manifest"]["stages"]["activations"]) == (2, "int4")
+    assert (found["scenario"]["routing"], found["scenario"]["hop_delay"]) == ("random", "1")
 
 
 def test_a_text_too_small_is_reported_with_the_need(shell: Shell, manifest: Path) -> None:
@@ -198,6 +212,10 @@ TRAINING = {
     "attack": ("--attack", "stale"),
     "attackers": ("--attackers", "1"),
     "skew": ("--skew", "0.5"),
+    "stages": ("--stages", "2"),
+    "routing": ("--routing", "fixed"),
+    "activations": ("--activations", "int4"),
+    "hop_delay": ("--hop-delay", "1"),
     "sweep": ("--sweep", "codec=fp32,nf4"),
     "data": ("--data", "."),
     "device": ("--device", "cpu"),

@@ -1,0 +1,323 @@
+"""The inner loop of one stage: it serves hops of micro-batches until a batch of them has come back, whoever sent them.
+
+The trainer keeps nothing of a hop but a few numbers. Tokens, input and output of the stage lie coded in the payload folder. The backward
+pass computes the stage again from them, with the weights of then: weights may move, and the trainer may step, between both passes.
+Across stages nothing is exactly once; at this stage a micro-batch is added once at most.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from gossamer.optim.codecs.activations import ACTIVATIONS
+from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, hop_file
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.machine.events import ComputingSet, Event
+from gossamer.peer.model.computing import Computing, can_recompute, evaluating, is_out_of_memory, next_token_loss
+from gossamer.peer.model.model import model_config, state_tensors
+from gossamer.peer.model.stages import Cut, stage_output
+from gossamer.peer.text.corpus import Corpus
+from gossamer.peer.text.labels import ids_of, num_targets
+from gossamer.peer.trainer.device import OneDevice, seed_generators
+from gossamer.peer.trainer.hop_queue import HopQueue
+from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
+from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.newest import keep_newest
+from gossamer.protocol.run.manifest import StagedManifest
+
+MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
+BATCHES_AWAY: Final = 2  # that a driver has under way at most
+NAMES_KEPT: Final = 256  # of micro-batches that were added
+HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
+TOKEN_BYTES: Final = 4
+STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
+
+
+@dataclass(frozen=True, slots=True)
+class UnderWay:
+    """What is remembered of a hop between its forward and its backward pass here."""
+
+    name: str
+    step: int  # own steps at the forward pass
+    measures: bool
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    """The loss of one held-out micro-batch, nats per token, at its driver."""
+
+    loss: float
+    num_tokens: int
+
+
+class StageLoop:
+    """The inner steps of one stage of a model, on one device. The stage's tensors are written to. Belongs to one thread.
+
+    `corpus` is the text of a driver, which holds the first stage; None at other stages. Another thread puts the node's requests into
+    `hops`, once the files that they need lie in `payloads`.
+    """
+
+    def __init__(
+        self,
+        manifest: StagedManifest,
+        stage: PreTrainedModel,
+        cut: Cut,
+        corpus: Corpus | None,
+        computing: Computing,
+        emit: Callable[[Event], None],
+        payloads: PayloadFolder,
+        hops: HopQueue,
+    ) -> None:
+        assert (corpus is not None) == cut.is_first
+        self.parameters: dict[str, Tensor] = state_tensors(stage)
+        self.device = next(iter(self.parameters.values())).device
+        self.devices = OneDevice(manifest, stage)
+        self.computing = replace(computing, micro_batch=manifest.stages.micro_batch)
+        self.hops = hops
+        self.terms = stage_terms(manifest, cut)
+        self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
+        self._stage, self._cut, self._corpus = stage, cut, corpus
+        self._emit, self._payloads = emit, payloads
+        self._rows, self._clip_norm = manifest.stages.micro_batch, manifest.inner.clip_norm
+        self._in_batch = manifest.inner.batch_size // self._rows
+        self._shape = self._rows, manifest.inner.sequence_length + 1
+        config = stage.config.get_text_config()
+        self._vocab_size, self._width = int(config.vocab_size), int(config.hidden_size)
+        self._codec = ACTIVATIONS[manifest.stages.activations]
+        self._under_way: dict[int, UnderWay] = {}  # by hop
+        self._added: dict[str, None] = {}  # names of micro-batches, newest last
+        self._own_steps = 0
+        self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
+        self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
+        self._to_measure: deque[Tensor] = deque()
+        self._losses: list[float] = []  # of the micro-batches in the gradient
+        self._num_tokens = 0
+        self.devices.compute_as(self.computing)
+
+    def emit_computing(self, reason: str) -> None:
+        """Emit how this peer computes, and why."""
+        how = self.computing
+        self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
+
+    def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int] | None:
+        """Serve hops until a batch of micro-batches is in the gradient; return as InnerLoop.gradient does, the loss as it came by.
+
+        None where no hop came in time, or `hops` was interrupted: what is added so far stays, and the next call goes on. `step` counts own
+        steps. `seed` is not used, as each hop has its own. Raises OperatorError.
+        """
+        self._own_steps = step
+        while len(self._losses) < self._in_batch:
+            self.hops.remove_lost(self._under_way)
+            found = self.hops.take(STARVED_S, begins=self._may_begin)
+            if found is None:
+                return None
+            request, session = found
+            self.hops.reply(self._answer(request), session)
+        loss, num_tokens = math.fsum(self._losses) / self._in_batch, self._num_tokens
+        norm = self.devices.clip(self._clip_norm)
+        self._losses, self._num_tokens = [], 0
+        return torch.tensor(loss), norm.to("cpu"), num_tokens
+
+    def measure(self, rows: Tensor) -> None:
+        """Let the next micro-batches of a driver be these held-out sequences, int64[N, L+1]; an incomplete last one is left out."""
+        self._to_measure += [part for part in torch.split(rows, self._rows) if len(part) == self._rows]
+
+    @property
+    def added(self) -> list[str]:
+        """The names of the newest micro-batches that were added, which are not added again."""
+        return list(self._added)
+
+    @added.setter
+    def added(self, names: list[str]) -> None:
+        self._added = dict.fromkeys(names)
+
+    def forget_batch(self) -> None:
+        """Forget the gradient so far: the weights are others now. The text goes on at the window of the next step."""
+        self._next_window = self._batch = None
+        self._drop_gradient()
+
+    def _drop_gradient(self) -> None:
+        self._losses, self._num_tokens = [], 0
+        self.devices.clear()
+
+    @property
+    def _may_begin(self) -> bool:
+        return self._cut.is_first and len(self._under_way) < BATCHES_AWAY * self._in_batch
+
+    # ------------------------------------------------------------------ one request
+
+    def _answer(self, request: HopRequest) -> HopReply:
+        """Carry out a request; bytes that do not allow it change nothing and are the reason of the reply. Raises OperatorError."""
+        try:
+            return self._carry_out(request)
+        except (OSError, ValueError) as error:
+            return Declined(request.hop, getattr(error, "strerror", None) or str(error))
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+        self._use_less()  # outside `except`, where the error no longer holds the pass's tensors
+        return Declined(request.hop, OUT_OF_MEMORY)
+
+    def _carry_out(self, request: HopRequest) -> HopReply:
+        match request:
+            case Begin(hop, name):
+                return self._begin(hop, name)
+            case Forward(hop, name, measures):
+                tokens, received = self._tokens(hop), self._read(hop, HopFile.PARTNER_FORWARD)
+                self._note(hop, name, measures=measures)
+                if self._cut.is_last:
+                    return self._finish(hop, tokens, received)
+                return self._forwarded(hop, tokens, received)
+            case Backward(hop, loss):
+                return self._return(hop, loss)
+
+    def _begin(self, hop: int, name: str) -> HopReply:
+        """Take the next window of the text, or a held-out one, and compute the first stage."""
+        measures = bool(self._to_measure)
+        tokens = self._to_measure.popleft() if measures else self._window()
+        self._payloads.write(hop_file(hop, HopFile.OWN_TOKENS), tokens.numpy().astype("<i4").data)
+        self._note(hop, name, measures=measures)
+        return self._forwarded(hop, tokens.to(self.device), None)
+
+    def _forwarded(self, hop: int, tokens: Tensor, received: Tensor | None) -> HopReply:
+        """Compute a stage that is not the last, and write its output."""
+        under_way = self._under_way[hop]
+        with evaluating(self._stage) if under_way.measures else torch.no_grad():
+            self._write(hop, HopFile.OWN_FORWARD, self._output(under_way.name, tokens, received))
+        return Forwarded(hop, under_way.measures)
+
+    def _window(self) -> Tensor:
+        """Return the next micro-batch of the own text, whether or not an earlier one has come back."""
+        assert self._corpus is not None
+        number = self._own_steps * self._in_batch if self._next_window is None else self._next_window
+        self._next_window = number + 1
+        step, part = divmod(number, self._in_batch)
+        if self._batch is None or self._batch[0] != step:
+            self._batch = step, self._corpus.batch(step)
+        return self._batch[1][part * self._rows : (part + 1) * self._rows]
+
+    def _finish(self, hop: int, tokens: Tensor, received: Tensor) -> HopReply:
+        """Compute the last stage with its loss, and at once backward."""
+        under_way = self._under_way.pop(hop)
+        seed_generators(self.device, hop_seed(under_way.name, self._cut.stage))
+        if under_way.measures:
+            with evaluating(self._stage):
+                return Returned(hop, float(next_token_loss(self._stage, tokens, self.computing.dtype, received)))
+        self._need_new(under_way)
+        loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
+        if not math.isfinite(value := float(loss.detach())):
+            raise ValueError(f"the loss is {value}")
+        self._add(hop, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)), received)
+        self._count(under_way.name, value, tokens)
+        return Returned(hop, value)
+
+    def _return(self, hop: int, loss: float) -> HopReply:
+        """Compute the stage again, and backward from the gradient of its output."""
+        under_way = self._under_way.pop(hop, None)
+        if under_way is None:
+            raise ValueError("its forward pass is not known here")
+        if not math.isfinite(loss):
+            raise ValueError(f"the loss is {loss}")
+        tokens = self._tokens(hop)
+        if under_way.measures:
+            self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
+            return Returned(hop, loss)
+        if (late := self._own_steps - under_way.step) > MAX_LATE_STEPS:
+            raise ValueError(f"the gradient is {late} steps late")
+        self._need_new(under_way)
+        gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
+        received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
+        output = self._output(under_way.name, tokens, received)
+        self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
+        self._count(under_way.name, loss, tokens)
+        return Returned(hop, loss)
+
+    def _add(self, hop: int, backward: Callable[[], None], received: Tensor | None) -> None:
+        """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite."""
+        if not self._losses:
+            self.devices.clear()
+        try:
+            backward()
+            if received is not None:
+                assert received.grad is not None
+                self._write(hop, HopFile.OWN_BACKWARD, received.grad)
+        except BaseException:
+            self._drop_gradient()
+            raise
+
+    def _count(self, name: str, loss: float, tokens: Tensor) -> None:
+        keep_newest(self._added, name, None, NAMES_KEPT)
+        self._losses.append(loss)
+        self._num_tokens += int(num_targets(tokens))
+
+    def _need_new(self, under_way: UnderWay) -> None:
+        if under_way.name in self._added:
+            raise ValueError("the micro-batch is added already")
+
+    def _note(self, hop: int, name: str, *, measures: bool) -> None:
+        keep_newest(self._under_way, hop, UnderWay(name, self._own_steps, measures), HOPS_KEPT)
+
+    # ------------------------------------------------------------------ tensors
+
+    def _output(self, name: str, tokens: Tensor, received: Tensor | None) -> Tensor:
+        """Compute the stage's output. Both passes of a hop draw the same random numbers."""
+        seed_generators(self.device, hop_seed(name, self._cut.stage))
+        return stage_output(self._stage, tokens, received, self.computing.dtype)
+
+    def _tokens(self, hop: int) -> Tensor:
+        """Return a hop's tokens on the device, int64[rows, L+1]. Raises ValueError for what no driver sends."""
+        file = HopFile.OWN_TOKENS if self._cut.is_first else HopFile.PARTNER_TOKENS
+        read = np.frombuffer(self._payloads.read(hop_file(hop, file)), dtype="<i4")
+        if read.size != math.prod(self._shape):
+            raise ValueError(f"{read.size} tokens are not {self._shape[0]} sequences of {self._shape[1]}")
+        tokens = torch.from_numpy(read.astype(np.int64)).view(self._shape)
+        if int(ids_of(tokens).max()) >= self._vocab_size or int(tokens.max()) >= self._vocab_size:
+            raise ValueError("a token is not in the vocabulary")
+        return tokens.to(self.device)
+
+    def _read(self, hop: int, file: HopFile) -> Tensor:
+        """Return decoded values, f32[rows, L, width] on the device. Raises ValueError for bytes that are none."""
+        shape = self._shape[0], self._shape[1] - 1, self._width
+        data = self._payloads.read(hop_file(hop, file))
+        coded = torch.frombuffer(data, dtype=torch.uint8) if len(data) else torch.empty(0, dtype=torch.uint8)
+        return self._codec.unpack(coded.to(self.device), math.prod(shape)).view(shape).clone()
+
+    def _write(self, hop: int, file: HopFile, values: Tensor) -> None:
+        """Code values into a file. Raises ValueError for values that are not finite."""
+        self._payloads.write(hop_file(hop, file), self._codec.pack(values.detach().flatten()).cpu().numpy().data)
+
+    def _use_less(self) -> None:
+        """Recompute activations from now on. The gradient, which may hold a part of a micro-batch, is forgotten. Raises OperatorError."""
+        self._drop_gradient()
+        if self.computing.recompute or not can_recompute(self._stage):
+            raise OperatorError(
+                f"not even one micro-batch of this run fits into the memory of {self.device} beside the stage",
+                hint="close other programs that use that memory, choose other --devices, or join a run with shorter sequences",
+            )
+        self.computing = replace(self.computing, recompute=True)
+        self.devices.compute_as(self.computing)
+        self.emit_computing(OUT_OF_MEMORY)
+
+
+def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
+    """Return the sizes of the hops of a stage, which the node needs."""
+    rows, length = manifest.stages.micro_batch, manifest.inner.sequence_length
+    num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
+    value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
+    return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
+
+
+def hop_seed(name: str, stage: int) -> int:
+    """Derive the seed of a micro-batch's dropout at one stage."""
+    return int.from_bytes(hashlib.sha256(f"{name}/{stage}".encode()).digest()[:8], "little") >> 1

@@ -1,0 +1,345 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.optim.codecs.activations import ACTIVATIONS
+from gossamer.optim.inner import learning_rate
+from gossamer.peer.link.messages import Begin, Declined, Forwarded, HopFile, Returned
+from gossamer.peer.model.computing import Computing, next_token_loss
+from gossamer.peer.model.model import build_model
+from gossamer.peer.model.plan import inner_settings
+from gossamer.peer.model.stages import Cut, manifest_cuts
+from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, MAX_LATE_STEPS
+from gossamer.protocol.run.manifest import StagedManifest
+from tests.peer.small import ignored, small_corpus
+from tests.peer.trainer.staged import SESSION, Holder, ScriptedNode, reasons, staged_manifest
+
+torch.set_num_threads(1)
+
+
+def whole_loop(manifest: StagedManifest, holders: list[Holder]) -> InnerLoop:
+    """Training of the whole model in parts of a micro-batch, from the stages' weights."""
+    model = build_model(manifest.model, 0)
+    model.load_state_dict({name: tensor for holder in holders for name, tensor in holder.stage.state_dict().items()})
+    return InnerLoop(manifest, model, small_corpus(manifest), Computing(micro_batch=manifest.stages.micro_batch), ignored)
+
+
+def gradients(holder: Holder) -> dict[str, Tensor]:
+    return {name: parameter.grad.clone() for name, parameter in holder.stage.named_parameters() if parameter.grad is not None}
+
+
+def last_holder(folder: Path, **given: str) -> Holder:
+    manifest = staged_manifest(**given)  # type: ignore[arg-type]
+    return Holder(manifest, manifest_cuts(manifest)[-1], folder)
+
+
+def first_holder(folder: Path, **given: str) -> Holder:
+    manifest = staged_manifest(**given)  # type: ignore[arg-type]
+    return Holder(manifest, manifest_cuts(manifest)[0], folder)
+
+
+def micro_batch(seed: int = 0, activations: str = "fp32") -> tuple[bytes, bytes]:
+    """Tokens and input of a stage that is not the first."""
+    draws = torch.Generator().manual_seed(seed)
+    tokens = torch.randint(0, 256, (2, 17), generator=draws, dtype=torch.int32)
+    return tokens.numpy().tobytes(), ACTIVATIONS[activations].pack(torch.randn(2 * 16 * 64, generator=draws)).numpy().tobytes()
+
+
+def coded(values: Tensor) -> bytes:
+    return values.flatten().numpy().tobytes()
+
+
+# ---------------------------------------------------------------------- exactness
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("optimizer", ["muon", "adamw"])
+def test_twenty_steps_in_stages_are_those_of_the_whole_model_bit_for_bit(tmp_path: Path, count: int, optimizer: str) -> None:
+    manifest = staged_manifest(count, optimizer=optimizer)
+    node = ScriptedNode(manifest, tmp_path)
+    whole = whole_loop(manifest, node.holders)
+    for step in range(20):
+        node.step()
+        loss, norm, num_tokens = whole.gradient(step, 0)
+        whole.devices.step(learning_rate(step, step, inner_settings(manifest)))
+        assert num_tokens == 6 * 16
+        assert [holder.losses[-1] for holder in node.holders] == [pytest.approx(float(loss), rel=1e-6)] * count
+    for holder in node.holders:
+        for name, parameter in holder.stage.named_parameters():
+            assert torch.equal(parameter, whole.parameters[name]), name
+        assert not list((tmp_path / f"stage-{node.holders.index(holder)}").iterdir())
+
+
+def test_coded_activations_train_as_well(tmp_path: Path) -> None:
+    nodes = [ScriptedNode(staged_manifest(activations=name), tmp_path / name) for name in ("fp32", "int8")]
+    for _ in range(20):
+        for node in nodes:
+            node.step()
+    exact, coded_ = (node.holders[0].losses for node in nodes)
+    assert coded_ != exact
+    assert coded_[-1] == pytest.approx(exact[-1], rel=0.01)
+    assert exact[-1] < 0.9 * exact[0]
+
+
+# ---------------------------------------------------------------------- whole batches, once
+
+
+def test_a_step_holds_exactly_a_batch(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    for hop in range(7):
+        holder.forward(hop, *micro_batch(hop))
+    assert holder.serve()
+    assert [reply.hop for reply in holder.taken()] == [0, 1, 2]
+    assert holder.serve()
+    assert [reply.hop for reply in holder.taken()] == [3, 4, 5]
+    assert not holder.serve()  # one is not a batch
+    assert [reply.hop for reply in holder.taken()] == [6]
+    holder.forward(7, *micro_batch(7))
+    holder.forward(8, *micro_batch(8))
+    assert holder.serve()
+
+
+def test_a_starved_loop_returns_and_keeps_its_half_batch(tmp_path: Path) -> None:
+    holders = [last_holder(tmp_path / name) for name in ("at-once", "starved", "replaced")]
+    for hop in range(3):
+        holders[0].forward(hop, *micro_batch(hop))
+    assert holders[0].loop.gradient(0, 0) is not None
+    for holder in holders[1:]:
+        holder.forward(0, *micro_batch(0))
+        assert holder.loop.gradient(0, 0) is None
+    holders[2].loop.forget_batch()
+    assert not gradients(holders[2])
+    holders[2].forward(3, *micro_batch(0))  # a replica of another micro-batch's bytes, under a name of its own
+    for holder in holders[1:]:
+        holder.forward(1, *micro_batch(1))
+        holder.forward(2, *micro_batch(2))
+        assert holder.loop.gradient(0, 0) is not None
+        assert all(torch.equal(gradient, gradients(holders[0])[name]) for name, gradient in gradients(holder).items())
+
+
+def test_a_micro_batch_is_added_once(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    holder.forward(0, *micro_batch(0), name="ab")
+    holder.serve()
+    once = gradients(holder)
+    holder.taken()
+    holder.forward(1, *micro_batch(0), name="ab")
+    holder.serve()
+    assert reasons(holder.taken()) == ["the micro-batch is added already"]
+    assert all(torch.equal(gradient, once[name]) for name, gradient in gradients(holder).items())
+
+
+def test_of_two_hops_of_one_micro_batch_the_first_to_return_counts(tmp_path: Path) -> None:
+    manifest = staged_manifest(3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    gradient = coded(torch.ones(2, 16, 64))
+    for hop in range(2):
+        holder.forward(hop, *micro_batch(0), name="ab")
+    holder.serve()
+    holder.taken()
+    holder.backward(1, gradient, 5.0)
+    holder.backward(0, gradient, 5.0)
+    holder.serve()
+    first, second = holder.taken()
+    assert first == Returned(1, 5.0)
+    assert reasons([second]) == ["the micro-batch is added already"]
+
+
+@pytest.mark.parametrize("late", [0, MAX_LATE_STEPS, MAX_LATE_STEPS + 1])
+def test_a_gradient_that_is_too_late_is_not_added(tmp_path: Path, late: int) -> None:
+    manifest = staged_manifest(3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    holder.forward(0, *micro_batch())
+    holder.serve()
+    holder.taken()
+    holder.own_steps += late
+    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.serve()
+    if late <= MAX_LATE_STEPS:
+        assert holder.taken() == [Returned(0, 5.0)]
+        assert gradients(holder)
+    else:
+        assert reasons(holder.taken()) == [f"the gradient is {late} steps late"]
+        assert not gradients(holder)
+
+
+# ---------------------------------------------------------------------- order
+
+
+def test_backward_passes_come_first_and_new_micro_batches_last(tmp_path: Path) -> None:
+    holder = first_holder(tmp_path)
+    for hop in range(2):
+        holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
+    holder.serve()
+    assert [type(reply) for reply in holder.taken()] == [Forwarded] * 2
+    holder.hops.put(Begin(2, "02"), SESSION)
+    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.backward(1, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.serve()
+    assert [type(reply) for reply in holder.taken()] == [Returned, Returned, Forwarded]
+
+
+def test_a_driver_has_two_batches_under_way_at_most(tmp_path: Path) -> None:
+    holder = first_holder(tmp_path)
+    most = BATCHES_AWAY * 3
+    for hop in range(most + 2):
+        holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
+    holder.serve()
+    assert len(holder.taken()) == most
+    holder.hops.forget(0)  # the node has lost it
+    holder.serve()
+    assert holder.taken() == [Forwarded(most)]
+    holder.backward(1, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.serve()
+    assert holder.taken() == [Returned(1, 5.0), Forwarded(most + 1)]
+
+
+def test_a_driver_takes_the_windows_of_its_text_in_order(tmp_path: Path) -> None:
+    holder, corpus = first_holder(tmp_path), small_corpus(staged_manifest())
+    for hop in range(6):
+        holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
+    holder.serve()
+    read = torch.cat([torch.frombuffer(bytearray(holder.own(hop, HopFile.OWN_TOKENS)), dtype=torch.int32).view(2, 17) for hop in range(6)])
+    assert torch.equal(read.long(), torch.cat([corpus.batch(0), corpus.batch(1)]))
+
+
+def test_lost_hops_are_declined_where_they_wait(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    holder.forward(0, *micro_batch(0))
+    holder.forward(1, *micro_batch(1))
+    holder.hops.forget(0)
+    assert reasons(holder.taken()) == ["the hop is withdrawn"]
+    holder.serve()
+    assert [reply.hop for reply in holder.taken()] == [1]
+    holder.forward(2, *micro_batch(2))
+    holder.hops.forget_all()
+    assert not holder.serve()
+    assert not holder.taken()
+
+
+def test_an_interrupted_loop_returns_before_the_next_hop(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    for hop in range(3):
+        holder.forward(hop, *micro_batch(hop))
+    holder.hops.interrupt()
+    assert not holder.serve()
+    assert not holder.taken()
+    assert holder.serve()
+
+
+def test_dropout_follows_from_the_name_and_is_off_for_held_out_text(tmp_path: Path) -> None:
+    manifest = staged_manifest(3, dropout=0.3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    for hop, (name, measure) in enumerate([("aa", False), ("aa", False), ("bb", False), ("aa", True), ("bb", True)]):
+        holder.forward(hop, *micro_batch(), name=name, measure=measure)
+    holder.serve()
+    one, again, other, measured, measured_again = (holder.own(hop, HopFile.OWN_FORWARD) for hop in range(5))
+    assert one == again
+    assert measured == measured_again
+    assert len({one, other, measured}) == 3
+
+
+# ---------------------------------------------------------------------- bytes of strangers
+
+
+def test_bytes_that_no_honest_partner_sends_change_nothing(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path, activations="int8")
+    holder.forward(0, *micro_batch(0, "int8"))
+    holder.serve()
+    holder.taken()
+    before = gradients(holder)
+    tokens, values = micro_batch(1, "int8")
+    endless = bytearray(values)
+    endless[:2] = b"\x80\x7f"  # a scale of infinity
+    outside = (256).to_bytes(4, "little") + tokens[4:]
+    last_outside = tokens[:-4] + (1 << 20).to_bytes(4, "little")
+    hostile = [(tokens[:-4], values), (tokens[:-1], values), (b"", values), (tokens, values[:-1]), (tokens, b""), (tokens, values + b"x")]
+    hostile += [(tokens, bytes(endless)), (outside, values), (last_outside, values)]
+    for hop, (wrong_tokens, wrong_values) in enumerate(hostile, 1):
+        holder.forward(hop, wrong_tokens, wrong_values)
+        assert not holder.serve()
+        assert len(reasons(holder.taken())) == 1
+    assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(holder).items())
+    for hop in (20, 21):
+        holder.forward(hop, *micro_batch(hop, "int8"))
+    assert holder.serve()
+
+
+def test_a_gradient_of_a_hop_that_is_not_known_is_declined(tmp_path: Path) -> None:
+    holder = first_holder(tmp_path)
+    holder.backward(3, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.serve()
+    assert reasons(holder.taken()) == ["its forward pass is not known here"]
+
+
+def test_a_loss_that_is_not_finite_is_declined(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    with torch.no_grad():
+        holder.stage.lm_head.weight[7] = torch.inf
+    holder.forward(0, *micro_batch())
+    holder.serve()
+    assert "the loss is" in reasons(holder.taken())[0]
+    assert not gradients(holder)
+
+
+def test_a_gradient_that_overflows_leaves_none(tmp_path: Path) -> None:
+    manifest = staged_manifest(3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    for hop in range(2):
+        holder.forward(hop, *micro_batch(hop))
+    holder.serve()
+    holder.taken()
+    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
+    with torch.no_grad():
+        holder.stage.model.layers[manifest_cuts(manifest)[1].span.start].mlp.down_proj.weight.mul_(1e20)
+    holder.serve()
+    holder.taken()
+    holder.backward(1, coded(torch.full((2, 16, 64), 7e28)), 5.0)
+    holder.serve()
+    assert len(reasons(holder.taken())) == 1
+    assert not gradients(holder)
+
+
+# ---------------------------------------------------------------------- held-out text
+
+
+def test_held_out_micro_batches_are_measured_and_train_nothing(tmp_path: Path) -> None:
+    manifest = staged_manifest()
+    first, last = (Holder(manifest, cut, tmp_path) for cut in manifest_cuts(manifest))
+    [rows] = small_corpus(manifest).held_out_batches(1)
+    first.loop.measure(rows)
+    for hop in range(4):
+        first.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
+    first.serve()
+    replies = first.taken()
+    assert replies == [Forwarded(0, True), Forwarded(1, True), Forwarded(2, True), Forwarded(3)]
+    for hop in range(3):
+        last.forward(hop, first.own(hop, HopFile.OWN_TOKENS), first.own(hop, HopFile.OWN_FORWARD), measure=True)
+    assert not last.serve()
+    for reply in last.taken():
+        assert isinstance(reply, Returned)
+        assert not last.own(reply.hop, HopFile.OWN_BACKWARD)
+        first.backward(reply.hop, b"", reply.loss)
+    first.serve()
+    assert not any(isinstance(reply, Declined) for reply in first.taken())
+    assert not gradients(first) and not gradients(last)
+    assert [held.num_tokens for held in first.loop.held_out] == [32] * 3
+    whole = whole_loop(manifest, [first, last])
+    with torch.no_grad():
+        expected = float(next_token_loss(whole._model, rows))
+    assert sum(held.loss for held in first.loop.held_out) / 3 == pytest.approx(expected, rel=1e-5)
+
+
+def test_only_a_driver_has_a_text(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    assert set(holder.loop.parameters) == {name for name, _ in holder.stage.named_parameters()}
+    assert holder.loop.device == torch.device("cpu")
+    holder.hops.put(Begin(0, "00"), SESSION)
+    holder.serve()
+    assert not holder.taken()
+    assert Cut((2, 2), 1).is_last
