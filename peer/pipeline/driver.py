@@ -94,9 +94,9 @@ class Pipeline:
 
     def rest(self, reason: str) -> None:
         """End every hop and lane for now: neighbours look elsewhere."""
-        self.handle(events.Stopped(is_final=False))
         for open_lane in list(self.lanes.values()):
             self.end_lane(open_lane, reason)
+        self.handle(events.Stopped(is_final=False))
 
     def end_lane(self, open_lane: OpenLane, reason: str) -> None:
         """End a lane for a reason of our own; its hops are withdrawn, or tried elsewhere."""
