@@ -41,7 +41,7 @@ class RunOptions(WithOptions):
     inner_steps: Annotated[Any, Setting("N|auto", parser=_inner_steps)] = None
     """Mean number of inner steps between two meetings on a fragment; auto: each peer finds its own."""
     stages: Annotated[int | None, Setting("N")] = Field(None, ge=1)
-    """Cut the model into so many stages, of which each peer holds one: for a model that fits on no single device."""
+    """Cut a model that fits nobody into so many stages, of which each peer holds one. Labels and hidden states leave the machine then."""
 
 
 KEYS = {
@@ -76,6 +76,8 @@ def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:
     for name, value in changes.items():
         section, key = KEYS[name]
         values.setdefault(section, {})[key] = value
+    if changes.get("stages"):
+        values.get("run", {}).pop("protocol", None)  # it follows from the number of stages
     return Manifest.checked(values)
 
 

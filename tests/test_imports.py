@@ -142,6 +142,8 @@ LOADED = {
     "gossamer": ("transformers", "tokenizers", "datasets", "pyarrow", "hivemind", "grpc", "asyncio"),
     "gossamer.swarm": ("transformers", "tokenizers", "datasets", "pyarrow", "hivemind", "grpc"),
     "gossamer.peer.node.__main__, gossamer.peer.node.process": (
+        "gossamer.peer.pipeline",  # of staged runs
+        "gossamer.peer.node.staging",
         "gossamer.peer.trainer",
         "gossamer.peer.supervisor",
         "gossamer.peer.simulator",
@@ -154,6 +156,10 @@ LOADED = {
         "datasets",
     ),
     "gossamer.peer.trainer.__main__, gossamer.peer.trainer.process": (
+        "gossamer.peer.trainer.stage_loop",  # a run without stages loads nothing of them
+        "gossamer.peer.trainer.hop_queue",
+        "gossamer.peer.model.stages",
+        "gossamer.optim.codecs.activations",
         "gossamer.peer.sync",
         "gossamer.peer.node",
         "gossamer.peer.supervisor",

@@ -18,7 +18,7 @@ from gossamer.protocol.errors import BadSettings, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.layout import by_name
-from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
+from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest, StagedManifest
 
 if TYPE_CHECKING:
     from gossamer.peer.machine.room import Room
@@ -92,6 +92,10 @@ class Case:
         except BadSettings:  # reported by another check
             kind, count, room = "cuda", 1, None
         manifest = self.manifest()
+        if isinstance(manifest, StagedManifest):
+            from gossamer.peer.trainer.stage_need import least_stage_need
+
+            return least_stage_need(manifest, kind, room)
         if isinstance(manifest, Manifest):
             return least_need(manifest, kind, room, count)
         saved = saved_shapes(self.home) if self.held() else None

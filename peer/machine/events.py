@@ -106,6 +106,25 @@ class StateChanged(Stamped):
     way_out: str = ""  # what ends it
 
 
+class StageHeld(Stamped):
+    """In a staged run: the stage that this peer holds is known."""
+
+    stage: int  # counted from one
+    count: int  # of stages
+
+
+class HopsCarried(Stamped):
+    """In a staged run: micro-batches that have passed through this peer since its node started, every few seconds if that has changed."""
+
+    outcomes: dict[str, int]  # answered trained measured declined passed_over withdrawn
+    repeated: int  # sent once more to the next stage
+    lanes_below: int  # open to holders of the stage before
+    lanes_above: int  # open to holders of the next stage
+    sent: int  # bytes on lanes
+    received: int
+    loss: float | None = None  # of the last micro-batch, as the last stage measured it
+
+
 class PeersSeen(Stamped):
     """The number of peers in sight has changed."""
 
@@ -321,7 +340,7 @@ class Report(Stamped):
 class ProcessReported(Report):
     """The state of the node or the trainer; the peer's state is composed of both."""
 
-    state: str  # the trainer: ready training finishing; the node: joining waiting quiet, without a trainer serving
+    state: str  # the trainer: ready training finishing; the node: joining waiting quiet starved carrying, without a trainer serving
     reason: str
 
 

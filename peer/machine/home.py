@@ -49,6 +49,7 @@ class Home:
         self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly
         self.journal: Final = self.path / "journal"
         self.downloads: Final = self.path / "downloads"  # incomplete downloads from other peers
+        self.stage: Final = self.path / "stage"  # in a staged run: that this peer holds, counted from one
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
         self.tokenizer: Final = self.path / "tokenizer"  # of the run, if it was given with --model
         self.base: Final = self.path / "base"  # link to the folder with the frozen weights of a fine-tuning run

@@ -26,8 +26,13 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "failed": ("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 
+# What the node of a staged run reports while its trainer trains.
+STARVED: Final = "starved"  # a neighbouring stage has no holder
+CARRYING: Final = "carrying"
+
 # Ways out of conditions that have no state of their own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
+NO_HOLDER: Final = "goes on when a peer holds it again: start one that held it, or `peer invite` prints an invite for a new one"
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
 START_AGAIN: Final = "the same program goes on from here"  # of a program that has started its own supervisor

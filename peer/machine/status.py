@@ -15,6 +15,7 @@ from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "optimizer_on_host", "compiled", "reason"
 TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured"
+HOPS = "outcomes", "repeated", "lanes_below", "lanes_above", "sent", "received", "loss"
 TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
 MANY_FAILURES = 3  # meetings in a row before a warning
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
@@ -64,6 +65,8 @@ class Status:
     unit: str = "tokens"  # what training is counted in: the keys named after tokens count these
     program: str = ""  # name, source and revision of a program run's program; empty for a text run
     run_name: str = ""
+    stage: str = ""  # in a staged run: which stage this peer holds, as "2 of 3"
+    hops: dict[str, Any] = field(default_factory=dict)  # in a staged run: as in HopsCarried
     started: float = 0.0
     version: str = VERSION
     # Fields that to_json leaves out:
@@ -159,6 +162,10 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, computing={name: getattr(event, name) for name in COMPUTING})
         case events.TextRead():
             return replace(status, text={name: getattr(event, name) for name in TEXT})
+        case events.StageHeld():
+            return replace(status, stage=f"{event.stage} of {event.count}")
+        case events.HopsCarried():
+            return replace(status, hops={name: getattr(event, name) for name in HOPS})
         case events.OthersTrained():
             return replace(status, tokens_of_others=event.tokens)
         case events.MonthCounted():

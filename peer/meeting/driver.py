@@ -22,8 +22,7 @@ from gossamer.peer.meeting.machine import Meeting
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.limits import CHUNK_BYTES
-from gossamer.protocol.messages.messages import Chunk, Commit, Committed, Message, Outcome, Part, Resolve
+from gossamer.protocol.messages.messages import Commit, Committed, Message, Outcome, Part, Resolve, chunks
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel
 
@@ -255,10 +254,10 @@ class Driver:
 
     async def _write_part(self, stream: Stream, part: Part) -> None:
         data = self._own.payloads.read(payload_name(self.meeting.number, _OWN_FILES[part]))
-        for offset in range(0, len(data), CHUNK_BYTES):
+        for chunk in chunks(part, data):
             if self.meeting.finish is not None:
                 return  # what follows is a Refusal
-            await stream.send(Chunk(part, offset, bytes(data[offset : offset + CHUNK_BYTES])))
+            await stream.send(chunk)
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.create_task(work)

@@ -8,13 +8,14 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.adapter import has_adapter
-from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
+from gossamer.peer.model.computing import MAX_LOGITS, blocks, computing_in, inputs_of, next_token_loss, recompute_blocks
 from gossamer.peer.model.model import hollow_model, unset_model
-from gossamer.peer.model.stages import Cut, keep_stage, stage_output
 from gossamer.protocol.run.sections import ModelSection
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
+
+    from gossamer.peer.model.stages import Cut
 
 VALUE_BYTES: Final = 4  # f32: logits, and the hidden states between blocks
 
@@ -38,7 +39,7 @@ def activation_bytes(
     with FakeTensorMode():
         model = unset_model(section, torch.device("cpu")) if hollow is None else _on_cpu(hollow)  # peft cannot add an adapter here
         config: PreTrainedConfig = model.config
-        model = model if cut is None else keep_stage(model, cut)
+        model = model if cut is None else _stage(model, cut)
         tokens = torch.zeros((num_sequences, sequence_length + 1), dtype=torch.int64)
         try:
             kept = _kept_bytes(model, tokens, dtype, cut)
@@ -50,6 +51,12 @@ def activation_bytes(
     num_logits: int = tokens[:, 1:].numel() * config.get_text_config().vocab_size if cut is None or cut.is_last else 0
     ends = 0 if cut is None else 2 * _hidden_bytes(config, tokens)  # what comes from the neighbours and goes to them
     return kept + ends + (_hidden_bytes(config, tokens) if num_logits > MAX_LOGITS else 0) + 3 * VALUE_BYTES * min(num_logits, MAX_LOGITS)
+
+
+def _stage(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
+    from gossamer.peer.model.stages import keep_stage  # of staged runs only
+
+    return keep_stage(model, cut)
 
 
 def _on_cpu(model: PreTrainedModel) -> PreTrainedModel:
@@ -81,7 +88,8 @@ def _kept_bytes(model: PreTrainedModel, tokens: Tensor, dtype: torch.dtype, cut:
         if cut is None or cut.is_last:
             next_token_loss(model, tokens, dtype, hidden)
         else:
-            stage_output(model, tokens, hidden, dtype)
+            with computing_in(dtype, tokens.device):
+                model.base_model(**inputs_of(model, tokens, hidden), use_cache=False)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     return sum(storage.nbytes() for name, storage in kept.items() if name not in weights)
 

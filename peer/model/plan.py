@@ -13,7 +13,7 @@ from gossamer.optim.fragments import split
 from gossamer.optim.inner import InnerSettings
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
 from gossamer.protocol.run.layout import Shapes
 from gossamer.protocol.run.manifest import Manifest, RunManifest
 
@@ -40,14 +40,11 @@ def fragment_codecs(manifest: RunManifest, shapes: Shapes) -> tuple[FragmentCode
     return tuple(FragmentCodec(fragment, chosen) for fragment in split(shapes, max_values, manifest.fragments.blocks_per_fragment))
 
 
-def model_plan(codecs: Sequence[FragmentCodec], alpha: float, stage: StageTerms | None = None) -> ModelPlan:
-    """Return the sizes of these fragments on the wire, all with one codec. A state holds momentum only if alpha > 0.
-
-    `stage` has the sizes of a hop, where the fragments are of one stage of the model.
-    """
+def model_plan(codecs: Sequence[FragmentCodec], alpha: float) -> ModelPlan:
+    """Return the sizes of these fragments on the wire, all with one codec. A state holds momentum only if alpha > 0."""
     fragments = tuple(FragmentTerms(codec.sketch_bytes, codec.payload_bytes, codec.num_blocks) for codec in codecs)
     state_bytes = (4 if alpha > 0.0 else 2) * sum(codec.fragment.numel for codec in codecs)
-    return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes, stage)
+    return ModelPlan(codecs[0].codec.wire_id, fragments, state_bytes)
 
 
 @dataclass(slots=True)

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
-from gossamer.optim.codecs.activations import ACTIVATIONS
-from gossamer.peer.model.computing import computing_in, inputs_of
-from gossamer.peer.model.model import auto_classes, hollow_model, model_config, state_tensors
+from gossamer.peer.model.computing import DOCUMENT_END, computing_in, inputs_of, mask_documents
+from gossamer.peer.model.model import auto_classes, hollow_model, state_tensors
 from gossamer.protocol.errors import BadManifest
-from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.run.layout import Shapes
 
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ if TYPE_CHECKING:
 
 COMPUTE: Final = 8  # operations per weight and token: forward, forward again, and twice as many backward
 COMPUTE_LAST: Final = 6  # the last stage goes backward at once
-TOKEN_BYTES: Final = 4  # u32
 TRIED_TOKENS: Final = 4
 _Balance = tuple[tuple[int, int], tuple[int, ...]]  # largest cost of a stage and sum of the squares; the ends of the stages
 ELSE_WHOLE: Final = "train it whole, with [stages] count = 1, or choose an architecture such as 'llama'"
@@ -75,14 +72,6 @@ def manifest_cuts(manifest: StagedManifest) -> tuple[Cut, ...]:
     return cuts
 
 
-def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
-    """Return the sizes of a hop from and to this stage. Raises BadManifest."""
-    rows, length = manifest.stages.micro_batch, manifest.inner.sequence_length
-    num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
-    value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
-    return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
-
-
 def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:
     """Build one stage in float32 on the CPU, in training mode, with weights from (seed, stage). No memory is used for other stages.
 
@@ -121,6 +110,22 @@ def stage_output(model: PreTrainedModel, tokens: Tensor, hidden: Tensor | None, 
     with computing_in(dtype, tokens.device):
         output: Tensor = model.base_model(**inputs_of(model, tokens, hidden), use_cache=False).last_hidden_state
         return output.float()
+
+
+def mask_stage(model: PreTrainedModel, cut: Cut, document_end: int) -> None:
+    """Mask documents from each other in a stage. Raises BadManifest, at the first stage, for a model that cannot."""
+    if cut.is_first:
+        mask_documents(model, document_end)
+    else:
+        setattr(model, DOCUMENT_END, document_end)
+
+
+def stage_flops_per_token(model: PreTrainedModel, cut: Cut, sequence_length: int) -> float:
+    """Return the floating point operations of an inner step of a stage per token, without recomputation; as `flops_per_token` counts."""
+    text = model.config.get_text_config()
+    matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
+    looked_up = text.vocab_size * text.hidden_size if cut.is_first else 0
+    return float(6 * (matrices - looked_up) + 12 * len(cut.span) * text.hidden_size * sequence_length)
 
 
 def balanced_blocks(section: ModelSection, num_stages: int) -> tuple[int, ...]:

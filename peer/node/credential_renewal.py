@@ -86,7 +86,7 @@ class CredentialRenewal:
         return is_new
 
     def _pass_over_revoked(self) -> None:
-        for entry in self.gossip.book.live(loop_s()):
+        for entry in self.gossip.book.everybody(loop_s()):
             if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
                 self.gossip.book.note_leaving(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
 
@@ -107,7 +107,7 @@ class CredentialRenewal:
             await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _ask_for_revocations(self) -> None:
-        others = self.gossip.book.reachable(loop_s())
+        others = [entry for entry in self.gossip.book.everybody(loop_s()) if not entry.failures]
         if not others:
             return
         other = self.rng.choice(others)
@@ -131,7 +131,9 @@ class CredentialRenewal:
             return
         if credential.subject is not None and self._left_s() > RENEW_S:
             return
-        for issuer in [entry for entry in self.gossip.book.reachable(loop_s()) if entry.peer_id == credential.issuer]:
+        for issuer in [
+            entry for entry in self.gossip.book.everybody(loop_s()) if entry.peer_id == credential.issuer and not entry.failures
+        ]:
             with contextlib.suppress(GossamerError, TimeoutError, OSError):
                 async with asyncio.timeout(ASK_S):
                     data = await self.client.document(issuer.peer_id, issuer.addresses, ContentsKind.CREDENTIAL, b"")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
@@ -18,6 +19,9 @@ from gossamer.peer.sync.state_source import StateSource
 from gossamer.peer.sync.state_sync import StateSync
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.tasks import work_until
+
+if TYPE_CHECKING:
+    from gossamer.peer.node.carrying import Carrying  # only staged runs load it
 
 CLOSE_S = 5.0  # for the last meetings of a run to end
 
@@ -34,13 +38,16 @@ class Node:
     lifecycle: Lifecycle
     link: NodeEnd
     emit: Callable[[Event], None]
+    carrying: Carrying | None = None  # in a staged run
     _trainer_done: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
 
     async def run(self) -> None:
         """Run until cancelled, or until the run is over and the trainer has saved its result. Raises as `NodePeer.run`."""
         async with asyncio.TaskGroup() as tasks:
-            running = [tasks.create_task(loop) for loop in (self.searches.run(), self._sync_while_awake())]
+            loops = [self.searches.run(), self._sync_while_awake()]
+            loops += [self.carrying.run()] if self.carrying else []
+            running = [tasks.create_task(loop) for loop in loops]
             await self.lifecycle.until(lambda: self.lifecycle.finished)
             await self.final_averaging.run()
             await self.meetings.leave(CLOSE_S)
@@ -49,6 +56,14 @@ class Node:
             await self._trainer_done.wait()
             for loop in running:
                 loop.cancel()
+
+    async def leave(self, grace_s: float) -> None:
+        """Start nothing any more, and finish or drop meetings and hops within `grace_s`."""
+        if self.carrying is not None:
+            self.carrying.begin_leaving()
+        await self.meetings.leave(grace_s)
+        if self.carrying is not None:
+            await self.carrying.until_quiet(grace_s)
 
     async def _sync_while_awake(self) -> None:
         """Stay with the others, and start anew after each pause: a transfer for the trainer of before the pause is of no use."""

@@ -152,6 +152,8 @@ class NodePeer:
     def _handler_of(self, purpose: Purpose) -> Answer | None:
         if purpose is Purpose.MEET:
             return self.node.meetings.answer if self.node else None
+        if purpose is Purpose.PASS:
+            return self.node.carrying.answer if self.node and self.node.carrying else None
         return self.member.server.answer if self.member else None
 
     def _source(self) -> StateSource | None:
@@ -209,7 +211,7 @@ class NodePeer:
     async def _until_stopped(self) -> None:
         await self._stopping.wait()
         if self.node is not None:
-            await self.node.meetings.leave(LEAVE_S)
+            await self.node.leave(LEAVE_S)
 
     async def _live(self, network: PeerNetwork) -> None:
         signed, named = (self._run.manifest, []) if self._run.manifest else await self._arrive(network)
@@ -241,6 +243,10 @@ class NodePeer:
 
     async def _train(self, own: OwnSide, member: Member, presence: Presence, network: PeerNetwork) -> None:
         """Wait for the trainer, then meet others until the run is over."""
+        if member.manifest.num_stages > 1:
+            from gossamer.peer.node.staging import StageChoice  # only staged runs load it
+
+            own.link.choose_stage = StageChoice(self._home, SybilGroups(self.book, member.membership.terms), presence, self._rng).choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
@@ -286,6 +292,12 @@ class NodePeer:
         membership, gossip = member.membership.with_plan(plan), member.gossip
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
+        carrying = None
+        if plan.stage is not None:
+            from gossamer.peer.node.staging import make_carrying  # only staged runs load it
+
+            self.book.stage = lifecycle.stage = member.client.stage = terms.own_stage
+            carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)
         meetings = Meetings(
             membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit
@@ -304,5 +316,5 @@ class NodePeer:
             away_s=self._away_s,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
-        node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit)
+        node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit, carrying)
         return node

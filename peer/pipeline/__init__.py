@@ -1,1 +1,1 @@
-"""Hops of a staged run, without tensors, in the node: the hops of one holder as a state machine, and the driver of its lanes."""
+"""Hops of a staged run, without tensors: the state machine of one holder, without I/O, and the driver of its lanes. In the node."""

@@ -53,7 +53,7 @@ class Carrier:
         self._rng = rng
         self._numbers = numbers
         self._added: dict[bytes, None] = {}  # names, the newest last
-        self._lost: set[int] = set()  # hops that are over, whose request to the trainer is still open
+        self._lost: dict[int, bytes] = {}  # hops that are over, whose request to the trainer is open: the name that it may add, or nothing
         self._is_stopping = False
         self._nobody_above_since_s: float | None = None
         self._now_s = -math.inf
@@ -115,8 +115,8 @@ class Carrier:
                     self._end(hop, HopOutcome.ANSWERED)
             case events.TimePassed():
                 self._look_at_time()
-            case events.Stopped():
-                self._stop()
+            case events.Stopped(is_final):
+                self._stop(is_final=is_final)
         self._send_ready()
         self._begin()
         done, self._commands = self._commands, []
@@ -170,7 +170,11 @@ class Carrier:
         """Return why a hop that arrives is not carried out; empty if it is."""
         if self._is_stopping:
             return "leaving"
-        if hop.name in self._added or any(other.name == hop.name for other in self.hops.values() if other is not hop):
+        if (
+            hop.name in self._added
+            or hop.name in self._lost.values()
+            or any(other.name == hop.name for other in self.hops.values() if other is not hop)
+        ):
             return "this micro-batch is here already"
         return "" if self.is_complete else "nobody holds the next stage"
 
@@ -204,8 +208,7 @@ class Carrier:
 
     def _take_reply(self, reply: HopReply) -> None:
         if reply.hop in self._lost:
-            self._lost.discard(reply.hop)
-            self._do(commands.RemoveHop(reply.hop))  # the trainer may have written a file after the hop was over
+            self._forget_lost(reply.hop, is_added=isinstance(reply, Returned))
             return
         hop = self.hops[reply.hop]
         match hop.state, reply:
@@ -223,24 +226,35 @@ class Carrier:
                 raise InvalidTransition(f"{reply} in {hop.state.name}")
 
     def _lose_trainer(self, number: int) -> None:
-        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added."""
+        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added; begin no other before the node says so."""
+        self.may_begin = False
         if number in self._lost:
-            self._lost.discard(number)
-            self._do(commands.RemoveHop(number))
+            self._forget_lost(number, is_added=True)
         elif (hop := self.hops.get(number)) is not None:
             if hop.state in AT_TRAINER:
-                self._note_added(hop)
+                self._note_added(self._addable(hop))
                 hop.state = HopState.READY  # no request is open any more
             self._give_up(hop, "the trainer went away")
 
-    def _note_added(self, hop: Hop) -> None:
-        is_added = hop.state is HopState.BACKWARD or self.stage.is_last
-        if is_added and not hop.measure:
-            keep_newest(self._added, hop.name, None, NAMES_KEPT)
+    def _forget_lost(self, number: int, *, is_added: bool) -> None:
+        """Note that the request of a hop that is over is closed; the trainer may have written a file after the hop's end."""
+        name = self._lost.pop(number)
+        if is_added:
+            self._note_added(name)
+        self._do(commands.RemoveHop(number))
+
+    def _addable(self, hop: Hop) -> bytes:
+        """Return the name of a hop whose gradient the trainer adds by its open request; nothing if it adds none."""
+        adds = not hop.measure and (hop.state is HopState.BACKWARD or (self.stage.is_last and hop.state is HopState.QUEUED))
+        return hop.name if adds else b""
+
+    def _note_added(self, name: bytes) -> None:
+        if name:
+            keep_newest(self._added, name, None, NAMES_KEPT)
 
     def _answer(self, hop: Hop) -> None:
         """Send the gradient to the lower stage; at stage 0 the hop is over."""
-        self._note_added(hop)
+        self._note_added(self._addable(hop))
         hop.state = HopState.ANSWERING
         if hop.source is None:
             self._end(hop, HopOutcome.MEASURED if hop.measure else HopOutcome.TRAINED)
@@ -335,9 +349,10 @@ class Carrier:
 
     # ------------------------------------------------------------------ ends
 
-    def _stop(self) -> None:
-        """Begin nothing any more, and end what has not left stage 0."""
-        self._is_stopping = True
+    def _stop(self, *, is_final: bool) -> None:
+        """Begin nothing, and end what has not left stage 0."""
+        self.may_begin = False
+        self._is_stopping |= is_final
         for hop in [hop for hop in self.hops.values() if hop.source is None and hop.state in (HopState.QUEUED, HopState.READY)]:
             self._end(hop, HopOutcome.WITHDRAWN)
 
@@ -349,7 +364,7 @@ class Carrier:
         if hop.away is not None:
             self._withdraw(hop, hop.away)
         if hop.state in AT_TRAINER:
-            self._lost.add(hop.number)
+            self._lost[hop.number] = self._addable(hop)
             self._do(commands.TellLost(hop.number))
         if hop.source is not None:
             self._release(hop, hop.source, is_declined=outcome is HopOutcome.DECLINED)

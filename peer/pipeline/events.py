@@ -59,7 +59,9 @@ class TimePassed:
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Begin no hop and accept none any more; those under way are answered."""
+    """Begin no hop, and end those that have not left stage 0. Others that are under way are answered."""
+
+    is_final: bool = True  # and accept none any more
 
 
 Event = LaneOpened | LaneSaid | LaneGone | HopSent | TrainerReplied | TrainerGone | TimePassed | Stopped

@@ -80,6 +80,11 @@ class KnownPeer:
         return [origin for origin in (self.network, self.origins[1]) if origin]
 
     @property
+    def stage(self) -> int:
+        """The stage that it holds in a staged run, plus one; 0: unknown, or none."""
+        return self.record.stage if self.record else 0
+
+    @property
     def has_global_step(self) -> bool:
         """Whether its global step is known."""
         return self.record is not None or self.global_step > 0
@@ -110,10 +115,11 @@ class KnownPeer:
 
 
 class AddressBook:
-    """Peers by id. Not thread-safe."""
+    """Peers by id. Not thread-safe. In a staged run, `live` and what follows from it leave out those that hold another stage."""
 
     def __init__(self, me: PeerId) -> None:
         self._me = me
+        self.stage = 0  # in a staged run: our own, plus one, once it is known
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
@@ -257,9 +263,21 @@ class AddressBook:
         """Return whether we answer a call of this peer."""
         return self.get(peer_id).unwelcome_until_s <= now_s
 
-    def live(self, now_s: float) -> list[KnownPeer]:
-        """Return the live peers, those in back-off included, in the order in which they were added."""
+    def everybody(self, now_s: float) -> list[KnownPeer]:
+        """Return the live peers of all stages, those in back-off included, in the order in which they were added."""
         return [entry for entry in self._entries.values() if self._is_live(entry, now_s)]
+
+    def live(self, now_s: float) -> list[KnownPeer]:
+        """Return the live peers with whom we may share weights, as `everybody`: in a staged run, those that hold no other stage."""
+        return [entry for entry in self.everybody(now_s) if not self.stage or entry.stage in (0, self.stage)]
+
+    def holders(self, stage: int, now_s: float) -> list[KnownPeer]:
+        """Return the live holders of a stage, counted from one, as `everybody`."""
+        return [entry for entry in self.everybody(now_s) if entry.stage == stage]
+
+    def last_seen_s(self, stage: int) -> float | None:
+        """Return when a holder of a stage, counted from one, was last seen, live or not; None if none ever was."""
+        return max((entry.seen_s for entry in self._entries.values() if entry.stage == stage), default=None)
 
     def reachable(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers whose last contact did not fail."""
@@ -274,8 +292,8 @@ class AddressBook:
         return self._entries.get(peer_id) or KnownPeer(peer_id)
 
     def announced(self, now_s: float) -> list[KnownPeer]:
-        """Return the live peers with a record."""
-        return [entry for entry in self.live(now_s) if entry.record is not None]
+        """Return the live peers of all stages with a record."""
+        return [entry for entry in self.everybody(now_s) if entry.record is not None]
 
     def records(self) -> list[MemberRecord]:
         """Return the newest record of each peer that is not banned and has one, expired ones too."""

@@ -37,6 +37,7 @@ class Lifecycle:
     def __init__(self) -> None:
         self.state = LifecycleState.UNKNOWN
         self.global_step = 0  # this peer's global step
+        self.stage = 0  # in a staged run: that this peer holds, plus one, once it is known
         self.tokens = 0  # trained by this peer since it joined
         self.figures: MemberFigures | None = None  # of this peer's own part, unsigned
         self.phase = RunPhase.TRAIN

@@ -71,15 +71,16 @@ class Presence:
         while True:
             announced = self._announced_state()
             await self._announce(RECORD_S, ANNOUNCE_S)
-            known = self.peer_exchange.book.live(loop_s())
+            known = self.peer_exchange.book.everybody(loop_s())
             until_s = loop_s() + (ANNOUNCE_S if known else LOOK_S[0])
             while loop_s() < until_s and self._announced_state() == announced:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(REPORT_S):
                         await self.lifecycle.until(lambda: self._announced_state() != announced)  # noqa: B023 (awaited here)
 
-    def _announced_state(self) -> tuple[bool, bool, tuple[str, ...]]:
-        return self.lifecycle.finished, self.lifecycle.is_paused, announceable(self.addresses(), self.membership.identity.peer_id)
+    def _announced_state(self) -> tuple[bool, bool, int, tuple[str, ...]]:
+        lifecycle = self.lifecycle
+        return lifecycle.finished, lifecycle.is_paused, lifecycle.stage, announceable(self.addresses(), self.membership.identity.peer_id)
 
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
@@ -97,7 +98,7 @@ class Presence:
 
     async def _report_for_ever(self) -> None:
         while True:
-            self.reporter.report(len(self.peer_exchange.book.live(loop_s())), self.addresses())
+            self.reporter.report(len(self.peer_exchange.book.everybody(loop_s())), self.addresses())
             await asyncio.sleep(REPORT_S)
 
     async def leave(self) -> None:
@@ -126,6 +127,7 @@ class Presence:
             paused=self.lifecycle.is_paused,
             tokens=self.lifecycle.tokens,
             release=RELEASE,
+            stage=self.lifecycle.stage,
         ).signed(membership.identity)
         return record if figures is None else record.with_figures(figures, membership.identity)
 
@@ -219,7 +221,7 @@ class SwarmReporter:
         """Return a warning if half of the other Sybil groups run a newer release; else an empty string."""
         if not self._groups.half_agree(self._groups.voters(now_s), _runs_newer):
             return ""
-        newer = [entry.record.release for entry in self._peer_exchange.book.live(now_s) if entry.record and _runs_newer(entry)]
+        newer = [entry.record.release for entry in self._peer_exchange.book.everybody(now_s) if entry.record and _runs_newer(entry)]
         theirs = version_text(statistics.median_low(newer))
         return f"many other peers run Gossamer {theirs}, this is {VERSION}: a future version may refuse old peers; update when you can"
 

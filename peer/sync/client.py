@@ -29,7 +29,7 @@ from gossamer.protocol.errors import (
 )
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, SPOKEN
-from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 
@@ -231,8 +231,8 @@ async def send_answer(stream: Stream, data: memoryview, first: int) -> None:
 
 async def send_chunks(stream: Stream, part: Part, data: memoryview, first: int) -> None:
     """Send bytes as chunks in their order; `first` is where the first byte lies. Raises TransportError."""
-    for offset in range(0, len(data), CHUNK_BYTES):
-        await send(stream, Chunk(part, first + offset, bytes(data[offset : offset + CHUNK_BYTES])))
+    for chunk in chunks(part, data, first):
+        await send(stream, chunk)
 
 
 async def send(stream: Stream, message: Message) -> None:

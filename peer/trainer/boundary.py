@@ -235,7 +235,7 @@ class Boundary:
         self._exchange.send_progress()
 
     def _report_and_save(self) -> None:
-        self._report_if_time()
+        self.report_if_time()
         if self.replica.own_steps % EVAL_INTERVAL_STEPS == 0:
             self._evaluate()
         self._saver.look()
@@ -251,9 +251,10 @@ class Boundary:
             self.state = State.OVER
             return
         self._report_state("finishing", "the schedule has run out: averaging with the others")
-        self._report_if_time()
+        self.report_if_time()
 
-    def _report_if_time(self) -> None:
+    def report_if_time(self) -> None:
+        """Report the progress about once a second."""
         if self.watch.is_time_to_report():
             exchange, watch = self._exchange, self.watch
             loss = watch.notify(self.replica, exchange.cpu_s)
@@ -314,8 +315,14 @@ class WorkProgress:
         self._emit(ProgressMade(self._work, share))
 
 
-def open_boundary(supervision: Supervision, home: Home, replica: Replica) -> Boundary:
-    """Restore a replica from its newest checkpoint, if there is one, and open its end of the link to the node."""
+def open_boundary(
+    supervision: Supervision,
+    home: Home,
+    replica: Replica,
+    link: TrainerEnd | None = None,
+    exchange_of: Callable[[TrainerEnd, PayloadFolder, Replica, Callable[[Event], None], random.Random], TrainerExchange] = TrainerExchange,
+) -> Boundary:
+    """Restore a replica from its newest checkpoint, if there is one, and open its end of the link to the node, unless it is open."""
     settings, emit = supervision.settings, supervision.emit
     saver = Saver(home, settings.config, emit, time.monotonic)
     loaded = load_latest(home.checkpoints, replica.manifest.run_id, WorkProgress(emit, "reading the checkpoint"))
@@ -323,5 +330,5 @@ def open_boundary(supervision: Supervision, home: Home, replica: Replica) -> Bou
         saver.restore(replica, loaded)
     payloads = PayloadFolder(settings.runtime / "payloads")
     payloads.clear(Writer.TRAINER)
-    exchange = TrainerExchange(TrainerEnd(settings.runtime), payloads, replica, emit, random.SystemRandom())
+    exchange = exchange_of(link or TrainerEnd(settings.runtime), payloads, replica, emit, random.SystemRandom())
     return Boundary(supervision, replica, exchange, saver, time.monotonic, queued_clock())

@@ -43,6 +43,15 @@ class HopQueue:
         for request, session in lost:
             self._send(Declined(request.hop, WITHDRAWN), session)
 
+    def decline_all(self, reason: str) -> None:
+        """Decline everything that waits."""
+        with self._changed:
+            waiting = [item for requests in self._waiting.values() for item in requests]
+            for requests in self._waiting.values():
+                requests.clear()
+        for request, session in waiting:
+            self._send(Declined(request.hop, reason), session)
+
     def forget_all(self) -> None:
         """Forget every request and hop: their node is gone."""
         with self._changed:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final
 
 import torch
@@ -25,11 +26,10 @@ from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import frozen_shapes, need_layout, parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
-from gossamer.peer.model.stages import Cut, manifest_cuts, stage_shapes, stage_terms
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.run.layout import Shapes
-from gossamer.protocol.run.manifest import Manifest, ProgramManifest, StagedManifest
+from gossamer.protocol.run.manifest import Manifest, ProgramManifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself; other kinds are not measured
@@ -43,9 +43,6 @@ OPTIMIZER: Final = "for the optimizer"
 WORKING: Final = "for the part of the optimizer that steps"  # optim/resting.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
 SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
-HOPS: Final = "for micro-batches on their way"  # of a staged run (peer/link/messages.py, HopFile)
-HOP_VALUES: Final = 4  # files of coded values: input and output, and their gradients
-BATCHES_ON_WAY: Final = 2  # peer/pipeline/routing.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
 
 Parts = Mapping[str, int]
@@ -63,23 +60,29 @@ class Need:
     num_params: int
 
 
-def run_need(manifest: Manifest, device: str, computing: Computing | None = None, cut: Cut | None = None) -> Need:
+def run_need(manifest: Manifest, device: str, computing: Computing | None = None) -> Need:
     """Count what a peer of this run needs on devices of this kind; without `computing`, on one device, one sequence at a time.
-
-    In a staged run, `cut` is the stage that it holds.
 
     Each of several devices holds weights, gradients, the activations of its rows and a share of the optimizer; the first, of kind `device`,
     holds the rest. Raises BadManifest for a model that cannot be.
     """
     computing = computing or Computing(micro_batch=1, recompute=True)
-    shapes: Shapes = parameter_shapes(manifest.model)
+    shapes = parameter_shapes(manifest.model)
     need_layout(manifest.model, shapes)
-    stage = None
-    if cut is not None:
-        assert isinstance(manifest, StagedManifest)
-        shapes, stage = stage_shapes(manifest.model, cut), stage_terms(manifest, cut)
+    num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
+    left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
+    return model_need(manifest, shapes, device, computing, left)
+
+
+def model_need(
+    manifest: Manifest, shapes: Shapes, device: str, computing: Computing, activations: int, hops: Parts = MappingProxyType({})
+) -> Need:
+    """Count what a peer needs that trains tensors of these shapes, of which a step leaves `activations` bytes; see `run_need`.
+
+    `hops`: what passes through the payload folder beside meetings.
+    """
     codecs = fragment_codecs(manifest, shapes)
-    plan = model_plan(codecs, manifest.outer.alpha, stage)
+    plan = model_plan(codecs, manifest.outer.alpha)
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
     num_params = sum(sizes)
     count, is_apart = computing.num_devices, has_own_memory(device)
@@ -97,15 +100,11 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
         "for weights and their gradients": 2 * weights * (1 if is_apart else count),
         **(_working_part(name, shares, device) if rests else {OPTIMIZER: share if is_apart else optimizer}),
         **({} if is_apart else {**slow, COPY: weights + optimizer}),
-        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), is_apart, cut),
+        **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), activations, is_apart),
     }
-    payloads = _payloads(plan)
-    copied = {
-        **slow,
-        **({OPTIMIZER: optimizer} if rests else {}),
-        COPY: weights + optimizer,
-        BROUGHT: (1 + has_momentum) * weights + frozen,
-    }
+    payloads = {**_payloads(plan), **hops}
+    resting = {OPTIMIZER: optimizer} if rests else {}
+    copied = {**slow, **resting, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights + frozen}
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
     return Need(
@@ -149,14 +148,11 @@ def program_need(manifest: ProgramManifest, shapes: Shapes, device: str, checkpo
 
 def _payloads(plan: ModelPlan) -> dict[str, int]:
     largest = sorted((fragment.slow_bytes for fragment in plan.fragments), reverse=True)
-    parts = {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
-    if plan.stage is not None:
-        parts[HOPS] = BATCHES_ON_WAY * plan.stage.in_batch * (plan.stage.token_bytes + HOP_VALUES * plan.stage.value_bytes)
-    return parts
+    return {"for meetings under way": 2 * sum(largest[:MEETINGS]), "for a copy of the weights that others fetch": plan.state_bytes}
 
 
-def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing, cut: Cut | None = None) -> Computing:
-    """Return how a peer should compute so that the run, or one stage of it, fits. Raises BadSettings if nothing does.
+def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
+    """Return how a peer should compute so that the run fits. Raises BadSettings if nothing does.
 
     As wanted; else with fewer sequences at a time; then with the optimizer's state on the host; then with recomputed activations.
     """
@@ -167,50 +163,22 @@ def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: C
     hosted = [replace(one, optimizer_on_host=True) for one in tries] if has_own_memory(device) else []
     for computing in [*tries, *hosted, replace(tries[-1], recompute=True), *(replace(one, recompute=True) for one in hosted[-1:])]:
         try:
-            need_to_fit(run_need(manifest, device, computing, cut), there)
+            need_to_fit(run_need(manifest, device, computing), there)
             return computing
         except BadSettings as error:
             refusal = error
     raise refusal
 
 
-@dataclass(frozen=True, slots=True)
-class Fitting:
-    """A stage that a peer can hold, and how it would compute there."""
-
-    cut: Cut
-    computing: Computing
-
-
-def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing) -> tuple[Fitting, ...]:
-    """Return the stages of a run that fit. Raises BadSettings, with the sum for each stage, if none does; BadManifest."""
-    wanted, fitting, refusals = replace(wanted, micro_batch=manifest.stages.micro_batch), list[Fitting](), list[BadSettings]()
-    for cut in manifest_cuts(manifest):
-        try:
-            fitting.append(Fitting(cut, computing_that_fits(manifest, device, there, wanted, cut)))
-        except BadSettings as error:
-            refusals.append(error)
-    if not fitting:
-        sums = "; ".join(f"stage {number}: {error}" for number, error in enumerate(refusals, 1))
-        raise BadSettings(f"no stage of this run fits here: {sums}", hint=refusals[0].hint)
-    return tuple(fitting)
-
-
 def least_need(manifest: Manifest, device: str, room: Room | None, num_devices: int = 1) -> Need:
     """Count the least that a peer needs where a device has this room: its optimizer's state rests on the host only if it must.
 
-    In a staged run, that of the smallest stage. Raises BadManifest for a model that cannot be.
+    Raises BadManifest for a model that cannot be.
     """
-    cuts = manifest_cuts(manifest) if isinstance(manifest, StagedManifest) else (None,)
-    rows = manifest.stages.micro_batch if isinstance(manifest, StagedManifest) else 1
-    least = Computing(micro_batch=rows, recompute=True, num_devices=num_devices)
-
-    def of(cut: Cut | None) -> Need:
-        need = run_need(manifest, device, least, cut)
-        is_too_large = room is not None and sum(need.device.values()) > room.num_bytes
-        return run_need(manifest, device, replace(least, optimizer_on_host=True), cut) if is_too_large else need
-
-    return min(map(of, cuts), key=lambda need: (sum(need.device.values()), sum(need.memory.values())))
+    least = Computing(micro_batch=1, recompute=True, num_devices=num_devices)
+    need = run_need(manifest, device, least)
+    is_too_large = room is not None and sum(need.device.values()) > room.num_bytes
+    return run_need(manifest, device, replace(least, optimizer_on_host=True)) if is_too_large else need
 
 
 def _working_part(name: str, shares: Sequence[Shapes], device: str) -> Parts:
@@ -219,12 +187,10 @@ def _working_part(name: str, shares: Sequence[Shapes], device: str) -> Parts:
     return {WORKING: 2 * VALUE_BYTES * values}
 
 
-def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, is_apart: bool, cut: Cut | None) -> Parts:
+def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, activations: int, is_apart: bool) -> Parts:
     """Return the larger of what is never held at once: an inner step beside meetings, and another peer's weights while they are judged."""
-    num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
-    left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute, cut)
     step = {
-        "for what a batch leaves in the model": left * (1 if is_apart else computing.num_devices),
+        "for what a batch leaves in the model": activations * (1 if is_apart else computing.num_devices),
         "for meetings under way": (MEETING_VALUES + (manifest.outer.alpha > 0.0)) * fragments,
         **({} if is_apart else {SYNCED: weights}),  # beside a GPU they rest on the host, where another model was brought before
     }

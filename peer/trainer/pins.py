@@ -64,7 +64,12 @@ def _try_model(manifest: Manifest, devices: Sequence[torch.device]) -> None:
 
     kind = devices[0].type if devices else "cpu"
     room = device_room(devices) if has_own_memory(kind) else None
-    need = least_need(manifest, kind, room)
+    if isinstance(manifest, StagedManifest):
+        from gossamer.peer.trainer.stage_need import least_stage_need
+
+        need = least_stage_need(manifest, kind, room)
+    else:
+        need = least_need(manifest, kind, room)
     if devices:
         need_memory(need, memory_room(held_bytes(os.getpid())))
     if room is not None:

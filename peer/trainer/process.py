@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import torch
 from torch.utils._triton import has_triton
@@ -15,7 +13,7 @@ from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.compiled import coding_words
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import ModelBuilt, RunKnown, TextRead
+from gossamer.peer.machine.events import ModelBuilt, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import rate_bytes_per_s, size_bytes
@@ -27,23 +25,20 @@ from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, frozen_shapes, placed
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
-from gossamer.peer.text.batches import Draw
-from gossamer.peer.text.corpus import TextReading, load_corpus
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
-from gossamer.peer.trainer.boundary import WorkProgress, open_boundary
+from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.need import computing_that_fits, rooms, within
+from gossamer.peer.trainer.own_text import load_text
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.fine_tuning import FineTuningDataSection
-from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest, need_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import RankProcesses  # loaded only for several devices
-
-MAX_SKIPPED: Final = 20  # files that an event names
 
 
 def _build_program(child: Child, home: Home, manifest: Manifest) -> TextProgram:
@@ -67,18 +62,10 @@ def _build_program(child: Child, home: Home, manifest: Manifest) -> TextProgram:
         keep_base(home, folder)
     check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
     mask_as_run(model, manifest, home.tokenizer)
-    draw = Draw(manifest.run.seed, PeerId.from_text(settings.peer_id).raw, inner.batch_size, inner.sequence_length)
-    progress = WorkProgress(child.emit, "tokenizing the text")
-    corpus = load_corpus(
-        manifest.data, tokenizer, draw, data := settings.config.data, home.cache, progress, partial(_emit_read, child, data)
-    )
+    corpus = load_text(child, home, manifest, tokenizer)
     model = placed(model, device)
     ranks = processes.joined(manifest, model) if processes is not None else None
     return TextProgram(manifest, model, corpus, child.emit, computing, ranks)
-
-
-def _emit_read(child: Child, data: Path | None, read: TextReading) -> None:
-    child.emit(TextRead(str(data), read.num_files, read.num_bytes, len(read.skipped), read.skipped[:MAX_SKIPPED]))
 
 
 def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device], computing: Computing) -> RankProcesses:
@@ -114,6 +101,10 @@ def build(child: Child) -> TextTrainer:
         torch.set_num_threads(config.threads)
     manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
     child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
+    if isinstance(manifest, StagedManifest):
+        from gossamer.peer.trainer.stage_process import build_staged  # a run without stages loads nothing of them
+
+        return build_staged(child, home, manifest)
     program = _build_program(child, home, manifest)
     replica = TextReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(child.settings.peer_id)))
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())

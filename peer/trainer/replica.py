@@ -114,7 +114,11 @@ class Replica:
         """
         if is_met or fragment in self.countdown.due():
             self.countdown.reset(fragment, self.fragments[fragment].since.steps)  # the steps made during the meeting count
-        self.set_global_step(self._clock_budget.follow(self.global_step, partner_global_step))
+        self.follow_clock(partner_global_step)
+
+    def follow_clock(self, global_step: int) -> None:
+        """Follow another peer's global step, as far as own steps allow."""
+        self.set_global_step(self._clock_budget.follow(self.global_step, global_step))
 
     def journal(self, meeting_id: str) -> None:
         """Remember that a meeting counted, so that it never counts twice."""

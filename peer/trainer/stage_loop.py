@@ -24,7 +24,7 @@ from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forw
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.computing import Computing, can_recompute, evaluating, is_out_of_memory, next_token_loss
-from gossamer.peer.model.model import state_tensors
+from gossamer.peer.model.model import model_config, state_tensors
 from gossamer.peer.model.stages import Cut, stage_output
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.text.labels import ids_of, num_targets
@@ -32,6 +32,7 @@ from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
 from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
@@ -39,7 +40,8 @@ MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 BATCHES_AWAY: Final = 2  # that a driver has under way at most
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
-STARVED_S: Final = 0.05  # without work for so long, the loop returns without a gradient
+TOKEN_BYTES: Final = 4
+STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +85,7 @@ class StageLoop:
         self.devices = OneDevice(manifest, stage)
         self.computing = replace(computing, micro_batch=manifest.stages.micro_batch)
         self.hops = hops
+        self.terms = stage_terms(manifest, cut)
         self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
         self._stage, self._cut, self._corpus = stage, cut, corpus
         self._emit, self._payloads = emit, payloads
@@ -143,7 +146,11 @@ class StageLoop:
 
     def forget_batch(self) -> None:
         """Forget the gradient so far: the weights are others now. The text goes on at the window of the next step."""
-        self._losses, self._num_tokens, self._next_window, self._batch = [], 0, None, None
+        self._next_window = self._batch = None
+        self._drop_gradient()
+
+    def _drop_gradient(self) -> None:
+        self._losses, self._num_tokens = [], 0
         self.devices.clear()
 
     @property
@@ -173,8 +180,7 @@ class StageLoop:
                 self._note(hop, name, measures=measures)
                 if self._cut.is_last:
                     return self._finish(hop, tokens, received)
-                self._write(hop, HopFile.OWN_FORWARD, self._output(name, tokens, received))
-                return Forwarded(hop, measures)
+                return self._forwarded(hop, tokens, received)
             case Backward(hop, loss):
                 return self._return(hop, loss)
 
@@ -184,8 +190,14 @@ class StageLoop:
         tokens = self._to_measure.popleft() if measures else self._window()
         self._payloads.write(hop_file(hop, HopFile.OWN_TOKENS), tokens.numpy().astype("<i4").data)
         self._note(hop, name, measures=measures)
-        self._write(hop, HopFile.OWN_FORWARD, self._output(name, tokens.to(self.device), None))
-        return Forwarded(hop, measures)
+        return self._forwarded(hop, tokens.to(self.device), None)
+
+    def _forwarded(self, hop: int, tokens: Tensor, received: Tensor | None) -> HopReply:
+        """Compute a stage that is not the last, and write its output."""
+        under_way = self._under_way[hop]
+        with evaluating(self._stage) if under_way.measures else torch.no_grad():
+            self._write(hop, HopFile.OWN_FORWARD, self._output(under_way.name, tokens, received))
+        return Forwarded(hop, under_way.measures)
 
     def _window(self) -> Tensor:
         """Return the next micro-batch of the own text, whether or not an earlier one has come back."""
@@ -228,7 +240,7 @@ class StageLoop:
         self._need_new(under_way)
         gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
-        output = self._output(under_way.name, tokens, received, trains=True)
+        output = self._output(under_way.name, tokens, received)
         self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
         self._count(under_way.name, loss, tokens)
         return Returned(hop, loss)
@@ -243,8 +255,7 @@ class StageLoop:
                 assert received.grad is not None
                 self._write(hop, HopFile.OWN_BACKWARD, received.grad)
         except BaseException:
-            self._losses, self._num_tokens = [], 0
-            self.devices.clear()
+            self._drop_gradient()
             raise
 
     def _count(self, name: str, loss: float, tokens: Tensor) -> None:
@@ -261,11 +272,10 @@ class StageLoop:
 
     # ------------------------------------------------------------------ tensors
 
-    def _output(self, name: str, tokens: Tensor, received: Tensor | None, *, trains: bool = False) -> Tensor:
+    def _output(self, name: str, tokens: Tensor, received: Tensor | None) -> Tensor:
         """Compute the stage's output. Both passes of a hop draw the same random numbers."""
         seed_generators(self.device, hop_seed(name, self._cut.stage))
-        with torch.set_grad_enabled(trains):
-            return stage_output(self._stage, tokens, received, self.computing.dtype)
+        return stage_output(self._stage, tokens, received, self.computing.dtype)
 
     def _tokens(self, hop: int) -> Tensor:
         """Return a hop's tokens on the device, int64[rows, L+1]. Raises ValueError for what no driver sends."""
@@ -291,7 +301,7 @@ class StageLoop:
 
     def _use_less(self) -> None:
         """Recompute activations from now on. The gradient, which may hold a part of a micro-batch, is forgotten. Raises OperatorError."""
-        self.forget_batch()
+        self._drop_gradient()
         if self.computing.recompute or not can_recompute(self._stage):
             raise OperatorError(
                 f"not even one micro-batch of this run fits into the memory of {self.device} beside the stage",
@@ -300,6 +310,14 @@ class StageLoop:
         self.computing = replace(self.computing, recompute=True)
         self.devices.compute_as(self.computing)
         self.emit_computing(OUT_OF_MEMORY)
+
+
+def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
+    """Return the sizes of the hops of a stage, which the node needs."""
+    rows, length = manifest.stages.micro_batch, manifest.inner.sequence_length
+    num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
+    value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
+    return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
 
 
 def hop_seed(name: str, stage: int) -> int:

@@ -4,18 +4,30 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
 
 from torch import Tensor
 
+from gossamer.peer.link import messages
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_rows
 from gossamer.peer.text.corpus import Corpus
+from gossamer.peer.trainer.exchange import TrainerExchange
+from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.loop_program import LoopProgram
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.program import Kept
+from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.stage_loop import StageLoop
-from gossamer.peer.trainer.text_training import MOST_EVAL_TOKENS, NUM_EVAL_BATCHES
+from gossamer.peer.trainer.text_training import MOST_EVAL_TOKENS, NUM_EVAL_BATCHES, TextReplica
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import ModelPlan
+
+RESTS: Final = "this peer trains nothing now"
 
 
 class StageProgram(LoopProgram):
@@ -63,3 +75,52 @@ class StageProgram(LoopProgram):
         """Clear the optimizer's state, and the gradient so far, which is one of other weights."""
         super().forget_optimizer()
         self.inner.forget_batch()
+
+
+class StageReplica(TextReplica):
+    """A replica of one stage."""
+
+    program: StageProgram
+
+    @property
+    def plan(self) -> ModelPlan:
+        """The sizes on the wire, those of hops too."""
+        return replace(super().plan, stage=self.program.inner.terms)
+
+
+class StagedExchange(TrainerExchange):
+    """The exchange of a trainer that holds a stage: requests about hops go to its loop, which returns for everything else."""
+
+    def __init__(
+        self, link: TrainerEnd, payloads: PayloadFolder, replica: Replica, emit: Callable[[Event], None], rng: random.Random, hops: HopQueue
+    ) -> None:
+        super().__init__(link, payloads, replica, emit, rng)
+        self._hops = hops
+
+    def at_boundary(self) -> Iterator[messages.Start | messages.FinishDone | messages.Adopted | messages.WriteResult | messages.Adopt]:
+        """Carry out what waits for a step boundary; see TrainerExchange. While nothing is trained, hops are declined: others take them."""
+        if not (self.has_begun and self._replica.phase is RunPhase.TRAIN):
+            self._hops.decline_all(RESTS)
+        return super().at_boundary()
+
+    def _is_done_now(self, request: messages.Request) -> bool:
+        match request:
+            case messages.Begin() | messages.Forward() | messages.Backward():
+                self._hops.put(request, self._read_session)
+            case messages.Lost(hop):
+                self._hops.forget(hop)
+            case _:
+                return super()._is_done_now(request)
+        return True
+
+    def _keep(self, item: messages.Request | int) -> None:
+        super()._keep(item)
+        if isinstance(item, int):
+            self._hops.forget_all()
+        self._hops.interrupt()
+
+    def _carry_out(self, request: messages.Request) -> messages.Reply | None:
+        if isinstance(request, messages.FollowClock):
+            self._replica.follow_clock(request.global_step)
+            return None
+        return super()._carry_out(request)

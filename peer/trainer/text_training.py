@@ -158,7 +158,9 @@ class TextTrainer:
         except FloatingPointError as error:
             boundary.skip_step(error)
         else:
-            if step is not None:
+            if step is None:
+                boundary.report_if_time()
+            else:
                 boundary.after_step(step)
         return 0.0
 

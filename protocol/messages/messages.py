@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -96,6 +97,12 @@ class Chunk(Bounded):
         Bounded.__post_init__(self)
         if not 1 <= len(self.data) <= limits.CHUNK_BYTES:
             raise BadMessage(f"a chunk carries {len(self.data)} bytes, outside 1 to {limits.CHUNK_BYTES}")
+
+
+def chunks(part: Part, data: memoryview, first: int = 0) -> Iterator[Chunk]:
+    """Cut bytes into chunks in their order; `first` is where the first byte lies in the part."""
+    for offset in range(0, len(data), limits.CHUNK_BYTES):
+        yield Chunk(part, first + offset, bytes(data[offset : offset + limits.CHUNK_BYTES]))
 
 
 @dataclass(frozen=True, slots=True)

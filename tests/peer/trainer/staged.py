@@ -20,9 +20,12 @@ SESSION = 1
 MODEL = LLAMA | {"tie_word_embeddings": False, "num_hidden_layers": 4}
 
 
-def staged_manifest(count: int = 2, *, activations: str = "fp32", micro_batch: int = 2, **inner: Any) -> StagedManifest:
+def staged_manifest(
+    count: int = 2, *, activations: str = "fp32", micro_batch: int = 2, dropout: float = 0.0, **inner: Any
+) -> StagedManifest:
     """Batches of six sequences, without clipping."""
-    given = small_manifest(run={"access": "invite"}, model={"config": MODEL}, inner={"batch_size": 6, "clip_norm": 1e6, **inner})
+    model = {"config": MODEL | {"attention_dropout": dropout}}
+    given = small_manifest(run={"access": "invite"}, model=model, inner={"batch_size": 6, "clip_norm": 1e6, **inner})
     tables = given.model_dump(exclude_unset=True)
     stages = {"count": count, "activations": activations, "micro_batch": micro_batch}
     made = Manifest.checked(tables | {"stages": stages})

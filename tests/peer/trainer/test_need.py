@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -17,16 +16,13 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import Room
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.trainer.need import (
-    HOPS,
     OPTIMIZER,
     PROGRAMS,
     WORKING,
     Need,
     Rooms,
     computing_that_fits,
-    fitting_stages,
     least_need,
     need_memory,
     need_to_fit,
@@ -35,8 +31,6 @@ from gossamer.peer.trainer.need import (
     within,
 )
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.identity import Identity
-from gossamer.protocol.run.manifest import StagedManifest
 from tests.peer.small import LLAMA, small_manifest, small_replica
 
 GB = 10**9
@@ -207,45 +201,3 @@ def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:
     need = run_need(small_manifest(), "cpu")
     with pytest.raises(BadSettings, match=r"needs 5\d\d MB of memory, and there are 400 MB \(the setting max_memory = 400 MB\)"):
         need_to_fit(need, less)
-
-
-STAGED: dict[str, dict[str, Any]] = {
-    "run": {"access": "invite", "issuers": [str(Identity(bytes(32)).peer_id)]},
-    "model": {"config": LLAMA | {"num_hidden_layers": 4, "tie_word_embeddings": False}},
-    "stages": {"count": 2},
-}
-
-
-def staged_manifest(**inner: object) -> StagedManifest:
-    manifest = small_manifest(**STAGED, inner=inner)
-    assert isinstance(manifest, StagedManifest)
-    return manifest
-
-
-def test_a_stage_needs_its_part_and_the_files_of_its_hops() -> None:
-    manifest = staged_manifest(optimizer="adamw", batch_size=8)
-    whole = run_need(small_manifest(model=STAGED["model"], inner={"optimizer": "adamw"}), "cpu", Computing(micro_batch=1))
-    parts = [run_need(manifest, "cpu", Computing(micro_batch=1), cut) for cut in manifest_cuts(manifest)]
-    assert sum(part.num_params for part in parts) == whole.num_params
-    assert sum(part.memory[OPTIMIZER] for part in parts) == whole.memory[OPTIMIZER]
-    for part in parts:
-        terms = part.plan.stage
-        assert terms is not None and part.payloads[HOPS] == 2 * 8 * (terms.token_bytes + 4 * terms.value_bytes)
-    assert whole.plan.stage is None and HOPS not in whole.payloads
-
-
-def test_a_peer_holds_a_stage_that_fits_where_the_whole_model_does_not() -> None:
-    manifest, large = staged_manifest(batch_size=2), Room(10**12, "free")
-    cuts = manifest_cuts(manifest)
-    sizes = [sum(run_need(manifest, "cpu", Computing(micro_batch=1, recompute=True), cut).memory.values()) for cut in cuts]
-
-    def fitting(num_bytes: int) -> list[int]:
-        there = Rooms(Room(num_bytes, "free"), None, large, large)
-        return [one.cut.stage for one in fitting_stages(manifest, "cpu", there, Computing())]
-
-    assert fitting(10**12) == [0, 1]
-    smaller = min(range(2), key=sizes.__getitem__)
-    assert fitting((min(sizes) + max(sizes)) // 2) == [smaller]
-    assert sum(least_need(manifest, "cpu", None).memory.values()) == min(sizes)
-    with pytest.raises(BadSettings, match=r"no stage of this run fits here: stage 1: .*; stage 2: "):
-        fitting(10**6)

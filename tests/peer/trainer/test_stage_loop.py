@@ -232,6 +232,18 @@ def test_an_interrupted_loop_returns_before_the_next_hop(tmp_path: Path) -> None
     assert holder.serve()
 
 
+def test_dropout_follows_from_the_name_and_is_off_for_held_out_text(tmp_path: Path) -> None:
+    manifest = staged_manifest(3, dropout=0.3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    for hop, (name, measure) in enumerate([("aa", False), ("aa", False), ("bb", False), ("aa", True), ("bb", True)]):
+        holder.forward(hop, *micro_batch(), name=name, measure=measure)
+    holder.serve()
+    one, again, other, measured, measured_again = (holder.own(hop, HopFile.OWN_FORWARD) for hop in range(5))
+    assert one == again
+    assert measured == measured_again
+    assert len({one, other, measured}) == 3
+
+
 # ---------------------------------------------------------------------- bytes of strangers
 
 

@@ -1,0 +1,101 @@
+"""What the operator sees of a staged run: hops by outcome, lanes, and which neighbouring stage nobody holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gossamer.peer.machine.events import Event, HopsCarried, ProcessReported, StageHeld
+from gossamer.peer.machine.states import CARRYING, STARVED
+from gossamer.peer.pipeline.commands import Report
+from gossamer.peer.pipeline.driver import Pipeline
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.protocol.errors import Refused
+from gossamer.protocol.messages.terms import StageTerms
+
+MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
+HOPS_S = 5.0  # between two reports of hops
+ROUND_S = 5  # an age below a minute is rounded down to this
+
+
+@dataclass(slots=True)
+class StageReport:
+    """Counts hops and reports changes. `look` is called about once a second."""
+
+    stage: StageTerms
+    book: AddressBook
+    emit: Callable[[Event], None]
+    _outcomes: Counter[str] = field(default_factory=Counter)
+    _num_repeated: int = 0
+    _loss: float | None = None
+    _reported: HopsCarried | None = None
+    _reported_s: float = 0.0
+    _whole_s: float | None = None  # when both neighbours were last there, since training began; loop time
+    _starved: str = ""
+    _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
+
+    def __post_init__(self) -> None:
+        self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
+
+    def count(self, report: Report) -> None:
+        """Count a hop that is over."""
+        self._outcomes[report.outcome.value.replace(" ", "_")] += 1
+        self._num_repeated += max(0, report.tries - 1)
+        self._loss = report.loss if report.loss is not None else self._loss
+
+    def refused(self, stage: int, refusal: Refused) -> None:
+        """Note why a holder of a stage, counted from one, refused a lane."""
+        self._refusals[stage] = refusal.detail or str(refusal)
+
+    def look(self, pipeline: Pipeline, *, is_training: bool) -> None:
+        """Report what has changed."""
+        carrier = pipeline.carrier
+        missing = 0 if not is_training else self.stage.stage + 2 if not carrier.is_complete else 0
+        missing = missing or (self.stage.stage if is_training and not self.stage.is_first and not carrier.up else 0)
+        self._report_missing(missing)
+        if loop_s() - self._reported_s >= HOPS_S:
+            self._report_hops(pipeline)
+
+    def _report_missing(self, missing: int) -> None:
+        if not missing:
+            self._whole_s = loop_s()
+            if self._starved:
+                self._starved = ""
+                self.emit(ProcessReported(CARRYING, ""))
+            return
+        self._whole_s = self._whole_s or loop_s()
+        if loop_s() - self._whole_s >= MISSING_S and (reason := self._why(missing)) != self._starved:
+            self._starved = reason
+            self.emit(ProcessReported(STARVED, reason))
+
+    def _why(self, missing: int) -> str:
+        """Say why no holder of a stage, counted from one, carries hops with us."""
+        name = f"stage {missing} of {self.stage.count}"
+        if self.book.holders(missing, loop_s()):
+            refusal = self._refusals.get(missing)
+            return f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
+        seen_s = self.book.last_seen_s(missing)
+        return f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
+
+    def _report_hops(self, pipeline: Pipeline) -> None:
+        carrier, (sent, received) = pipeline.carrier, pipeline.carried_bytes()
+        now = HopsCarried(
+            outcomes=dict(self._outcomes),
+            repeated=self._num_repeated,
+            lanes_below=len(carrier.up),
+            lanes_above=len(carrier.down),
+            sent=sent,
+            received=received,
+            loss=self._loss,
+        )
+        self._reported_s = loop_s()
+        if self._reported is None or now.outcomes != self._reported.outcomes or now.lanes_above != self._reported.lanes_above:
+            self._reported = now
+            self.emit(now)
+
+
+def _age(seconds: float) -> str:
+    if seconds < 60:
+        return f"{seconds // ROUND_S * ROUND_S:.0f} s"
+    return f"{seconds // 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

@@ -1,0 +1,234 @@
+"""The driver of one holder's hops: it feeds the carrier events of the lanes, the trainer and the clock, and carries out its commands.
+
+Each lane has one reader task and one writer task. The carrier handles a message before the next one is read, so a fast partner is slowed
+down and cannot fill our memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gossamer.peer.link.messages import HopRequest, Lost
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import LinkLost, NodeEnd
+from gossamer.peer.pipeline import commands, events
+from gossamer.peer.pipeline.carrier import Carrier
+from gossamer.peer.pipeline.commands import CloseLane
+from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.pipeline.lane_writer import LaneWriter, Outgoing
+from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
+from gossamer.protocol.limits import REFUSAL_DETAIL_CHARS
+from gossamer.protocol.messages.messages import HopAnswer, Refusal
+from gossamer.protocol.streams.transport import Stream
+from gossamer.protocol.tasks import Changes, cancel, spawn
+
+FLUSH_S = 2.0  # for the last frames to leave before a stream is closed
+
+
+@dataclass(slots=True)
+class OpenLane:
+    """A lane while its stream is open."""
+
+    lane: UpLane | DownLane
+    stream: Stream
+    writer: LaneWriter
+    end: asyncio.Future[CloseLane]  # set when this side ends it
+
+
+@dataclass(slots=True)
+class Pipeline:
+    """Carries the hops of one holder. Belongs to one event loop. `close` ends what it has started.
+
+    `on_report` gets each hop that is over, `on_clock` each global step that a neighbour tells, with the lane. `changes` notifies after each
+    event.
+    """
+
+    carrier: Carrier
+    link: NodeEnd
+    payloads: PayloadFolder
+    on_report: Callable[[commands.Report], None]
+    on_clock: Callable[[OpenLane, int], None]
+    changes: Changes = field(default_factory=Changes)
+    lanes: dict[int, OpenLane] = field(default_factory=dict)
+    _ended_bytes: tuple[int, int] = (0, 0)  # sent and received on lanes that have ended
+    _events: deque[events.Event] = field(default_factory=deque)
+    _is_handling: bool = False
+    _timer: asyncio.TimerHandle | None = None
+    _due_s: float = math.inf
+    _asking: set[asyncio.Task[None]] = field(default_factory=set)
+    _bug: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+    async def run(self) -> None:
+        """Wait until cancelled, then end every lane. Raises our own bugs."""
+        try:
+            await self._bug
+        finally:
+            await self.close()
+
+    async def close(self) -> None:
+        """Drop every hop and lane at once."""
+        for open_lane in list(self.lanes.values()):
+            self.end_lane(open_lane, "leaving")
+        if self._timer is not None:
+            self._timer.cancel()
+        await cancel(*self._asking)
+
+    def carried_bytes(self) -> tuple[int, int]:
+        """Return the bytes that were sent and received on all lanes."""
+        sent, received = self._ended_bytes
+        streams = [open_lane.stream for open_lane in self.lanes.values()]
+        return sent + sum(stream.bytes_sent for stream in streams), received + sum(stream.bytes_received for stream in streams)
+
+    def wake(self) -> None:
+        """Look again at what may begin: the trainer or the run has changed."""
+        self.handle(events.TimePassed())
+
+    def stop(self) -> None:
+        """Begin no hop and accept none any more; those under way are answered."""
+        self.handle(events.Stopped())
+
+    def rest(self, reason: str) -> None:
+        """End every hop and lane for now: neighbours look elsewhere."""
+        for open_lane in list(self.lanes.values()):
+            self.end_lane(open_lane, reason)
+        self.handle(events.Stopped(is_final=False))
+
+    def end_lane(self, open_lane: OpenLane, reason: str) -> None:
+        """End a lane for a reason of our own; its hops are withdrawn, or tried elsewhere."""
+        self.handle(events.LaneGone(open_lane.lane.number))
+        self._end(CloseLane(open_lane.lane.number, reason))
+
+    async def carry(self, stream: Stream, lane: UpLane | DownLane) -> CloseLane:
+        """Carry hops on a lane, whose sides have greeted each other, until it ends; return why. Cancel-safe. Closes the stream."""
+        number = lane.number
+        writer = LaneWriter(stream, self._on_sent)
+        own_end: asyncio.Future[CloseLane] = asyncio.get_running_loop().create_future()
+        self.lanes[number] = OpenLane(lane, stream, writer, own_end)
+        reading, writing = asyncio.create_task(self._read(number, stream)), asyncio.create_task(writer.run())
+        try:
+            self.handle(events.LaneOpened(lane))
+            await asyncio.wait((reading, own_end), return_when=asyncio.FIRST_COMPLETED)
+            if not own_end.done():
+                return reading.result()
+            await asyncio.wait((writing,), timeout=FLUSH_S)  # its last message says why
+            return own_end.result()
+        finally:
+            self.lanes.pop(number, None)
+            self.handle(events.LaneGone(number))
+            await cancel(reading, writing)
+            sent, received = self._ended_bytes
+            self._ended_bytes = sent + stream.bytes_sent, received + stream.bytes_received
+            await stream.close()
+
+    async def _read(self, number: int, stream: Stream) -> CloseLane:
+        try:
+            while True:
+                message = await stream.receive()
+                if isinstance(message, Refusal):
+                    return CloseLane(number, f"{message.code.name}: {message.detail}")
+                self.handle(events.LaneSaid(number, message))
+        except (TransportError, Refused) as error:  # Refused: a kind of message that we do not know
+            return CloseLane(number, str(error))
+        except PeerMisbehaved as error:
+            return CloseLane(number, str(error), error)
+
+    # ------------------------------------------------------------------ events
+
+    def handle(self, event: events.Event) -> None:
+        """Take in an event now, or after the one that is being handled."""
+        self._events.append(event)
+        if self._is_handling:
+            return
+        self._is_handling = True
+        try:
+            while self._events:
+                for command in self.carrier.handle(self._events.popleft(), loop_s()):
+                    self._carry_out(command)
+        except Exception as bug:
+            if not self._bug.done():
+                self._bug.set_exception(bug)
+        finally:
+            self._is_handling = False
+        self._set_timer()
+        self.changes.notify()
+
+    def _set_timer(self) -> None:
+        due_s = self.carrier.next_s
+        if due_s == self._due_s:
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._due_s, self._timer = due_s, None
+        if due_s < math.inf:
+            self._timer = asyncio.get_running_loop().call_at(due_s, self._on_time)
+
+    def _on_time(self) -> None:
+        self._due_s, self._timer = math.inf, None
+        self.handle(events.TimePassed())
+
+    def _on_sent(self, sent: Outgoing) -> None:
+        if isinstance(sent.message, HopAnswer):
+            self.handle(events.HopSent(sent.hop))
+
+    # ------------------------------------------------------------------ commands
+
+    def _carry_out(self, command: commands.Command) -> None:
+        match command:
+            case commands.AskTrainer(request):
+                spawn(self._ask(request), self._asking, f"hop {request.hop}")
+            case commands.TellLost(hop):
+                self.link.notify(Lost(hop))
+            case commands.SendHop():
+                self._send(command)
+            case commands.SendNotice(lane, notice):
+                if lane in self.lanes:
+                    self.lanes[lane].writer.notify(notice)
+            case commands.Store(hop, file, data):
+                self._store(hop, file, data)
+            case commands.RemoveFile(file):
+                self.payloads.remove(file)
+            case commands.RemoveHop(hop):
+                self.payloads.remove_hop(hop)
+            case commands.CloseLane():
+                self._end(command)
+            case commands.HearClock(lane, global_step):
+                if lane in self.lanes:
+                    self.on_clock(self.lanes[lane], global_step)
+            case commands.Report():
+                self.on_report(command)
+
+    def _send(self, command: commands.SendHop) -> None:
+        """Map the files of a hop and queue it; a file of another size was removed with its trainer."""
+        parts = tuple((part, self.payloads.read(file)) for part, file, _ in command.files)
+        if any(len(data) != num_bytes for (_, data), (_, _, num_bytes) in zip(parts, command.files, strict=True)):
+            self._events.append(events.TrainerGone(command.hop))
+        elif command.lane in self.lanes:
+            self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, parts))
+
+    def _store(self, hop: int, file: str, data: bytes) -> None:
+        try:
+            self.payloads.append(file, data)
+        except OSError:  # the disk is full
+            self._events.append(events.TrainerGone(hop))
+
+    def _end(self, close: CloseLane) -> None:
+        """Tell the partner why, and have `carry` return."""
+        open_lane = self.lanes.pop(close.lane, None)
+        if open_lane is None or open_lane.end.done():
+            return
+        code = RefusalCode.BAD_MESSAGE if close.fault else RefusalCode.TOO_SLOW if close.silent_s else RefusalCode.NOT_READY
+        open_lane.writer.notify(Refusal(code, close.reason[:REFUSAL_DETAIL_CHARS]))
+        open_lane.end.set_result(close)
+
+    async def _ask(self, request: HopRequest) -> None:
+        try:
+            reply = await self.link.pass_hop(request)
+        except LinkLost:
+            self.handle(events.TrainerGone(request.hop))
+        else:
+            self.handle(events.TrainerReplied(reply))

@@ -1,0 +1,90 @@
+"""What leaves on one lane: notices first, then hops in their order, as chunks. Notices come between the chunks of a hop."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from gossamer.protocol.errors import TransportError
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, Notice, Part, Refusal, chunks
+from gossamer.protocol.streams.transport import Stream
+from gossamer.protocol.tasks import Changes
+
+
+@dataclass(frozen=True, slots=True)
+class Outgoing:
+    """A message about a hop and the bytes that follow it. Their files may be removed meanwhile: the bytes are mapped."""
+
+    hop: int  # the node's number
+    message: HopForward | HopAnswer
+    parts: tuple[tuple[Part, memoryview], ...]
+
+
+@dataclass(slots=True)
+class LaneWriter:
+    """Sends on one stream, in the task of `run`. `on_sent` gets the number of each hop whose bytes have left, withdrawn ones too."""
+
+    stream: Stream
+    on_sent: Callable[[Outgoing], None]
+    _hops: deque[Outgoing] = field(default_factory=deque)
+    _notices: deque[HopNotice | Refusal] = field(default_factory=deque)
+    _current: Outgoing | None = None
+    _is_stopped: bool = False  # the current hop is withdrawn
+    _changes: Changes = field(default_factory=Changes)
+
+    def put(self, hop: Outgoing) -> None:
+        """Send a hop after those before it."""
+        self._hops.append(hop)
+        self._changes.notify()
+
+    def notify(self, notice: HopNotice | Refusal) -> None:
+        """Send a notice before the next chunk; a Refusal is the last message. A hop that is withdrawn stops here."""
+        if isinstance(notice, HopNotice) and notice.notice is Notice.WITHDRAWN:
+            self._stop(notice.number)
+        self._notices.append(notice)
+        self._changes.notify()
+
+    async def run(self) -> None:
+        """Send until a Refusal is sent, or the stream ends."""
+        try:
+            while True:
+                await self._changes.until(lambda: bool(self._notices or self._hops))
+                if await self._send_notices():
+                    return
+                if self._hops:
+                    self._current, self._is_stopped = self._hops.popleft(), False
+                    if await self._send_hop(self._current):
+                        return
+                    done, self._current = self._current, None
+                    self.on_sent(done)
+        except TransportError:
+            return  # the reader reports it
+
+    def _stop(self, number: int) -> None:
+        is_of = [hop for hop in self._hops if isinstance(hop.message, HopForward) and hop.message.number == number]
+        for hop in is_of:
+            self._hops.remove(hop)
+        if self._current is not None and isinstance(self._current.message, HopForward) and self._current.message.number == number:
+            self._is_stopped = True
+
+    async def _send_hop(self, hop: Outgoing) -> bool:
+        """Send a hop up to its end, or to its withdrawal; return whether a Refusal ended the lane."""
+        await self.stream.send(hop.message)
+        for part, data in hop.parts:
+            for chunk in chunks(part, data):
+                if await self._send_notices():
+                    return True
+                if self._is_stopped:
+                    return False
+                await self.stream.send(chunk)
+        return False
+
+    async def _send_notices(self) -> bool:
+        """Send what is urgent; return whether a Refusal ended the lane."""
+        while self._notices:
+            notice = self._notices.popleft()
+            await self.stream.send(notice)
+            if isinstance(notice, Refusal):
+                return True
+        return False

@@ -1,0 +1,69 @@
+"""What each stage of a run needs of a machine, and which stages fit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from gossamer.peer.machine.room import Room
+from gossamer.peer.model.accelerator import has_own_memory
+from gossamer.peer.model.activation_memory import activation_bytes
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import need_layout, parameter_shapes
+from gossamer.peer.model.stages import Cut, manifest_cuts, stage_shapes
+from gossamer.peer.trainer.need import Need, Rooms, model_need, need_to_fit
+from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, stage_terms
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import StagedManifest
+
+HOPS: Final = "for micro-batches under way"
+FILES_OF_VALUES: Final = 4  # of a hop: input and output, and the gradients of both
+SMALLER: Final = "a run with more stages, or with a smaller model, needs less memory of each peer"
+
+
+def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Computing) -> Need:
+    """Count what a holder of this stage needs on one device of this kind. Raises BadManifest for a model that cannot be cut."""
+    terms, inner = stage_terms(manifest, cut), manifest.inner
+    hops = BATCHES_AWAY * terms.in_batch * (terms.token_bytes + FILES_OF_VALUES * terms.value_bytes)
+    rows = manifest.stages.micro_batch
+    left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
+    return model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
+
+
+def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing) -> dict[int, Computing]:
+    """Return the stages that fit into these rooms, from 0, each with how to compute there: as wanted, else with less memory.
+
+    Raises BadSettings, with the sum of each stage, if none fits.
+    """
+    need_layout(manifest.model, parameter_shapes(manifest.model))
+    fitting, refusals = dict[int, Computing](), list[str]()
+    for cut in manifest_cuts(manifest):
+        for computing in _tries(wanted, device):
+            try:
+                need_to_fit(stage_need(manifest, cut, device, computing), there)
+                fitting[cut.stage] = computing
+                break
+            except BadSettings as error:
+                refusal = f"stage {cut.stage + 1} of {len(cut.blocks)}: {error}"
+        else:
+            refusals.append(refusal)
+    if not fitting:
+        raise BadSettings("no stage of this run fits. " + " ".join(refusals), hint=SMALLER)
+    return fitting
+
+
+def least_stage_need(manifest: StagedManifest, device: str, room: Room | None) -> Need:
+    """Count the least that a peer needs for the smallest stage, where a device has this room. Raises BadManifest."""
+    least = Computing(micro_batch=manifest.stages.micro_batch, recompute=True)
+
+    def of(cut: Cut) -> Need:
+        needs = [stage_need(manifest, cut, device, computing) for computing in _tries(least, device)]
+        return next((need for need in needs if room is None or sum(need.device.values()) <= room.num_bytes), needs[-1])
+
+    return min(map(of, manifest_cuts(manifest)), key=lambda need: (sum(need.device.values()), sum(need.memory.values())))
+
+
+def _tries(wanted: Computing, device: str) -> list[Computing]:
+    hosted = [replace(wanted, optimizer_on_host=True)] if has_own_memory(device) else []
+    tries = [wanted, *hosted]
+    return [*tries, *(replace(one, recompute=True) for one in tries)]

@@ -1,0 +1,76 @@
+"""Builds the trainer process of a staged run: it asks its node which of the stages that fit it is to hold."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from gossamer.optim.compiled import coding_words
+from gossamer.peer.link.messages import Fits
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import TrainerEnd
+from gossamer.peer.machine.child import Child
+from gossamer.peer.machine.events import ModelBuilt
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import held_bytes
+from gossamer.peer.machine.units import rate_bytes_per_s, size_bytes
+from gossamer.peer.model.accelerator import choose_devices
+from gossamer.peer.model.computing import Computing, compute_dtype
+from gossamer.peer.model.model import check_fit, placed
+from gossamer.peer.model.stages import build_stage, manifest_cuts, mask_stage, stage_flops_per_token
+from gossamer.peer.model.throughput import peak_flops
+from gossamer.peer.text.tokenizer import load_tokenizer
+from gossamer.peer.trainer.boundary import open_boundary
+from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.hop_queue import HopQueue
+from gossamer.peer.trainer.interval import traffic_expected
+from gossamer.peer.trainer.need import rooms, within
+from gossamer.peer.trainer.own_text import load_text
+from gossamer.peer.trainer.replica import peer_seed
+from gossamer.peer.trainer.stage_loop import StageLoop
+from gossamer.peer.trainer.stage_need import fitting_stages
+from gossamer.peer.trainer.stage_training import StagedExchange, StageProgram, StageReplica
+from gossamer.peer.trainer.text_training import TextTrainer
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.run.manifest import StagedManifest
+
+
+def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrainer:
+    """Build the trainer of one stage, from its checkpoint if there is one. Waits for a node, which chooses the stage.
+
+    Raises BadSettings, before anything is built, where no stage fits.
+    """
+    settings, config, inner = child.settings, child.settings.config, manifest.inner
+    devices, _ = choose_devices(config.devices)
+    if len(devices) > 1:
+        raise BadSettings("a stage is trained on one device", hint="start a peer with its own --home for each device")
+    device = devices[0]
+    there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), config)
+    dtype, rows = compute_dtype(inner.precision, device), manifest.stages.micro_batch
+    wanted = Computing(dtype, rows, config.recompute, bool(config.compile), optimizer_on_host=config.optimizer_on_host)
+    fitting = fitting_stages(manifest, device.type, there, wanted)
+    keep_within(device, size_bytes(config.gpu_memory))
+    tokenizer = load_tokenizer(manifest.tokenizer, config.model, home.tokenizer, None)
+
+    link = TrainerEnd(settings.runtime)
+    cut = manifest_cuts(manifest)[link.wait_for_stage(Fits(tuple(fitting)))]
+    computing = fitting[cut.stage]
+    model = build_stage(manifest.model, cut, manifest.run.seed)
+    check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
+    if manifest.data.mask_documents:
+        mask_stage(model, cut, tokenizer.document_end)
+    corpus = load_text(child, home, manifest, tokenizer) if cut.is_first else None
+    hops = HopQueue(link.send)
+    payloads = PayloadFolder(settings.runtime / "payloads")
+    loop = StageLoop(manifest, placed(model, device), cut, corpus, computing, child.emit, payloads, hops)
+    program = StageProgram(loop, corpus)
+    replica = StageReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(settings.peer_id)))
+
+    num_params = sum(parameter.numel() for parameter in replica.parameters.values())
+    flops, peak = stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype)
+    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(device)))
+    line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
+    child.emit(traffic_expected(replica.plan, manifest.outer.inner_steps, line_bytes_per_s))
+    loop.emit_computing("one micro-batch at a time")
+    return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops)))

@@ -1,0 +1,358 @@
+"""A carrier beside scripted neighbours: what a hostile one may not do, and what happens to a hop before its answer."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from gossamer.peer.link.messages import Backward, Declined, Forward, Forwarded, HopFile, Returned, hop_file
+from gossamer.peer.pipeline import commands, events
+from gossamer.peer.pipeline.carrier import MOST_TRIES, NOBODY_ABOVE_S, Carrier
+from gossamer.peer.pipeline.commands import Command, HopOutcome
+from gossamer.peer.pipeline.hop import HopState
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, DownLane, UpLane
+from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, Notice, Part
+from gossamer.protocol.messages.terms import StageTerms
+from tests.protocol.samples import ALICE, BOB
+
+TOKENS, VALUES = 12, 40
+LOW, HIGH = 1, 2  # lanes
+NAME = b"n" * 16
+
+
+class Middle:
+    """The carrier of a holder of stage 1 of 3 with a lane down from stage 0 and one up to stage 2, and its clock."""
+
+    def __init__(self, stage: int = 1) -> None:
+        terms = StageTerms(stage, 3, TOKENS, VALUES, in_batch=4)
+        self.carrier = Carrier(terms, random.Random(1), itertools.count(100))
+        self.now_s = 1000.0
+        if stage < 2:
+            self.take(events.LaneOpened(DownLane.opened(HIGH, BOB.peer_id, 2, terms)))
+        if stage:
+            self.take(events.LaneOpened(UpLane(LOW, ALICE.peer_id, 2)))
+
+    def take(self, event: events.Event) -> list[Command]:
+        return self.carrier.handle(event, self.now_s)
+
+    def say(self, lane: int, *messages: Message) -> list[Command]:
+        return [command for message in messages for command in self.take(events.LaneSaid(lane, message))]
+
+    def arrive(self, number: int = 1, name: bytes = NAME, *, measure: bool = False) -> int:
+        """Have a hop arrive; return our number of it."""
+        done = self.say(LOW, HopForward(number, name, measure, 5), *chunks_of_forward())
+        (asked,) = [command.request for command in done if isinstance(command, commands.AskTrainer)]
+        assert isinstance(asked, Forward)
+        return asked.hop
+
+    def leave(self, hop: int) -> HopForward:
+        """Have the trainer compute it; return what goes to the next stage."""
+        (sent,) = [command for command in self.take(events.TrainerReplied(Forwarded(hop))) if isinstance(command, commands.SendHop)]
+        assert isinstance(sent.message, HopForward) and sent.lane == HIGH
+        return sent.message
+
+    def pass_time(self) -> list[Command]:
+        assert self.carrier.next_s < float("inf")
+        self.now_s = max(self.now_s, self.carrier.next_s)
+        return self.take(events.TimePassed())
+
+
+def chunks_of_forward() -> list[Message]:
+    return [Chunk(Part.TOKENS, 0, bytes(TOKENS)), Chunk(Part.ACTIVATIONS, 0, bytes(30)), Chunk(Part.ACTIVATIONS, 30, bytes(VALUES - 30))]
+
+
+def answer(number: int, window: int = 2) -> list[Message]:
+    return [HopAnswer(number, 2.5, window, 7), Chunk(Part.GRADIENT, 0, bytes(VALUES))]
+
+
+def notices(done: list[Command]) -> list[tuple[int, int, Notice]]:
+    return [(command.lane, command.message.number, command.message.notice) for command in done if isinstance(command, commands.SendNotice)]
+
+
+def outcomes(done: list[Command]) -> list[HopOutcome]:
+    return [command.outcome for command in done if isinstance(command, commands.Report)]
+
+
+def fault(done: list[Command]) -> str:
+    """Return what a lane was closed for; the carrier has forgotten it."""
+    (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
+    assert isinstance(closed.fault, BadMessage)
+    return closed.reason
+
+
+def test_a_hop_goes_up_and_its_gradient_comes_down() -> None:
+    middle = Middle()
+    hop = middle.arrive(4)
+    sent = middle.leave(hop)
+    assert (sent.micro_batch, sent.measure) == (NAME, False)
+    done = middle.say(HIGH, *answer(sent.number))
+    assert commands.Store(hop, hop_file(hop, HopFile.PARTNER_BACKWARD), bytes(VALUES)) in done
+    assert done[-1] == commands.AskTrainer(Backward(hop, 2.5))
+    (back,) = middle.take(events.TrainerReplied(Returned(hop, 2.5)))
+    assert isinstance(back, commands.SendHop) and back.lane == LOW
+    assert isinstance(back.message, HopAnswer) and (back.message.number, back.message.loss) == (4, 2.5)
+    assert back.files == ((Part.GRADIENT, hop_file(hop, HopFile.OWN_BACKWARD), VALUES),)
+    done = middle.take(events.HopSent(hop))
+    assert commands.RemoveHop(hop) in done and outcomes(done) == [HopOutcome.ANSWERED]
+    assert middle.carrier.is_quiet
+
+
+def test_a_hop_that_measures_comes_back_without_the_trainer_and_without_bytes() -> None:
+    middle = Middle()
+    sent = middle.leave(middle.arrive(measure=True))
+    assert sent.measure
+    done = middle.say(HIGH, HopAnswer(sent.number, 2.25, 2, 7))
+    (back,) = [command for command in done if isinstance(command, commands.SendHop)]
+    assert isinstance(back.message, HopAnswer) and back.message.loss == 2.25 and back.files == ()
+
+
+def test_both_sides_tell_their_clocks() -> None:
+    middle = Middle()
+    middle.carrier.global_step = 33
+    heard = [command for command in middle.say(LOW, HopForward(1, NAME, False, 5)) if isinstance(command, commands.HearClock)]
+    assert heard == [commands.HearClock(LOW, 5)]
+    middle.say(LOW, *chunks_of_forward())
+    assert middle.leave(100).global_step == 33
+
+
+WRONG_FROM_BELOW: dict[str, list[Message]] = {
+    "a chunk that no hop expects": [Chunk(Part.TOKENS, 0, b"x")],
+    "expected tokens at 0": [HopForward(1, NAME, False, 0), Chunk(Part.ACTIVATIONS, 0, b"x")],
+    "expected tokens at 2": [HopForward(1, NAME, False, 0), Chunk(Part.TOKENS, 0, b"xy"), Chunk(Part.TOKENS, 3, b"x")],
+    "a chunk of tokens at 0": [HopForward(1, NAME, False, 0), Chunk(Part.TOKENS, 0, bytes(TOKENS + 1))],
+    "a chunk of activations at 30": [HopForward(1, NAME, False, 0), *chunks_of_forward()[:2], Chunk(Part.ACTIVATIONS, 30, bytes(11))],
+    "before the bytes of hop 1": [HopForward(1, NAME, False, 0), HopForward(2, b"m" * 16, False, 0)],
+    "hop 1 after hop 1": [HopForward(1, NAME, False, 0), *chunks_of_forward(), HopForward(1, b"m" * 16, False, 0)],
+    "beyond the window of 2": [
+        *(message for number in (1, 2) for message in (HopForward(number, bytes([number]) * 16, False, 0), *chunks_of_forward())),
+        HopForward(3, NAME, False, 0),
+    ],
+    "a HopAnswer out of turn": [HopAnswer(1, 1.0, 1, 0)],
+    "a HopNotice out of turn": [HopNotice(1, Notice.DECLINED)],
+}
+WRONG_FROM_ABOVE: dict[str, list[Message]] = {
+    "waits for none": answer(2),
+    "a window without a hop": answer(1, window=0),
+    "a chunk of gradient at 0": [HopAnswer(1, 1.0, 1, 0), Chunk(Part.GRADIENT, 0, bytes(VALUES + 1))],
+    "expected gradient at 0": [HopAnswer(1, 1.0, 1, 0), Chunk(Part.ACTIVATIONS, 0, bytes(VALUES))],
+    "before the bytes of the answer": [HopAnswer(1, 1.0, 1, 0), HopAnswer(1, 1.0, 1, 0)],
+    "a chunk that no hop expects": [*answer(1), Chunk(Part.GRADIENT, 0, b"x")],
+    "which was not sent": [HopNotice(2, Notice.DECLINED)],
+    "a HopForward out of turn": [HopForward(1, NAME, False, 0)],
+    "a HopNotice out of turn": [HopNotice(1, Notice.WITHDRAWN)],
+}
+
+
+@pytest.mark.parametrize("reason", WRONG_FROM_BELOW)
+def test_a_lower_holder_that_breaks_the_rules_loses_its_lane_and_its_hops(reason: str) -> None:
+    middle = Middle()
+    done = middle.say(LOW, *WRONG_FROM_BELOW[reason])
+    assert reason in fault(done)
+    assert not middle.carrier.up
+    for hop in (100, 101):
+        middle.take(events.TrainerReplied(Declined(hop, "lost"))) if hop in middle.carrier._lost else None
+    assert middle.carrier.is_quiet
+    assert middle.say(LOW, HopForward(9, NAME, False, 0)) == [], "nothing more is read from it"
+
+
+@pytest.mark.parametrize("reason", WRONG_FROM_ABOVE)
+def test_a_higher_holder_that_breaks_the_rules_loses_its_lane_and_the_hop_is_kept(reason: str) -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    middle.leave(hop)
+    done = middle.say(HIGH, *WRONG_FROM_ABOVE[reason])
+    assert reason in fault(done)
+    assert not middle.carrier.down
+    if reason != "a chunk that no hop expects":  # by then the gradient is complete
+        assert middle.carrier.hops[hop].state is HopState.READY
+        assert (LOW, 1, Notice.DELAYED) in notices(done)
+
+
+def test_a_hop_that_is_declined_above_goes_to_another_holder_at_once() -> None:
+    middle = Middle()
+    middle.take(events.LaneOpened(DownLane.opened(3, ALICE.peer_id, 2, middle.carrier.stage)))
+    hop = middle.arrive()
+    (sent,) = [command for command in middle.take(events.TrainerReplied(Forwarded(hop))) if isinstance(command, commands.SendHop)]
+    done = middle.say(sent.lane, HopNotice(sent.message.number, Notice.DECLINED))
+    assert notices(done) == [(LOW, 1, Notice.DELAYED)]
+    (again,) = [command for command in done if isinstance(command, commands.SendHop)]
+    assert again.lane == 5 - sent.lane and again.files == sent.files, "the same bytes"
+
+
+def test_after_three_tries_a_hop_is_declined_and_no_stage_below_tries_again() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    sent = middle.leave(hop)
+    for number in range(1, MOST_TRIES):
+        assert sent.number == number
+        assert notices(middle.say(HIGH, HopNotice(number, Notice.DECLINED))) == [(LOW, 1, Notice.DELAYED)]
+        (again,) = [command for command in middle.pass_time() if isinstance(command, commands.SendHop)]
+        assert isinstance(again.message, HopForward)
+        sent = again.message
+    done = middle.say(HIGH, HopNotice(MOST_TRIES, Notice.DECLINED))
+    assert notices(done) == [(LOW, 1, Notice.DECLINED)] and outcomes(done) == [HopOutcome.DECLINED]
+    assert commands.RemoveHop(hop) in done and middle.carrier.is_quiet
+
+
+def test_a_lane_that_declines_rests_a_little_longer_each_time() -> None:
+    middle = Middle()
+    sent = middle.leave(middle.arrive())
+    middle.say(HIGH, HopNotice(sent.number, Notice.DECLINED))
+    assert middle.carrier.next_s == middle.now_s + 1.0
+    middle.pass_time()
+    middle.say(HIGH, HopNotice(2, Notice.DECLINED))
+    assert middle.carrier.next_s == middle.now_s + 2.0
+
+
+def test_a_silent_holder_loses_its_lane_and_what_it_was_waited_for_is_known() -> None:
+    middle = Middle()
+    middle.leave(middle.arrive())
+    done = middle.pass_time()
+    (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
+    assert closed.fault is None and FIRST_PATIENCE_S <= closed.silent_s < FIRST_PATIENCE_S + 1
+    assert not middle.carrier.down and middle.carrier.hops[100].state is HopState.READY
+
+
+def test_patience_follows_the_usual_answer_and_a_delay_lengthens_it() -> None:
+    middle = Middle(stage=0)
+    middle.carrier.may_begin = True
+    middle.take(events.TimePassed())
+    first, second = middle.carrier.hops
+    for hop in (first, second):
+        middle.take(events.TrainerReplied(Forwarded(hop)))
+    middle.now_s += 4.0
+    middle.say(HIGH, *answer(1))
+    lane = middle.carrier.down[HIGH]
+    assert lane.usual_s == 4.0 and lane.patience_s == 12.0
+    assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0
+    for number in range(1, 6):
+        middle.say(HIGH, HopNotice(2, Notice.DELAYED))
+        assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0 * (1 + min(number, 4)), "not for ever"
+
+
+def test_a_lower_holder_that_withdraws_a_hop_frees_all_of_it() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    middle.leave(hop)
+    done = middle.say(LOW, HopNotice(1, Notice.WITHDRAWN))
+    assert notices(done) == [(HIGH, 1, Notice.WITHDRAWN)] and outcomes(done) == [HopOutcome.WITHDRAWN]
+    assert middle.carrier.is_quiet
+    assert middle.say(HIGH, *answer(1)) == [commands.HearClock(HIGH, 7)], "an answer that crossed the notice is read and dropped"
+    assert middle.say(LOW, HopNotice(1, Notice.WITHDRAWN)) == []
+
+
+def test_a_hop_may_be_withdrawn_in_the_middle_of_its_bytes() -> None:
+    middle = Middle()
+    middle.say(LOW, HopForward(1, NAME, False, 0), chunks_of_forward()[0], HopNotice(1, Notice.WITHDRAWN))
+    assert middle.carrier.is_quiet
+    middle.arrive(2)
+
+
+def test_a_hop_may_be_withdrawn_in_the_middle_of_its_answer() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    middle.leave(hop)
+    middle.say(HIGH, HopAnswer(1, 2.5, 2, 7), Chunk(Part.GRADIENT, 0, bytes(10)))
+    middle.say(LOW, HopNotice(1, Notice.WITHDRAWN))
+    assert middle.say(HIGH, Chunk(Part.GRADIENT, 10, bytes(VALUES - 10))) == []
+    assert middle.carrier.down[HIGH].incoming is None
+
+
+def test_the_trainer_forgets_a_hop_that_is_withdrawn_and_its_late_reply_leaves_no_file() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    assert commands.TellLost(hop) in middle.say(LOW, HopNotice(1, Notice.WITHDRAWN))
+    assert middle.take(events.TrainerReplied(Forwarded(hop))) == [commands.RemoveHop(hop)]
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_a_micro_batch_that_was_added_or_is_under_way_is_declined(is_over: bool) -> None:
+    last = Middle(stage=2)
+    hop = last.arrive()
+    if is_over:
+        last.take(events.TrainerReplied(Returned(hop, 2.0)))
+        last.take(events.HopSent(hop))
+    done = last.say(LOW, HopForward(2, NAME, False, 0))
+    assert notices(done) == [(LOW, 2, Notice.DECLINED)]
+    assert not [command for command in last.say(LOW, *chunks_of_forward()) if isinstance(command, commands.Store)], "its bytes are dropped"
+
+
+def test_a_micro_batch_that_the_trainer_may_have_added_is_declined() -> None:
+    last = Middle(stage=2)
+    hop = last.arrive()
+    assert notices(last.take(events.TrainerGone(hop))) == [(LOW, 1, Notice.DECLINED)]
+    assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, Notice.DECLINED)]
+
+
+def test_held_out_text_may_come_again() -> None:
+    last = Middle(stage=2)
+    hop = last.arrive(measure=True)
+    (sent,) = last.take(events.TrainerReplied(Returned(hop, 2.0)))
+    assert isinstance(sent, commands.SendHop) and sent.files == ()
+    last.take(events.HopSent(hop))
+    last.arrive(2, measure=True)
+
+
+def test_without_a_next_stage_hops_are_declined_and_lower_holders_soon_look_elsewhere() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    middle.leave(hop)
+    middle.take(events.LaneGone(HIGH))
+    assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, Notice.DECLINED)]
+    assert middle.carrier.next_s == middle.now_s + NOBODY_ABOVE_S
+    done = middle.pass_time()
+    assert commands.CloseLane(LOW, "nobody holds the next stage") in done and middle.carrier.is_quiet
+
+
+def test_a_driver_keeps_its_hops_until_the_next_stage_is_back() -> None:
+    driver = Middle(stage=0)
+    driver.carrier.may_begin = True
+    driver.take(events.TimePassed())
+    first, second = driver.carrier.hops
+    driver.take(events.TrainerReplied(Forwarded(first)))
+    driver.take(events.LaneGone(HIGH))
+    driver.take(events.TrainerReplied(Forwarded(second)))
+    driver.pass_time()
+    assert [hop.state for hop in driver.carrier.hops.values()] == [HopState.READY] * 2
+    done = driver.take(events.LaneOpened(DownLane.opened(3, BOB.peer_id, 2, driver.carrier.stage)))
+    assert [command.hop for command in done if isinstance(command, commands.SendHop)] == [first, second]
+
+
+def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
+    driver = Middle(stage=0)
+    driver.carrier.down[HIGH].window = 100
+    driver.carrier.may_begin = True
+    driver.take(events.TimePassed())
+    assert len(driver.carrier.hops) == 8
+
+
+def test_a_holder_that_stops_answers_what_is_under_way_and_takes_nothing_new() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    middle.take(events.Stopped())
+    assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, Notice.DECLINED)]
+    sent = middle.leave(hop)
+    assert middle.say(HIGH, *answer(sent.number))[-1] == commands.AskTrainer(Backward(hop, 2.5))
+
+
+def test_a_file_that_the_trainer_has_lost_ends_the_hop_on_both_sides() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    middle.leave(hop)
+    assert notices(middle.take(events.TrainerGone(hop))) == [(HIGH, 1, Notice.WITHDRAWN), (LOW, 1, Notice.DECLINED)]
+
+
+def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
+    last = Middle(stage=2)
+    for number in range(1, 4):
+        hop = last.arrive(number, bytes([number]) * 16)
+        (sent,) = last.take(events.TrainerReplied(Returned(hop, 2.0)))
+        assert isinstance(sent, commands.SendHop) and isinstance(sent.message, HopAnswer)
+        assert sent.message.window == 2 + number
+        last.take(events.HopSent(hop))
+    hops = [last.arrive(number, bytes([number]) * 16) for number in range(4, 9)]
+    (sent,) = last.take(events.TrainerReplied(Returned(hops[0], 2.0)))
+    assert isinstance(sent, commands.SendHop) and isinstance(sent.message, HopAnswer) and sent.message.window == 4

@@ -1,0 +1,170 @@
+"""Two trainers of a staged run, built as their processes build them, with scripted nodes on the real link between them."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import threading
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, Returned, hop_file
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import ModelBuilt, StepDone, TextRead
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import Room
+from gossamer.peer.model.computing import Computing
+from gossamer.peer.model.model import num_parameters
+from gossamer.peer.model.stages import manifest_cuts
+from gossamer.peer.trainer.need import Rooms
+from gossamer.peer.trainer.stage_need import fitting_stages, least_stage_need, stage_need
+from gossamer.peer.trainer.stage_process import build_staged
+from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.run.manifest import Manifest, StagedManifest
+from tests.peer.trainer.staged import staged_manifest
+from tests.peer.trainer_thread import Supervision
+from tests.peer.waiting import eventually
+
+
+def made_manifest() -> StagedManifest:
+    tables = staged_manifest().model_dump(exclude_unset=True)
+    made = Manifest.checked(tables | {"data": {"source": "text"}, "run": tables["run"] | {"total_steps": 4}})
+    assert isinstance(made, StagedManifest)
+    return made
+
+
+class StageTrainer:
+    """A trainer in a thread, and the node that tells it which stage to hold."""
+
+    def __init__(self, folder: Path, stage: int) -> None:
+        self.home = Home(folder / f"home-{stage}")
+        self.home.create()
+        self.runtime = Path(tempfile.mkdtemp(prefix="stage-"))
+        (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 500)
+        config = PeerConfig(home=self.home.path, data=folder / "text.txt", devices="cpu")
+        peer_id = str(Identity(bytes([stage + 1]) * 32).peer_id)
+        self.supervision: Any = Supervision(ChildSettings(config=config, peer_id=peer_id, runtime=self.runtime, waits_for_start=False))
+        self.stage = stage
+        self.reports: list[messages.TrainerReport] = []
+        self.payloads = PayloadFolder(self.runtime / "payloads")
+        self.errors: list[BaseException] = []
+        self._thread = threading.Thread(target=self._run)
+
+    def _run(self) -> None:
+        try:
+            build_staged(self.supervision, self.home, made_manifest()).run()
+        except BaseException as error:
+            self.errors.append(error)
+
+    @contextlib.asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        self._thread.start()
+        self.end = NodeEnd(self.runtime)
+        self.offered: list[tuple[int, ...]] = []
+        self.end.choose_stage = self._choose
+        node = asyncio.create_task(self._node())
+        try:
+            await eventually(lambda: self.end.connected or bool(self.errors), "the trainer at the link")
+            assert not self.errors
+            yield
+        finally:
+            self.supervision.stop.set()
+            await eventually(lambda: not self._thread.is_alive(), "end of the trainer")
+            node.cancel()
+        assert not self.errors
+
+    async def _choose(self, stages: tuple[int, ...]) -> int:
+        self.offered.append(stages)
+        return self.stage
+
+    async def _node(self) -> None:
+        self.plan = await self.end.connect()
+        await self.end.run(self.reports.append)
+
+    def progress(self) -> list[messages.Progress]:
+        return [report for report in self.reports if isinstance(report, messages.Progress)]
+
+    def has_begun(self) -> bool:
+        return any(report.started for report in self.progress())
+
+    def phase(self) -> RunPhase:
+        return self.progress()[-1].phase
+
+    def events(self, kind: type) -> list[Any]:
+        return [event for event in self.supervision.events if isinstance(event, kind)]
+
+
+async def carry(first: StageTrainer, last: StageTrainer, hop: int) -> list[str]:
+    """Carry one micro-batch through both stages and back; return the kinds of the replies."""
+    name = f"{hop:032x}"
+    begun = await first.end.pass_hop(Begin(hop, name))
+    if not isinstance(begun, Forwarded):
+        return [type(begun).__name__]
+    for own, partner in ((HopFile.OWN_TOKENS, HopFile.PARTNER_TOKENS), (HopFile.OWN_FORWARD, HopFile.PARTNER_FORWARD)):
+        last.payloads.write(hop_file(hop, partner), first.payloads.read(hop_file(hop, own)))
+    done = await last.end.pass_hop(Forward(hop, name, begun.measure))
+    assert isinstance(done, Returned)
+    if not begun.measure:
+        first.payloads.write(hop_file(hop, HopFile.PARTNER_BACKWARD), last.payloads.read(hop_file(hop, HopFile.OWN_BACKWARD)))
+    back = await first.end.pass_hop(Backward(hop, done.loss))
+    for trainer in (first, last):
+        trainer.payloads.remove_hop(hop)
+    return [type(reply).__name__ for reply in (begun, done, back)]
+
+
+def test_two_processes_train_until_a_neighbour_is_at_the_end(tmp_path: Path) -> None:
+    first, last = StageTrainer(tmp_path, 0), StageTrainer(tmp_path, 1)
+
+    async def story() -> None:
+        async with asyncio.timeout(50), first.running(), last.running():
+            assert first.offered == last.offered == [(0, 1)]
+            assert first.plan.stage == StageTerms(0, 2, token_bytes=2 * 17 * 4, value_bytes=2 * 16 * 64 * 4, in_batch=3)
+            assert last.plan.stage is not None and last.plan.stage.is_last
+            await eventually(lambda: first.has_begun() and last.has_begun(), "both train")
+            for hop in range(6):
+                assert await carry(first, last, hop) == ["Forwarded", "Returned", "Returned"]
+            for trainer in (first, last):
+                trainer.end.notify(messages.FollowClock(4))
+            await eventually(lambda: first.phase() is last.phase() is RunPhase.FINISH, "the end of the schedule")
+            assert isinstance(await first.end.pass_hop(Begin(6, "06")), Declined)
+
+    asyncio.run(story())
+    assert sum(trainer.events(ModelBuilt)[0].params for trainer in (first, last)) == num_parameters(made_manifest().model)
+    assert first.events(TextRead) and not last.events(TextRead)
+    assert [trainer.events(StepDone)[-1].step for trainer in (first, last)] == [2, 2]
+
+
+# ---------------------------------------------------------------------- what fits
+
+
+def rooms(memory: int) -> Rooms:
+    plenty = Room(10**12, "free")
+    return Rooms(Room(memory, "free"), None, plenty, plenty)
+
+
+def test_a_stage_that_fits_is_offered_and_a_machine_too_small_for_any_is_refused() -> None:
+    manifest, computing = staged_manifest(3), Computing(micro_batch=2)
+    needs = [sum(stage_need(manifest, cut, "cpu", computing).memory.values()) for cut in manifest_cuts(manifest)]
+    assert fitting_stages(manifest, "cpu", rooms(max(needs)), computing) == dict.fromkeys(range(3), computing)
+    less = replace(computing, recompute=True)
+    least = [
+        min(sum(stage_need(manifest, cut, "cpu", how).memory.values()) for how in (computing, less)) for cut in manifest_cuts(manifest)
+    ]
+    smallest = least.index(min(least))
+    assert list(fitting_stages(manifest, "cpu", rooms(min(least)), computing)) == [smallest]
+    assert sum(least_stage_need(manifest, "cpu", None).memory.values()) <= needs[smallest]
+    with pytest.raises(BadSettings, match=r"no stage of this run fits. stage 1 of 3: .* stage 3 of 3: ") as caught:
+        fitting_stages(manifest, "cpu", rooms(min(least) - 1), computing)
+    assert "more stages" in caught.value.hint
