@@ -285,7 +285,7 @@ class StagedRun:
     def __init__(self, folder: Path, num_stages: int, num_holders: int, seed: int = 0, total_steps: int = 1_000_000) -> None:
         self.folder, self.seed = folder, seed
         self.network = ScriptedNetwork(seed, Wire(latency_s=0.02, jitter_s=0.01, bytes_per_s=2e7))
-        self.network.on_death(lambda peer_id: next(one for one in self.holders if one.peer_id == peer_id).died())
+        self.network.on_death(lambda peer_id: [one.died() for one in self.holders if one.peer_id == peer_id and one.is_started])
         self.holders: list[Holder] = []
         members = [str(Identity(number.to_bytes(4, "little") * 8).peer_id) for number in range(1, 2 * num_holders + 2)]
         manifest = Manifest.checked(
