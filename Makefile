@@ -11,6 +11,7 @@ TORCH ?= cpu
 TORCH_CPU ?=
 PEERS ?= 4
 STEPS ?= 600
+STAGES ?= 1
 WORKERS ?= $(shell nproc)
 PYTEST := pytest -n $(WORKERS) --maxprocesses 8 --dist loadscope --no-loadscope-reorder
 
@@ -19,7 +20,7 @@ unexport PYTHONDONTWRITEBYTECODE # a test run starts hundreds of processes: each
 .PHONY: help docs faults attacks lab demo image swarm release test coverage check format proto pictures clean install
 
 help:
-	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=)"
+	@echo "make demo    train a swarm of $(PEERS) peers on this machine and compare it with one peer alone (PEERS=, STEPS=, STAGES=)"
 	@echo "make image   build the container image $(IMAGE) (TORCH=cpu or cuda, TORCH_CPU=URL of torch's builds for CPUs, BUILD='more options of docker build') and print its sizes"
 	@echo "make swarm   train a swarm of containers on this machine, and compare it with one peer alone (STEPS=)"
 	@echo "make release build the wheel in dist/, and try it in new environments of each Python here, once with the oldest packages (RELEASE=python3.12)"
@@ -44,7 +45,7 @@ $(STAMP): pyproject.toml constraints.txt optim/compiled.c
 	@touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS)
+	$(BIN)/peer demo --peers $(PEERS) --steps $(STEPS) $(if $(filter-out 1,$(STAGES)),--stages $(STAGES))
 
 image:
 	DOCKER="$(DOCKER)" IMAGE="$(IMAGE)" TORCH="$(TORCH)" TORCH_CPU="$(TORCH_CPU)" docker/build $(BUILD)

@@ -45,9 +45,14 @@ def compare(home: KeptIn, data: Data = None, as_json: Json = False) -> None:
     print(json.dumps(asdict(found)) if as_json else found.sentences(sys.stdout.encoding))
 
 
-def measured_names(num_peers: int) -> list[str]:
-    """Return what is measured, in order: the initial weights, the peers, their average, and the peer that trained alone."""
-    return ["before training", *(f"peer-{number}" for number in range(1, num_peers + 1)), "average of the peers", "alone, as many steps"]
+def measured_names(num_peers: int, num_stages: int = 1) -> list[str]:
+    """Return what is measured, in order: the initial weights, the peers, their average, and the peer that trained alone.
+
+    Of a staged run, the stages put together in place of the peers and their average.
+    """
+    peers = [f"peer-{number}" for number in range(1, num_peers + 1)] if num_stages == 1 else []
+    whole = "average of the peers" if num_stages == 1 else f"{num_stages} stages together"
+    return ["before training", *peers, whole, "alone, as many steps"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,22 +74,24 @@ class Comparison:
     own_steps: tuple[int, ...]
     processor_seconds: tuple[Mapping[str, float], ...]  # of each peer, by what for, as in its status
     wall_seconds: float
+    stages: int = 1
 
     def sentences(self, encoding: str) -> str:
         """Return the closing statement of the demo, with a chart of the losses in characters that the encoding has."""
         losses = (self.eval_loss_start, *self.eval_loss, self.eval_loss_averaged, self.eval_loss_alone)
         rows = [
             f"  {name:<22}{loss_text(loss)}  {bar_text(loss / max(losses), encoding)}"
-            for name, loss in zip(measured_names(self.peers), losses, strict=True)
+            for name, loss in zip(measured_names(self.peers, self.stages), losses, strict=True)
         ]
         return "\n".join(["held-out loss, nats per token", *rows, "", self._verdict(), self._cost()])
 
     def _verdict(self) -> str:
         ahead = self.eval_loss_alone - self.eval_loss_averaged
         other = f"one peer that trained alone for the same {self.steps} steps"
+        swarm = f"swarm of {self.peers}" + (f", of which each peer holds one of {self.stages} stages," if self.stages > 1 else "")
         if ahead > 0:
-            return f"The swarm of {self.peers} is {ahead:.3f} nats ahead of {other}."
-        return f"The swarm of {self.peers} is not ahead: it is {-ahead:.3f} nats behind {other}."
+            return f"The {swarm} is {ahead:.3f} nats ahead of {other}."
+        return f"The {swarm} is not ahead: it is {-ahead:.3f} nats behind {other}."
 
     def _cost(self) -> str:
         blocked = share_text(sum(self.blocked_seconds), sum(self.train_seconds))
@@ -129,14 +136,16 @@ def comparison(
     """Measure the held-out loss of each, drawn on stderr if asked for, and put the figures together."""
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
+    from gossamer.peer.model.weights import held_manifest
 
-    names = measured_names(len(members))
+    num_stages = held_manifest(Home(members[0])).num_stages
+    names = measured_names(len(members), num_stages)
     with meter(sys.stderr, "held-out loss", num_lines=1) if is_drawn else nullcontext(lambda *progress: None) as show:
         losses = compare_homes(members, lone, data, follow=lambda model, *progress: show(names[model], *progress))
     return Comparison(
         peers=len(members),
         steps=int(statuses[0]["total_steps"]),
-        params=int(statuses[0]["params"]),
+        params=sum({str(status["stage"]): int(status["params"]) for status in statuses}.values()),
         eval_loss_start=losses.start,
         eval_loss=losses.peers,
         eval_loss_averaged=losses.averaged,
@@ -149,4 +158,5 @@ def comparison(
         own_steps=tuple(int(status["own_steps"]) for status in statuses),
         processor_seconds=tuple(status["processor_seconds"] for status in statuses),
         wall_seconds=wall_s,
+        stages=num_stages,
     )

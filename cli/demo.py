@@ -49,7 +49,7 @@ Plot = Annotated[
 ]
 
 
-@takes("changes", RunOptions, "seed", "codec", "inner_steps", "method")
+@takes("changes", RunOptions, "seed", "codec", "inner_steps", "method", "stages")
 def demo(
     peers: Peers = 4,
     steps: DemoSteps = NUM_STEPS,
@@ -109,21 +109,32 @@ def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None,
         file.write_text(manifest.to_toml())
         options = (*ON_THIS_MACHINE, *(("--data", str(data)) if data else ()))
         first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1), "--uses", str(num_peers)])
-        lone = swarm.start(ALONE, ["host", str(file), *options, "--alone"])
+        lone_file = folder / "alone.toml"
+        lone_file.write_text(whole(manifest).to_toml())
+        lone = swarm.start(ALONE, ["host", str(lone_file), *options, "--alone"])
         invite = first.invite()
         members = [first, *(swarm.start(f"peer-{number}", ["join", invite, *options]) for number in range(2, num_peers + 1))]
-        watch(swarm, drawn, Forecast(manifest.run.total_steps, num_peers, started_s))
+        watch(swarm, drawn, Forecast(manifest.run.total_steps, num_peers, started_s, manifest.num_stages))
         drawn.print_line("trained; measuring the held-out loss of each")
     found = comparison([peer.home for peer in members], lone.home, [peer.status for peer in members], data, 0.0, is_drawn=is_drawn)
     return replace(found, wall_seconds=time.monotonic() - started_s)  # with the measurement
 
 
+def whole(manifest: Manifest) -> Manifest:
+    """Return the same run in which each peer holds the whole model."""
+    if manifest.num_stages == 1:
+        return manifest
+    tables = manifest.model_dump(exclude={"stages": True, "run": {"protocol"}})
+    return Manifest.checked(tables)
+
+
 class Forecast:
     """Estimate once, after the first steps of all peers, how long the demo takes. Times are of time.monotonic."""
 
-    def __init__(self, total_steps: int, num_peers: int, started_s: float) -> None:
+    def __init__(self, total_steps: int, num_peers: int, started_s: float, num_stages: int = 1) -> None:
         self._total_steps = total_steps
         self._num_peers = num_peers
+        self._num_models = len(measured_names(num_peers, num_stages))
         self._started_s = started_s
         self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
         self._is_announced = False
@@ -138,7 +149,7 @@ class Forecast:
         self._is_announced = True
         step_s = (now_s - self._first[1]) / (step - self._first[0])
         to_train_s = step_s * (self._total_steps - step)
-        to_measure_s = step_s / (self._num_peers + 1) * MEASURED_STEPS * len(measured_names(self._num_peers))
+        to_measure_s = step_s / (self._num_peers + 1) * MEASURED_STEPS * self._num_models
         minutes = (now_s - self._started_s + to_train_s + to_measure_s) / 60
         return f"about {minutes:.0f} minutes in all on this machine" if minutes > 1.5 else "about a minute in all on this machine"
 

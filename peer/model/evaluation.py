@@ -24,7 +24,7 @@ from gossamer.peer.model.accelerator import choose_device
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, mask_marked_documents, next_token_loss
 from gossamer.peer.model.model import placed
 from gossamer.peer.model.start import base_folder, initial_model
-from gossamer.peer.model.weights import Show, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
+from gossamer.peer.model.weights import Show, Trained, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.labels import num_targets
@@ -61,8 +61,8 @@ class SwarmLosses:
     """A swarm's held-out losses, nats per token."""
 
     start: float  # of the initial weights
-    peers: tuple[float, ...]
-    averaged: float  # of the mean of the peers' weights
+    peers: tuple[float, ...]  # empty in a staged run: no stage has a loss of its own
+    averaged: float  # of the mean of the peers' weights; in a staged run of the stages put together
     alone: float  # of the peer that trained without partners
 
 
@@ -183,8 +183,8 @@ def compare_homes(
     batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length
     computing = Computing(micro_batch=part_rows(manifest.inner.sequence_length))
     mask_as_run(model, manifest, Home(homes[0]).tokenizer)
-    fast = [fast_weights(peer.checkpoint) for peer in swarm]
-    weights = (None, *fast, mean_weights(fast), fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
+    fast, together = _of_swarm(swarm, [Home(home) for home in homes])
+    weights = (None, *fast, together, fast_weights(load_trained(Home(alone)).checkpoint))  # None: as the model was built
 
     firsts = [next(number for number, other in enumerate(weights) if _same_weights(one, other)) for one in weights]
 
@@ -204,6 +204,17 @@ def compare_homes(
         losses = dict(zip(distinct, pool.map(measure, distinct), strict=True))
     start, *peers, averaged, lone = (losses[first] for first in firsts)
     return SwarmLosses(start, tuple(peers), averaged, lone)
+
+
+def _of_swarm(swarm: Sequence[Trained], homes: Sequence[Home]) -> tuple[list[dict[str, Tensor]], dict[str, Tensor]]:
+    """Return the weights of each peer that can be measured, and those of the swarm."""
+    if swarm[0].manifest.num_stages == 1:
+        fast = [fast_weights(peer.checkpoint) for peer in swarm]
+        return fast, mean_weights(fast)
+    from gossamer.peer.model.staged_weights import whole_weights  # of staged runs only
+
+    stages = whole_weights(swarm[0], homes[1:], use_slow_weights=False)
+    return [], {name: tensor for part in stages for name, tensor in part.items()}
 
 
 def _same_weights(one: Mapping[str, Tensor] | None, other: Mapping[str, Tensor] | None) -> bool:
