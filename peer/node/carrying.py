@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -30,6 +31,8 @@ from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, spawn
+
+log = logging.getLogger(__name__)
 
 DOWN_LANES = 4
 MOST_UP_LANES = 8
@@ -91,8 +94,10 @@ class Carrying:
             self.pipeline.end_lane(open_lane, "leaving")
 
     def on_report(self, report: Report) -> None:
-        """Count a hop that is over."""
+        """Count a hop that is over, and log why one was not carried out."""
         self.report.count(report)
+        if report.reason:
+            log.info("hop %d after %d tries: %s: %s", report.hop, report.tries, report.outcome.value, report.reason)
 
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""
@@ -251,7 +256,7 @@ class Carrying:
     def _lane(self, number: int, partner: PeerId, theirs: Lane, window: int) -> UpLane | DownLane:
         if theirs.stage < self.membership.terms.own_stage:
             return UpLane(number, partner, window or self.pipeline.carrier.window)
-        return DownLane.opened(number, partner, theirs.window, self.stage)
+        return DownLane.opened(number, partner, theirs.window, self.stage, self.peer_exchange.book.get(partner).typical_s)
 
     def _learn(self, partner: PeerId, end: CloseLane) -> None:
         book = self.peer_exchange.book

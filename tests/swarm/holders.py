@@ -62,7 +62,7 @@ class ScriptedTrainer:
     has_begun: bool = False
     total_steps: int = 1_000_000
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
-    _asked: dict[int, asyncio.Future[HopReply]] = field(default_factory=dict)
+    _asked: dict[int, asyncio.Task[HopReply]] = field(default_factory=dict)
     _begun: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
@@ -114,29 +114,29 @@ class ScriptedTrainer:
     async def pass_hop(self, request: HopRequest) -> HopReply:
         if not self.is_up:
             raise LinkLost("the trainer is not there")
-        working = asyncio.ensure_future(self._carry_out(request))
-        self._asked[request.hop] = working
+        self._asked[request.hop] = working = asyncio.create_task(self._carry_out(request))
         try:
-            return await working
+            await asyncio.wait([working])
+            if working.cancelled():
+                raise LinkLost("the trainer went away")
+            return working.result()
         finally:
             self._asked.pop(request.hop, None)
+            working.cancel()
 
     def kill(self) -> None:
         """Die: requests fail, own files and gradients are gone."""
         self.is_up = False
         for asked in self._asked.values():
-            asked.set_exception(LinkLost("the trainer went away")) if not isinstance(asked, asyncio.Task) else asked.cancel("died")
+            asked.cancel()
         self.payloads.clear(Writer.TRAINER)
 
     # ------------------------------------------------------------------ what a trainer does
 
     async def _carry_out(self, request: HopRequest) -> HopReply:
-        try:
-            async with self._turn:
-                await asyncio.sleep(self.service_s)
-                return self._reply(request)
-        except asyncio.CancelledError:
-            raise LinkLost("the trainer went away") from None
+        async with self._turn:
+            await asyncio.sleep(self.service_s)
+            return self._reply(request)
 
     def _reply(self, request: HopRequest) -> HopReply:
         if not isinstance(request, Backward):

@@ -107,6 +107,18 @@ def test_a_stage_that_nobody_holds_is_reported_with_a_way_out_and_the_run_goes_o
     play(StagedRun(tmp_path, 2, 2), story)
 
 
+def test_the_only_holder_of_a_stage_is_warned(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(65.0)
+        assert all("with this peer's disk the stage would be lost" in holder.status.warnings[0] for holder in run.holders)
+        run.add().start()
+        await run.until(lambda: run.holders[2].trainer.stage is not None)
+        (shared,) = [holder for holder in run.of(run.holders[2].trainer.stage) if holder is not run.holders[2]]
+        await run.until(lambda: not shared.status.warnings, 30.0)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
 def test_a_hop_of_a_wrong_size_never_leaves_its_holder(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         (first,), (last,) = run.of(0), run.of(1)
@@ -140,6 +152,7 @@ def test_a_run_that_is_over_ends_its_lanes(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders))
         await run.until(lambda: not any(holder.pipeline.lanes for holder in run.holders), 10.0)
+        await asyncio.sleep(3.0)  # for what the trainers have in hand
         for holder in run.holders:
             assert holder.pipeline.carrier.is_quiet and not list(holder.payloads.path("").glob("hop-*"))
 

@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node.staging import StageChoice
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadSettings
 from tests.peer.swarm.test_address_book_stages import book_of
@@ -27,7 +28,7 @@ class SeenDirectory:
 def choice(folder: Path, stages: list[int], seed: int = 0) -> StageChoice:
     home = Home(folder)
     home.create()
-    return StageChoice(home, SybilGroups(book_of(stages, own=0), STAGE_TERMS), SeenDirectory(), random.Random(seed))  # type: ignore[arg-type]
+    return StageChoice(home, SybilGroups(book_of(stages, own=0), STAGE_TERMS), SeenDirectory(), Lifecycle(), random.Random(seed))  # type: ignore[arg-type]
 
 
 def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0) -> int:
@@ -36,7 +37,9 @@ def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0
         now_s = asyncio.get_running_loop().time()
         for entry in choosing.groups.book._entries.values():
             entry.seen_s = now_s
-        return await choosing.choose(fits)
+        stage = await choosing.choose(fits)
+        assert choosing.lifecycle.stage == stage + 1, "it is announced before the trainer is ready"
+        return stage
 
     return asyncio.run(choose())
 

@@ -216,6 +216,14 @@ def test_a_silent_holder_loses_its_lane_and_what_it_was_waited_for_is_known() ->
     assert not middle.carrier.down and middle.carrier.hops[100].state is HopState.READY
 
 
+def test_a_holder_that_is_only_slow_gets_longer_the_next_time() -> None:
+    stage = StageTerms(0, 3, TOKENS, VALUES, 4)
+    first, again = (DownLane.opened(1, BOB.peer_id, 2, stage, waited_s) for waited_s in (0.0, 30.0))
+    assert again.patience_s == first.patience_s + 90.0
+    first.note_answer(20.0)
+    assert first.patience_s == 60.0, "from its first answer on, by its answers"
+
+
 def test_patience_follows_the_usual_answer_and_a_delay_lengthens_it() -> None:
     middle = Middle(stage=0)
     middle.carrier.may_begin = True
