@@ -40,6 +40,7 @@ LOOK_S = 1.0  # between two looks at which lanes are missing
 REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
+OVER_S = 5.0  # all holders of a neighbouring stage must have ended for so long: news of another one may be on its way
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
 
 
@@ -62,6 +63,7 @@ class Carrying:
     _retired: set[int] = field(default_factory=set)  # lanes that end with their last hop
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
+    _over_since_s: float | None = None  # since when all holders of a neighbouring stage have ended; loop time
     _told_steps: int = 0  # the highest global step that the trainer was told
 
     @property
@@ -125,6 +127,7 @@ class Carrying:
         if not is_training:
             self._rest()
             return
+        self._end_with_neighbours()
         self._retire()
         num_down = len(carrier.down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
         if not self.stage.is_last and num_down < DOWN_LANES:
@@ -133,6 +136,19 @@ class Carrying:
             self._uncalled_s = loop_s()
         elif loop_s() - self._uncalled_s >= UNCALLED_S:
             self._call(self._next_stage - 2)
+
+    def _end_with_neighbours(self) -> None:
+        """End the training where nobody carries hops with us, and all holders of a neighbouring stage have come to the end of the run."""
+        carrier, own = self.pipeline.carrier, self._next_stage - 1
+        apart = [] if self.stage.is_last or carrier.is_complete else [own + 1]
+        apart += [] if self.stage.is_first or carrier.up else [own - 1]
+        holders = [self.peer_exchange.book.holders(stage, loop_s()) for stage in apart]
+        if not any(there and all(entry.finished for entry in there) for there in holders):
+            self._over_since_s = None
+            return
+        self._over_since_s = self._over_since_s or loop_s()
+        if loop_s() - self._over_since_s >= OVER_S:
+            self.link.notify(FollowClock(self.membership.total_steps, is_over=True))
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""

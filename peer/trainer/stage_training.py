@@ -121,6 +121,9 @@ class StagedExchange(TrainerExchange):
 
     def _carry_out(self, request: messages.Request) -> messages.Reply | None:
         if isinstance(request, messages.FollowClock):
-            self._replica.follow_clock(request.global_step)
+            if request.is_over:  # no hop can be carried any more
+                self._replica.set_global_step(self._replica.manifest.run.total_steps)
+            else:
+                self._replica.follow_clock(request.global_step)
             return None
         return super()._carry_out(request)

@@ -56,6 +56,7 @@ class ScriptedTrainer:
     measured: set[int] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)  # of held-out text, at stage 0
     followed: list[int] = field(default_factory=list)
+    is_over: bool = False  # the neighbouring stage has ended
     lost: list[int] = field(default_factory=list)
     wrong_bytes: int = 0  # added to the size of each output
     is_up: bool = True
@@ -89,7 +90,7 @@ class ScriptedTrainer:
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
         while True:
             if self.is_up:
-                phase = RunPhase.TRAIN if self.steps < self.total_steps else RunPhase.FINISH
+                phase = RunPhase.TRAIN if self.steps < self.total_steps and not self.is_over else RunPhase.FINISH
                 on_report(messages.Progress(self.steps, phase, self.has_begun, tokens=sum(self.added.values())))
             await asyncio.sleep(PROGRESS_S)
 
@@ -99,8 +100,9 @@ class ScriptedTrainer:
                 self.has_begun = True
             case messages.Lost(hop):
                 self.lost.append(hop)
-            case messages.FollowClock(global_step):
+            case messages.FollowClock(global_step, is_over):
                 self.followed.append(global_step)
+                self.is_over |= is_over
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         if not self.is_up:

@@ -148,6 +148,31 @@ def test_a_holder_that_falls_silent_is_replaced(tmp_path: Path) -> None:
     play(StagedRun(tmp_path, 2, 4), story)
 
 
+@pytest.mark.parametrize("first_to_end", [0, 1])
+def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to_end: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (ends,), (other,) = run.of(first_to_end), run.of(1 - first_to_end)
+        await run.until(lambda: ends.trainer.steps >= 3)
+        ends.trainer.total_steps = ends.trainer.steps
+        await run.until(lambda: other.trainer.is_over, 60.0)
+        assert other.trainer.followed[-1] == other.trainer.total_steps
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        run.add(fits=(0,)).start()
+        await run.until(lambda: len(run.of(0)) == 2 and all(holder.trainer.steps >= 2 for holder in run.holders))
+        ends = run.of(0)[0]
+        ends.trainer.total_steps = ends.trainer.steps
+        await asyncio.sleep(30.0)
+        (other,) = run.of(1)
+        assert not other.trainer.is_over and run.of(0)[1].trainer.steps > 8
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
 def test_a_run_that_is_over_ends_its_lanes(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders))
