@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import Event, HopsCarried, ProcessReported, StageHeld, Warned
 from gossamer.peer.machine.states import CARRYING, STARVED
-from gossamer.peer.pipeline.commands import Report
+from gossamer.peer.pipeline.commands import HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.protocol.errors import Refused
@@ -41,7 +41,7 @@ class StageReport:
     def __post_init__(self) -> None:
         self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
 
-    def count(self, report: Report) -> None:
+    def count(self, report: HopOver) -> None:
         """Count a hop that is over."""
         self._outcomes[report.outcome.value.replace(" ", "_")] += 1
         self._num_repeated += max(0, report.tries - 1)
@@ -52,7 +52,7 @@ class StageReport:
         self._refusals[stage] = refusal.detail or str(refusal)
 
     def look(self, pipeline: Pipeline, *, is_training: bool) -> None:
-        """Report what has changed."""
+        """HopOver what has changed."""
         carrier = pipeline.carrier
         missing = 0 if not is_training else self.stage.stage + 2 if not carrier.is_complete else 0
         missing = missing or (self.stage.stage if is_training and not self.stage.is_first and not carrier.up else 0)
