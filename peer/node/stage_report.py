@@ -52,7 +52,7 @@ class StageReport:
         self._refusals[stage] = refusal.detail or str(refusal)
 
     def look(self, pipeline: Pipeline, *, is_training: bool) -> None:
-        """HopOver what has changed."""
+        """Report what has changed."""
         carrier = pipeline.carrier
         missing = 0 if not is_training else self.stage.stage + 2 if not carrier.is_complete else 0
         missing = missing or (self.stage.stage if is_training and not self.stage.is_first and not carrier.up else 0)
