@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.stage_report import StageReport
-from gossamer.peer.pipeline.commands import CloseLane, Report
+from gossamer.peer.pipeline.commands import CloseLane, HopOver
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
-from gossamer.peer.pipeline.greeting import OwnSide
+from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
@@ -95,7 +95,7 @@ class Carrying:
         for open_lane in list(self.pipeline.lanes.values()):
             self.pipeline.end_lane(open_lane, "leaving")
 
-    def on_report(self, report: Report) -> None:
+    def on_report(self, report: HopOver) -> None:
         """Count a hop that is over, and log why one was not carried out."""
         self.report.count(report)
         if report.reason:
@@ -246,11 +246,11 @@ class Carrying:
 
     # ------------------------------------------------------------------ one lane
 
-    def _own_side(self, partner: PeerId) -> OwnSide:
+    def _own_side(self, partner: PeerId) -> LaneSide:
         exchange, lifecycle = self.peer_exchange, self.lifecycle
         window = self.pipeline.carrier.window
         records = exchange.records_for(partner)
-        return OwnSide(self.membership, lifecycle.global_step, lifecycle.phase, window, records, exchange.time.now_s())
+        return LaneSide(self.membership, lifecycle.global_step, lifecycle.phase, window, records, exchange.time.now_s())
 
     async def _carry(self, stream: Stream, theirs: Lane, window: int = 0) -> None:
         """Carry hops on a lane whose sides have greeted each other, and learn from how it ends."""

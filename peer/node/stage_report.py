@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import Event, HopsCarried, ProcessReported, StageHeld, Warned
 from gossamer.peer.machine.states import CARRYING, STARVED
-from gossamer.peer.pipeline.commands import Report
+from gossamer.peer.pipeline.commands import HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.protocol.errors import Refused
@@ -41,7 +41,7 @@ class StageReport:
     def __post_init__(self) -> None:
         self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
 
-    def count(self, report: Report) -> None:
+    def count(self, report: HopOver) -> None:
         """Count a hop that is over."""
         self._outcomes[report.outcome.value.replace(" ", "_")] += 1
         self._num_repeated += max(0, report.tries - 1)

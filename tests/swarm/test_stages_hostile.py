@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.pipeline.greeting import OwnSide
+from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
-from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, Notice, Part, RunPhase
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, NoticeKind, Part, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
@@ -37,7 +37,7 @@ async def greeted(run: StagedRun, victim: int, stage: int) -> Stream:
 
     transport = run.network.start_peer(MALLORY.peer_id, refuse)
     stream: Stream = await transport.connect(run.of(victim)[0].peer_id, (), Purpose.PASS)
-    own = OwnSide(membership(run, stage), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, 1, (), run.network.now_s())
+    own = LaneSide(membership(run, stage), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, 1, (), run.network.now_s())
     await own.open(stream, victim + 1, random.Random(1))
     return stream
 
@@ -59,7 +59,7 @@ HOSTILE: dict[str, Callable[[], list[Message]]] = {
     "another part": bad_forward(Chunk(Part.GRADIENT, 0, b"x")),
     "over credit": lambda: [message for number in range(1, 40) for message in forward(number)],
     "an answer from below": lambda: [HopAnswer(1, 1.0, 1, 0)],
-    "a notice from above": lambda: [HopNotice(1, Notice.DELAYED)],
+    "a notice from above": lambda: [HopNotice(1, NoticeKind.DELAYED)],
     "another greeting": lambda: [*forward(1), membership_lane()],
 }
 
