@@ -1,7 +1,8 @@
 """A content of known size on the disk while it is fetched: a file with every piece in its place, and a log of the pieces beside it.
 
-A piece is written before it is logged, so after a crash every logged piece is there, and all others are fetched again. Each piece of a
-run's result can be verified, and so served, as soon as it has come: the name of a result is the SHA-256 of the hashes of its pieces.
+A piece is written before it is logged, so after a crash every logged piece is there, and all others are fetched again. A power loss may
+spoil logged pieces too. Each piece of a run's result can be verified, and so served, as soon as it has come: the name of a result is the
+SHA-256 of the hashes of its pieces.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from gossamer.protocol.messages.messages import Contents, ContentsKind
 PIECE_BYTES = 64 * 1024  # a quarter of a second at 2 Mbit/s; the header of each costs half a thousandth of it
 KEPT_S = 3600.0  # an older content is begun anew
 HASH_BYTES = 32
+ANOTHER_BY_NOW = "it has another result by now"
 _HEAD = struct.Struct("<32sQ")  # owner of the content, and its size
 _ENTRY = struct.Struct("<QQ")  # a piece that is there, and the global step of its source
 
@@ -89,6 +91,11 @@ class Pieces:
         os.pwrite(self._data, data, self.offset(run[0]))
         os.write(self._log, b"".join(_ENTRY.pack(piece, global_step) for piece in run))
         self.global_steps.update(dict.fromkeys(run, global_step))
+
+    def forget(self, spoiled: Iterable[int]) -> None:
+        """Have these pieces fetched again."""
+        for piece in spoiled:
+            del self.global_steps[piece]
 
     def get(self, offset: int, num_bytes: int) -> bytes:
         """Return these bytes, nothing where one of their pieces is not there."""
@@ -171,6 +178,14 @@ class RunResult:
         num_pieces = len(self.hashes) // HASH_BYTES
         return to_bits(self.content.global_steps if isinstance(self.content, Pieces) else range(num_pieces), num_pieces)
 
+    def spoiled(self) -> list[int]:
+        """Return the pieces on the disk that do not have their hash, as after a power loss. Slow; only reads, so any thread may call it."""
+        pieces = self.content
+        if not isinstance(pieces, Pieces):
+            return []
+        held = ((piece, pieces.get(pieces.offset(piece), pieces.size(piece))) for piece in tuple(pieces.global_steps))
+        return [piece for piece, data in held if not self._is_run(range(piece, piece + 1), memoryview(data))]
+
     def part(self, offset: int, num_bytes: int) -> memoryview:
         """Return these bytes. Raises Refused where they are not here."""
         whole = self.content
@@ -182,12 +197,15 @@ class RunResult:
     def check(self, source: PeerId, header: Contents) -> None:
         """Raise unless the header of a source announces bytes of this result."""
         if header.name != self.name:
-            raise Refused(RefusalCode.NOT_FOUND, "it has another result by now")
+            raise Refused(RefusalCode.NOT_FOUND, ANOTHER_BY_NOW)
 
     def verify(self, source: PeerId, run: range, data: bytes | memoryview) -> None:
         """Raise unless these bytes are these neighbouring pieces of this result."""
-        if _hashes(memoryview(data)) != self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]:
+        if not self._is_run(run, memoryview(data)):
             raise BadContents(f"{source.short()} gives a piece that is not in the result it names")
+
+    def _is_run(self, run: range, data: memoryview) -> bool:
+        return _hashes(data) == self.hashes[HASH_BYTES * run.start : HASH_BYTES * run.stop]
 
 
 def _hashes(data: memoryview) -> bytes:
@@ -196,11 +214,16 @@ def _hashes(data: memoryview) -> bytes:
 
 
 async def fetch_hashes(source: Source, name: bytes, num_bytes: int) -> bytes:
-    """Fetch the hashes of a result of so many bytes. Raises as `Source.take`, and BadContents for those of another result."""
+    """Fetch the hashes of a result of so many bytes. Raises as `Source.take`, Refused where the source has another result by now.
+
+    Raises BadContents for hashes that are not those of the result that the source names.
+    """
     total_bytes, hashes = HASH_BYTES * count(num_bytes), b""
     while len(hashes) < total_bytes:
         await source.ask(ContentsKind.RESULT_HASHES, len(hashes), min(CHUNK_BYTES, total_bytes - len(hashes)))
         header, data = await source.take()
+        if header.name != name:
+            raise Refused(RefusalCode.NOT_FOUND, ANOTHER_BY_NOW)
         if header.total_bytes != total_bytes or not data:
             raise BadMessage(f"hashes of {header.total_bytes} bytes; those of this model's result have {total_bytes}")
         hashes += data

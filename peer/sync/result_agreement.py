@@ -331,10 +331,12 @@ class ResultAgreement:
         """Fetch what is missing of a result; `own.coming` is it from then on."""
         if pieces.is_whole:
             whole = await asyncio.to_thread(RunResult.of, mapped(pieces.path))
-            self.own.coming = whole if whole.name == name else None
-            return
-        result = self.own.coming = await self._fetch_hashes(name, found[name], pieces)
-        if result is not None:
+            if whole.name == name:
+                self.own.coming = whole
+                return
+        if (result := await self._fetch_hashes(name, found[name], pieces)) is not None:
+            pieces.forget(await asyncio.to_thread(result.spoiled))  # before any piece is given on
+            self.own.coming = result
             transfer = Transfer(self.sources, ContentsKind.RESULT, pieces, self._order(pieces), result.check, num_by, result.verify)
             await transfer.run(self._holders(found[name]), SOURCES)
 

@@ -13,17 +13,19 @@ import pytest
 import torch
 
 from gossamer.peer.link import messages
+from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
-from gossamer.peer.sync.pieces import Pieces, RunResult, to_bits
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, to_bits
 from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import BadContents, RefusalCode, Refused
-from gossamer.protocol.identity import PeerId
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
-from tests.swarm.mallory import MALLORY
+from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Swarm, play
 
@@ -242,6 +244,42 @@ def test_a_trainer_that_dies_over_the_result_leaves_it_to_the_next_one(tmp_path:
     play(Swarm(tmp_path, seed=1, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
 
+def test_a_result_that_a_power_loss_has_spoiled_is_fetched_again(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        *others, last = sorted(swarm.start(3), key=lambda peer: peer.peer_id)
+        await swarm.until(lambda: last.node.source.coming is not None and last.node.source.coming.held() == b"\x01", within_s=90.0)
+        assert last.node.source.coming is not None
+        content = last.node.source.coming.content
+        assert isinstance(content, Pieces)
+        last.save()
+        last.home.peers.write_bytes(last.book.to_bytes(asyncio.get_running_loop().time()))
+        last.kill()
+        content.path.write_bytes(bytes(content.num_bytes))
+        last.start()
+        await swarm.until(lambda: last.is_done and all(peer.is_done for peer in others), within_s=90.0)
+        assert torch.equal(last.fast, others[0].fast) and last.fast.any()
+
+    play(Swarm(tmp_path, seed=1, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+@pytest.mark.parametrize("has_changed", [True, False])
+def test_a_source_that_has_another_result_by_now_does_not_misbehave(has_changed: bool, tmp_path: Path) -> None:
+    """Only one that gives other hashes under the name of the result does."""
+
+    async def story(swarm: Swarm) -> None:
+        data = memoryview(bytes(swarm.terms.state_bytes))
+        one, other = RunResult.of(data), RunResult.of(memoryview(b"\x01" + bytes(data[1:])))
+        bring_up(swarm, lambda kind: (memoryview(other.hashes), (other if has_changed else one).name))
+        identity = Identity(bytes([200]) * 32)
+        client = FetchClient(identity, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(identity.peer_id, nobody))
+        async with contextlib.AsyncExitStack() as stack:
+            source = await stack.enter_async_context(client.source(MALLORY.peer_id, ()))
+            with pytest.raises(Refused if has_changed else BadContents, match="another result"):
+                await fetch_hashes(source, one.name, swarm.terms.state_bytes)
+
+    play(Swarm(tmp_path), story)
+
+
 def test_a_piece_of_another_result_is_detected() -> None:
     data = memoryview(b"".join(number.to_bytes(4, "big") for number in range(64_000)))
     result = RunResult.of(data)
@@ -264,3 +302,16 @@ def test_what_has_come_of_a_result_is_given_on_and_the_rest_refused(tmp_path: Pa
         assert coming.held() == b"\x04" and bytes(coming.part(2 * PIECE, 5)) == data[2 * PIECE : 2 * PIECE + 5]
         with pytest.raises(Refused, match="piece of the result is not here"):
             coming.part(0, 5)
+
+
+def test_pieces_that_a_power_loss_has_spoiled_are_fetched_again(tmp_path: Path) -> None:
+    data = b"".join(number.to_bytes(4, "big") for number in range(64_000))
+    with contextlib.closing(Pieces.open(tmp_path / "result", bytes(32), len(data))) as pieces:
+        pieces.put(range(2), data[: 2 * PIECE], 0)
+        pieces.put(range(3, 4), data[3 * PIECE :], 0)
+        coming = RunResult(RunResult.of(memoryview(data)).hashes, pieces)
+        assert not coming.spoiled()
+        pieces.put(range(1, 2), bytes(PIECE), 0)
+        assert coming.spoiled() == [1]
+        pieces.forget(coming.spoiled())
+        assert list(pieces.missing()) == [1, 2] and coming.held() == b"\x09"
