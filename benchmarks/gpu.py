@@ -105,10 +105,10 @@ def tokens_per_s(step: Callable[[], object], step_tokens: int, device: torch.dev
     return num_steps * step_tokens / (time.monotonic() - start_s)
 
 
-def our_step(size: Size, optimizer: str, device: torch.device) -> Callable[[], object]:
-    """Return a step of a peer's own inner loop."""
+def our_step(size: Size, optimizer: str, device: torch.device, on_host: bool = False) -> Callable[[], object]:
+    """Return a step of a peer's own inner loop; `on_host`: the optimizer's state rests on the host between steps."""
     manifest = size.manifest(optimizer)
-    computing = Computing(compute_dtype("auto", device), compiles=device.type == "cuda")
+    computing = Computing(compute_dtype("auto", device), compiles=device.type == "cuda", optimizer_on_host=on_host)
     inner = InnerLoop(manifest, build_model(manifest.model, 0).to(device), size.corpus(), computing, lambda event: None)
     number = iter(range(1_000_000))
 
@@ -150,6 +150,7 @@ def speed(name: str, device: torch.device, seconds: float) -> dict[str, Any]:
         "plain torch": lambda: plain_step(size, device),
         "adamw": lambda: our_step(size, "adamw", device),
         "muon": lambda: our_step(size, "muon", device),
+        "muon, host": lambda: our_step(size, "muon", device, on_host=True),
     }
     rates = {}
     for way, make in ways.items():

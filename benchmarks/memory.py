@@ -2,11 +2,11 @@
 
     python -m benchmarks.memory [--check MILLIONS] [--json]
 
-For the models of `benchmarks.gpu`, both optimizers, a GPU, the first of eight, a CPU and two processes on it. `passing` is the temporary
-memory of four meetings at once beside a fragment sync, or of the trial of a partner's weights, on the device of the weights. Memory that
-does not grow with the parameters is left out (programs, CUDA, activations of a batch). `--check` builds a peer's replica of that many
-million parameters on this CPU, lets it step, meet with its largest fragment and save, and prints the process's peak memory beside the
-count.
+For the models of `benchmarks.gpu`, both optimizers, a GPU (`host`: `optimizer_on_host`), the first of 8, a CPU and two processes on it.
+`passing` is the temporary memory of four meetings at once beside a fragment sync, or of the trial of a partner's weights, on the device of
+the weights, and of the part of an optimizer that steps. Memory that does not grow with the parameters is left out (programs, CUDA,
+activations of a batch). `--check` builds a peer's replica of that many million parameters on this CPU, lets it step, meet with its largest
+fragment and save, and prints the process's peak memory beside the count.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.meeting import MeetingSide
-from gossamer.peer.trainer.need import PROGRAMS, SYNCED, TRIED_ON, Need, run_need
+from gossamer.peer.trainer.need import PROGRAMS, SYNCED, TRIED_ON, WORKING, Need, run_need
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.run.manifest import Manifest
 
@@ -37,7 +37,7 @@ FIXED = {
     "for what a batch leaves in the model",
     "for payloads",
 }  # the last in a column of their own
-PASSING = {"for meetings under way", SYNCED, TRIED_ON}
+PASSING = {"for meetings under way", SYNCED, TRIED_ON, WORKING}
 PLACES = ("device", "memory", "payloads", "disk")
 
 
@@ -56,11 +56,17 @@ def rows() -> dict[str, dict[str, float]]:
     """Return the table."""
     return {
         f"{name} {optimizer} {label}": per_parameter(
-            run_need(SIZES[name].manifest(optimizer), device, Computing(micro_batch=1, num_devices=count))
+            run_need(SIZES[name].manifest(optimizer), device, Computing(micro_batch=1, num_devices=count, optimizer_on_host=on_host))
         )
         for name in ("125M", "350M", "1.2B")
         for optimizer in ("adamw", "muon")
-        for label, device, count in (("cuda", "cuda", 1), ("8 x cuda", "cuda", 8), ("cpu", "cpu", 1), ("cpu:2", "cpu", 2))
+        for label, device, count, on_host in (
+            ("cuda", "cuda", 1, False),
+            ("cuda, host", "cuda", 1, True),
+            ("8 x cuda", "cuda", 8, False),
+            ("cpu", "cpu", 1, False),
+            ("cpu:2", "cpu", 2, False),
+        )
     }
 
 

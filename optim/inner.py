@@ -134,14 +134,14 @@ def _as_wide(matrix: Tensor) -> Tensor:
     return matrix if _is_wide(matrix) else matrix.mT
 
 
-def _stacks_of_one_shape(parameters: list[Tensor]) -> Iterator[list[Tensor]]:
+def _stacks_of_one_shape(parameters: list[Tensor], device: torch.device | None = None) -> Iterator[list[Tensor]]:
     """Sort matrices into stacks of one shape, up to transposition; a matrix alone where a stack gains nothing."""
     shapes: dict[tuple[torch.device, int, int], list[Tensor]] = {}
     for parameter in parameters:
         low, high = sorted(parameter.shape)
-        shapes.setdefault((parameter.device, low, high), []).append(parameter)
-    for (device, low, high), alike in shapes.items():
-        count = max(1, (STACK_VALUES_CPU if device.type == "cpu" else STACK_VALUES) // (low * high))
+        shapes.setdefault((device or parameter.device, low, high), []).append(parameter)
+    for (place, low, high), alike in shapes.items():
+        count = max(1, (STACK_VALUES_CPU if place.type == "cpu" else STACK_VALUES) // (low * high))
         yield from (alike[first : first + count] for first in range(0, len(alike), count))
 
 
@@ -176,6 +176,13 @@ def _build_muon(named: list[tuple[str, Tensor]], settings: InnerSettings) -> tor
 
 def _is_hidden(name: str, shape: Sequence[int]) -> bool:
     return len(shape) == 2 and BLOCK_NAME.search(name) is not None
+
+
+def orthogonal_stacks(name: str, parameters: Mapping[str, Tensor], device: torch.device | None = None) -> Iterator[list[str]]:
+    """Yield the names of the matrices that the optimizer of that name orthogonalizes together, as on `device`, by default their own."""
+    hidden = {parameter: key for key, parameter in parameters.items() if name == "muon" and _is_hidden(key, parameter.shape)}
+    for stack in _stacks_of_one_shape(list(hidden), device):
+        yield [hidden[parameter] for parameter in stack]
 
 
 def num_state_values(name: str, shapes: Mapping[str, tuple[int, ...]]) -> int:

@@ -82,19 +82,18 @@ class Case:
         return Identity.load_or_create(self.home.identity) if self.home.identity.exists() else None
 
     def _need(self) -> Need | None:
-        from gossamer.peer.model.accelerator import choose_devices  # torch: seconds to import
-        from gossamer.peer.model.computing import Computing
+        from gossamer.peer.model.accelerator import choose_devices, has_own_memory  # torch: seconds to import
         from gossamer.peer.model.weights import saved_shapes
-        from gossamer.peer.trainer.need import program_need, run_need
+        from gossamer.peer.trainer.need import device_room, least_need, program_need
 
         try:
             devices, _ = choose_devices(self.devices)
-            kind, count = devices[0].type, len(devices)
+            kind, count, room = devices[0].type, len(devices), device_room(devices) if has_own_memory(devices[0].type) else None
         except BadSettings:  # reported by another check
-            kind, count = "cuda", 1
+            kind, count, room = "cuda", 1, None
         manifest = self.manifest()
         if isinstance(manifest, Manifest):
-            return run_need(manifest, kind, Computing(micro_batch=1, recompute=True, num_devices=count))
+            return least_need(manifest, kind, room, count)
         saved = saved_shapes(self.home) if self.held() else None
         shapes = manifest.model.shapes or (by_name(saved[0]) if saved else None)
         return program_need(manifest, shapes, kind, saved[1] if saved else 0) if shapes else None

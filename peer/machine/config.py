@@ -117,6 +117,8 @@ class LocalSettings(WithOptions):
     """Sequences per forward pass; 0 takes the whole batch, or as many as fit in memory. The result is the same."""
     recompute: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
     """Compute activations again in the backward pass instead of keeping them: much less memory, a third more work."""
+    optimizer_on_host: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
+    """Keep the optimizer's state in the host's memory between steps: less of a GPU's memory, slower steps. false: only if it must."""
     compile: Annotated[bool | None, Setting(option=None, restarts=(TRAINER,))] = None
     """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: on a GPU that Triton supports."""
     threads: Annotated[int, Setting("N", restarts=(TRAINER,), is_limit=True)] = Field(default=0, ge=0, le=4096)

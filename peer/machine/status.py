@@ -13,7 +13,7 @@ from gossamer.peer.machine.history import History, HistoryPoint
 from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, routes, with_routes
 
 VERSION = "0.1.0"
-COMPUTING = "precision", "devices", "micro_batch", "recompute", "compiled", "reason"
+COMPUTING = "precision", "devices", "micro_batch", "recompute", "optimizer_on_host", "compiled", "reason"
 TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured"
 TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
 MANY_FAILURES = 3  # meetings in a row before a warning
@@ -51,7 +51,9 @@ class Status:
     params: int = 0
     checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
     evaluation_seconds: float = 0.0  # beside train_seconds: measuring the held-out loss
-    computing: dict[str, Any] = field(default_factory=dict)  # the inner step: precision, micro_batch, recompute, compiled, reason
+    computing: dict[str, Any] = field(
+        default_factory=dict
+    )  # the inner step: precision, micro_batch, recompute, optimizer_on_host, compiled, reason
     text: dict[str, Any] = field(default_factory=dict)  # that the operator gave: path, num_files, num_bytes, num_skipped, skipped
     coding: str = ""  # what codes messages: compiled, or torch and why; empty before the model is built
     addresses: list[str] = field(default_factory=list)

@@ -42,6 +42,7 @@ class Computing:
     recompute: bool = False  # recompute activations block by block in the backward pass
     compiles: bool = False  # compile the blocks
     num_devices: int = 1  # that share each batch
+    optimizer_on_host: bool = False  # the optimizer's state rests in the host's memory between steps, if the device has its own
 
     def rows(self, batch_size: int) -> int:
         """Return the largest number of sequences of a batch on one device."""

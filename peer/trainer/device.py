@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from gossamer.optim.inner import build_optimizer, set_learning_rate
+from gossamer.optim.resting import DeviceOptimizer, HostOptimizer
 from gossamer.peer.model.accelerator import has_own_memory, limit_memory
 from gossamer.peer.model.adapter import trained_parameters
 from gossamer.peer.model.computing import Computing, compile_blocks, is_out_of_memory, next_token_loss, recompute_blocks
@@ -17,17 +18,27 @@ from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.text.labels import num_targets
 from gossamer.protocol.run.manifest import Manifest
 
+T = TypeVar("T", DeviceOptimizer, HostOptimizer)
+
 
 class OneDevice:
-    """A model on one device, and the optimizer of the parameters `moved`, by default all; belongs to one thread. Ranks does the same."""
+    """A model on one device, and the optimizer of the parameters `moved`, by default all; belongs to one thread. Ranks does the same.
 
-    def __init__(self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None) -> None:
+    With `optimizer_on_host` the optimizer's state rests on the host from the start, else from the first batch whose Computing says so.
+    """
+
+    def __init__(
+        self, manifest: Manifest, model: PreTrainedModel, moved: Collection[str] | None = None, optimizer_on_host: bool = False
+    ) -> None:
         self.model = model
         self.parameters: Mapping[str, Tensor] = trained_parameters(model)
         self.moved: Mapping[str, Tensor] = {name: self.parameters[name] for name in (self.parameters if moved is None else moved)}
         self.device = next(iter(self.parameters.values())).device
         self.gradients: tuple[Tensor, ...] = ()  # flat tensors, into which the parameters' gradients are views, if a rank lays them out so
-        self._optimizer = build_optimizer(manifest.inner.optimizer, self.moved.items(), inner_settings(manifest))
+        self._manifest = manifest
+        self._optimizer: DeviceOptimizer | HostOptimizer = self._new_optimizer(DeviceOptimizer)
+        if optimizer_on_host:
+            self._rest_on_host()
         self._recomputes = self._compiles = False
 
     def send(self, batch: Tensor) -> Tensor:
@@ -57,28 +68,19 @@ class OneDevice:
 
     def step(self, rate: float) -> None:
         """Let the optimizer take its step with the gradient."""
-        set_learning_rate(self._optimizer, rate)
-        self._optimizer.step()
+        self._optimizer.step(rate)
 
     def state(self) -> dict[str, Tensor]:
         """Return the optimizer's tensors, by `KEY/PARAMETER`."""
-        kept = self._optimizer.state
-        return {f"{key}/{name}": value for name, parameter in self.moved.items() for key, value in kept.get(parameter, {}).items()}
+        return self._optimizer.state()
 
     def restore(self, state: Mapping[str, Tensor]) -> None:
-        """Restore what `state` returned; the optimizer places each value on its device."""
-        states: dict[str, dict[str, Tensor]] = {}
-        for full, value in state.items():
-            key, name = full.split("/", 1)
-            states.setdefault(name, {})[key] = value.clone()
-        names = {parameter: name for name, parameter in self.moved.items()}
-        order = [names[parameter] for group in self._optimizer.param_groups for parameter in group["params"]]
-        numbered = {number: states[name] for number, name in enumerate(order) if name in states}
-        self._optimizer.load_state_dict({"state": numbered, "param_groups": self._optimizer.state_dict()["param_groups"]})
+        """Restore what `state` returned; each value goes where the optimizer keeps it."""
+        self._optimizer.restore(state)
 
     def forget(self) -> None:
         """Clear the optimizer's state: the weights are another peer's."""
-        self._optimizer.state.clear()
+        self._optimizer.forget()
 
     def cpu_s(self) -> float:
         """Return the processor time of the processes beside this one: there are none."""
@@ -101,9 +103,21 @@ class OneDevice:
         for flat in self.gradients:
             flat.zero_()
         if not self.gradients:
-            self._optimizer.zero_grad(set_to_none=True)
+            self._optimizer.clear_gradients()
+
+    def _new_optimizer(self, kind: type[T]) -> T:
+        return kind(self._manifest.inner.optimizer, self.moved, inner_settings(self._manifest))
+
+    def _rest_on_host(self) -> None:
+        """From now on, keep the optimizer's state on the host between steps, if the device has memory of its own."""
+        if has_own_memory(self.device.type) and isinstance(self._optimizer, DeviceOptimizer):
+            hosted = self._new_optimizer(HostOptimizer)
+            hosted.restore(self._optimizer.state())
+            self._optimizer = hosted
 
     def _compute_as(self, computing: Computing) -> None:
+        if computing.optimizer_on_host:
+            self._rest_on_host()
         if computing.recompute and not self._recomputes:
             recompute_blocks(self.model)
         if computing.compiles and not self._compiles:

@@ -1,7 +1,8 @@
 """The inner loop of one replica: a batch's gradient, in as many parts as the memory asks for, and the optimizer's step.
 
-The gradient is the mean over the whole batch whatever the parts. Where memory runs out, the same batch is tried again in smaller parts, at
-last with activations recomputed instead of kept. The next batch is fetched while the device still computes.
+The gradient is the mean over the whole batch whatever the parts. Where memory runs out, the same batch is tried again in smaller parts,
+then with the optimizer's state on the host, at last with activations recomputed instead of kept. The next batch is fetched while the device
+still computes.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.peer.machine.events import ComputingSet, Event
+from gossamer.peer.model.accelerator import has_own_memory
 from gossamer.peer.model.computing import Computing, can_recompute
 from gossamer.peer.model.model import state_tensors
 from gossamer.peer.text.corpus import Corpus
@@ -44,7 +46,7 @@ class InnerLoop:
     ) -> None:
         self.parameters: dict[str, Tensor] = state_tensors(model)
         self.device = next(iter(self.parameters.values())).device
-        self.devices: OneDevice | Ranks = devices or OneDevice(manifest, model)
+        self.devices: OneDevice | Ranks = devices or OneDevice(manifest, model, optimizer_on_host=computing.optimizer_on_host)
         self.computing = replace(computing, micro_batch=computing.micro_batch or computing.rows(manifest.inner.batch_size))
         self._model = model
         self._corpus = corpus
@@ -55,7 +57,9 @@ class InnerLoop:
     def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
         how = self.computing
-        self._emit(ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason))
+        self._emit(
+            ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.optimizer_on_host, how.compiles, reason)
+        )
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
         """Compute a batch's clipped gradient; return mean loss (nats per token), length before clipping, tokens that train.
@@ -76,6 +80,8 @@ class InnerLoop:
     def _use_less(self) -> None:
         if self.computing.micro_batch > 1:
             self.computing = replace(self.computing, micro_batch=-(-self.computing.micro_batch // 2))
+        elif not self.computing.optimizer_on_host and has_own_memory(self.device.type):
+            self.computing = replace(self.computing, optimizer_on_host=True)
         elif not self.computing.recompute and can_recompute(self._model):
             self.computing = replace(self.computing, recompute=True)
         else:

@@ -15,6 +15,7 @@ from typing import Final
 import torch
 
 from gossamer.optim.inner import divide_parameters, num_state_values
+from gossamer.optim.resting import most_values_at_once
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
@@ -36,6 +37,8 @@ CHECKPOINTS: Final = 3  # two that are kept, one that is being written (peer/mod
 PROGRAMS: Final = "for the programs"
 FROZEN: Final = "for the frozen weights under the adapter"
 TRIED_ON: Final = "for another peer's weights while they are judged"  # peer/trainer/shared_state.py
+OPTIMIZER: Final = "for the optimizer"
+WORKING: Final = "for the part of the optimizer that steps"  # optim/resting.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
 SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
@@ -69,22 +72,29 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     sizes = sorted((codec.fragment.numel for codec in codecs), reverse=True)
     num_params = sum(sizes)
     count, is_apart = computing.num_devices, has_own_memory(device)
-    optimizer = VALUE_BYTES * num_state_values(manifest.inner.optimizer, shapes)
-    shares = [{name: shapes[name] for name in names} for names in divide_parameters(manifest.inner.optimizer, shapes, count)]
-    share = VALUE_BYTES * max(num_state_values(manifest.inner.optimizer, one) for one in shares)
+    name = manifest.inner.optimizer
+    optimizer = VALUE_BYTES * num_state_values(name, shapes)
+    shares = [{name: shapes[name] for name in names} for names in divide_parameters(name, shapes, count)]
+    share = VALUE_BYTES * max(num_state_values(name, one) for one in shares)
     weights, has_momentum = VALUE_BYTES * num_params, manifest.outer.alpha > 0.0
+    rests = is_apart and computing.optimizer_on_host
     frozen = VALUE_BYTES * sum(map(math.prod, frozen_shapes(manifest.model).values()))
     under = {FROZEN: frozen * (1 if is_apart else count)} if frozen else {}
     slow = {"for slow weights and momentum": 2 * weights} if has_momentum else {"for slow weights": weights}
     tensors = {
         **under,
         "for weights and their gradients": 2 * weights * (1 if is_apart else count),
-        "for the optimizer": share if is_apart else optimizer,
+        **(_working_part(name, shares, device) if rests else {OPTIMIZER: share if is_apart else optimizer}),
         **({} if is_apart else {**slow, COPY: weights + optimizer}),
         **_largest_temporary(manifest, computing, weights, VALUE_BYTES * sum(sizes[:MEETINGS]), is_apart),
     }
     payloads = _payloads(plan)
-    copied = {**slow, COPY: weights + optimizer, BROUGHT: (1 + has_momentum) * weights + frozen}
+    copied = {
+        **slow,
+        **({OPTIMIZER: optimizer} if rests else {}),
+        COPY: weights + optimizer,
+        BROUGHT: (1 + has_momentum) * weights + frozen,
+    }
     programs = {PROGRAMS: count * TRAINER_BYTES + OTHERS_BYTES, "for payloads": sum(payloads.values())}
     checkpoints = CHECKPOINTS * ((2 + has_momentum) * weights + optimizer)
     return Need(
@@ -132,18 +142,39 @@ def _payloads(plan: ModelPlan) -> dict[str, int]:
 
 
 def computing_that_fits(manifest: Manifest, device: str, there: Rooms, wanted: Computing) -> Computing:
-    """Return how a peer should compute so that the run fits: as wanted, else fewer sequences at a time. Raises BadSettings if none fits."""
+    """Return how a peer should compute so that the run fits. Raises BadSettings if nothing does.
+
+    As wanted; else with fewer sequences at a time; then with the optimizer's state on the host; then with recomputed activations.
+    """
     sizes = [wanted.micro_batch or wanted.rows(manifest.inner.batch_size)]
     while sizes[-1] > 1:
         sizes.append(-(-sizes[-1] // 2))
     tries = [replace(wanted, micro_batch=size) for size in sizes]
-    for computing in [*tries, replace(tries[-1], recompute=True)]:
+    hosted = [replace(one, optimizer_on_host=True) for one in tries] if has_own_memory(device) else []
+    for computing in [*tries, *hosted, replace(tries[-1], recompute=True), *(replace(one, recompute=True) for one in hosted[-1:])]:
         try:
             need_to_fit(run_need(manifest, device, computing), there)
             return computing
         except BadSettings as error:
             refusal = error
     raise refusal
+
+
+def least_need(manifest: Manifest, device: str, room: Room | None, num_devices: int = 1) -> Need:
+    """Count the least that a peer needs where a device has this room: its optimizer's state rests on the host only if it must.
+
+    Raises BadManifest for a model that cannot be.
+    """
+    least = Computing(micro_batch=1, recompute=True, num_devices=num_devices)
+    need = run_need(manifest, device, least)
+    is_too_large = room is not None and sum(need.device.values()) > room.num_bytes
+    return run_need(manifest, device, replace(least, optimizer_on_host=True)) if is_too_large else need
+
+
+def _working_part(name: str, shares: Sequence[Shapes], device: str) -> Parts:
+    """Return what the largest part of an optimizer takes on the device while it steps: at most two values a parameter."""
+    values = max(most_values_at_once(name, share, torch.device(device)) for share in shares)
+    return {WORKING: 2 * VALUE_BYTES * values}
 
 
 def _largest_temporary(manifest: Manifest, computing: Computing, weights: int, fragments: int, is_apart: bool) -> Parts:

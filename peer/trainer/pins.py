@@ -54,13 +54,16 @@ def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: st
 
 def _try_model(manifest: Manifest, devices: Sequence[torch.device]) -> None:
     """Build the model on the meta device and let it compute; with devices, the least that it needs must fit."""
-    from gossamer.peer.trainer.need import device_room, need_device_memory, need_memory, run_need
+    from gossamer.peer.model.accelerator import has_own_memory
+    from gossamer.peer.trainer.need import device_room, least_need, need_device_memory, need_memory
 
-    need = run_need(manifest, devices[0].type if devices else "cpu")
+    kind = devices[0].type if devices else "cpu"
+    room = device_room(devices) if has_own_memory(kind) else None
+    need = least_need(manifest, kind, room)
     if devices:
         need_memory(need, memory_room(held_bytes(os.getpid())))
-        if need.device:
-            need_device_memory(need, device_room(devices))
+    if room is not None:
+        need_device_memory(need, room)
 
 
 def _try_text(manifest: Manifest, tokenizer: Tokenizer, data: Path | None) -> None:

@@ -57,7 +57,7 @@ def _build_replica(child: Child, home: Home, manifest: Manifest) -> TextReplica:
     there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
     wanted = _wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
     computing = computing_that_fits(manifest, device.type, there, wanted)
-    processes = _start_ranks(child, home, devices) if len(devices) > 1 else None
+    processes = _start_ranks(child, home, devices, computing) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer, folder)
     if settings.config.model is not None and tokenizer.name != BYTES:
@@ -82,12 +82,13 @@ def _emit_read(child: Child, data: Path | None, read: TextReading) -> None:
     child.emit(TextRead(str(data), read.num_files, read.num_bytes, len(read.skipped), read.skipped[:MAX_SKIPPED]))
 
 
-def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> RankProcesses:
+def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device], computing: Computing) -> RankProcesses:
     """Start a process for each device but the first; if one dies while the trainer cannot notice it, this process exits."""
     from gossamer.peer.trainer.ranks import RankProcesses, threads_each
 
     config = child.settings.config
-    processes = RankProcesses(home.manifest, devices, child.settings.runtime / "ranks", lambda error: os._exit(child.end(error)), config)
+    store, on_host = child.settings.runtime / "ranks", computing.optimizer_on_host
+    processes = RankProcesses(home.manifest, devices, store, lambda error: os._exit(child.end(error)), config, on_host)
     if (threads := threads_each(config, devices)) != 0:
         torch.set_num_threads(threads)
     return processes
@@ -96,7 +97,7 @@ def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device]) -> R
 def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
     """Return how the operator wants the peer to compute; without a setting, compiled on a GPU that supports it."""
     compiles = devices[0].type != "cpu" and has_triton() if config.compile is None else config.compile
-    return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices))
+    return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices), config.optimizer_on_host)
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:

@@ -47,6 +47,7 @@ class RankSettings(NamedTuple):
     gpu_memory: str  # at most, as the setting is written
     manifest: str  # the path of the signed one
     store: str  # the path of the file by which the ranks find each other
+    optimizer_on_host: bool
 
 
 def join(store: Path, number: int, count: int, kind: str) -> None:
@@ -60,10 +61,10 @@ def join(store: Path, number: int, count: int, kind: str) -> None:
 class Rank:
     """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 
-    def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int) -> None:
+    def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int, optimizer_on_host: bool = False) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(model).items()}
         self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
-        self.own = own = OneDevice(manifest, model, shares[number])
+        self.own = own = OneDevice(manifest, model, shares[number], optimizer_on_host)
         self._number = number
         self._num_parameters = len(shapes)
         self._places = [place for place, name in enumerate(shapes) if name in own.moved]
@@ -144,7 +145,8 @@ def follow(next_line: Callable[[], bytes]) -> NoReturn:
     model = unset_model(manifest.model, device)  # with any weights
     mask_as_run(model, manifest, Home(Path(settings.manifest).parent).tokenizer)
     join(Path(settings.store), settings.number, settings.num_ranks, device.type)
-    rank, dtype = Rank(manifest, model, settings.number, settings.num_ranks), compute_dtype(manifest.inner.precision, device)
+    rank = Rank(manifest, model, settings.number, settings.num_ranks, settings.optimizer_on_host)
+    dtype = compute_dtype(manifest.inner.precision, device)
 
     def backward(changed: Sequence[int], shape: Sequence[int], seed: int, *cut: Any) -> None:
         rank.backward(changed, torch.empty(shape, dtype=torch.int64), seed, Computing(dtype, *cut))

@@ -40,8 +40,15 @@ class RankProcesses:
     """The processes of all ranks but the first. They load their code while the trainer builds its model."""
 
     def __init__(
-        self, manifest: Path, devices: Sequence[torch.device], store: Path, give_up: Callable[[RankFell], NoReturn], config: LocalSettings
+        self,
+        manifest: Path,
+        devices: Sequence[torch.device],
+        store: Path,
+        give_up: Callable[[RankFell], NoReturn],
+        config: LocalSettings,
+        optimizer_on_host: bool = False,
     ) -> None:
+        self.optimizer_on_host = optimizer_on_host
         self.count = len(devices)
         self.store = store
         self._give_up = give_up
@@ -53,7 +60,10 @@ class RankProcesses:
         store.unlink(missing_ok=True)
         threads = threads_each(config, devices)
         for number, device in enumerate(devices[1:], FIRST + 1):
-            self._start(RankSettings(number, self.count, str(device), threads, config.gpu_memory, str(manifest), str(store)))
+            settings = RankSettings(
+                number, self.count, str(device), threads, config.gpu_memory, str(manifest), str(store), optimizer_on_host
+            )
+            self._start(settings)
 
     @property
     def pids(self) -> list[int]:
@@ -133,7 +143,7 @@ class Ranks:
         self._processes = processes
         with processes.together():
             join(processes.store, FIRST, processes.count, model.device.type)
-        self._rank = Rank(manifest, model, FIRST, processes.count)
+        self._rank = Rank(manifest, model, FIRST, processes.count, processes.optimizer_on_host)
         self.moved = self._rank.own.moved
 
     def send(self, batch: Tensor) -> Tensor:
@@ -143,7 +153,8 @@ class Ranks:
     def backward(self, batch: Tensor, seed: int, computing: Computing) -> Tensor | None:
         """As OneDevice.backward."""
         changed = self._rank.changed()
-        order = changed, list(batch.shape), seed, computing.micro_batch, computing.recompute, computing.compiles
+        how = computing.micro_batch, computing.recompute, computing.compiles, computing.num_devices, computing.optimizer_on_host
+        order = changed, list(batch.shape), seed, *how
         with self._processes.running_on_all("backward", *order):
             return self._rank.backward(changed, batch, seed, computing)
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import gossamer
+from gossamer.optim import resting
 from gossamer.peer.doctor.matmul import _check_devices
 from gossamer.peer.link import messages
 from gossamer.peer.machine.child import ChildSettings
@@ -23,6 +24,7 @@ from gossamer.peer.machine.events import CheckpointSaved
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device, choose_devices
 from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer import stopwatch
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.need import rooms, run_need
@@ -162,6 +164,46 @@ def test_the_trainer_process_trains_on_it(tmp_path: Path) -> None:
     assert {parameter.device.type for parameter in replica.parameters.values()} == {NAME}
     assert replica.own_steps == 12
     assert load_latest(tmp_path / "home" / "checkpoints", replica.manifest.run_id).contents.step == 12
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_an_optimizer_that_rests_on_the_host_steps_as_on_the_device(
+    tmp_path: Path, optimizer: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resting, "PART_VALUES", 1000)  # some parameters are cut into rows
+    manifest = small_manifest(inner={"optimizer": optimizer})
+    hosted, beside = (small_replica(tmp_path, manifest, computing=how) for how in (Computing(optimizer_on_host=True), Computing()))
+    for _ in range(6):
+        beside.inner_step()
+        with synchronizations() as found:
+            hosted.inner_step()
+    assert len([where for where in found if "in find_packed_sequence_indices" not in where]) == 1, "it waits for its loss alone"
+    states = [replica.program.inner.devices.state() for replica in (hosted, beside)]
+    assert {value.device.type for value in states[0].values()} == {"cpu"}
+    assert NAME in {value.device.type for value in states[1].values()}
+    for name, value in states[1].items():
+        torch.testing.assert_close(states[0][name], value.cpu(), rtol=1e-5, atol=1e-7)
+    for name, parameter in beside.parameters.items():
+        torch.testing.assert_close(hosted.parameters[name].cpu(), parameter.cpu(), rtol=1e-5, atol=1e-7)
+
+
+def test_a_checkpoint_of_a_resting_optimizer_is_the_one_of_its_step(tmp_path: Path) -> None:
+    manifest, resting_state = small_manifest(), Computing(optimizer_on_host=True)
+    replica = small_replica(tmp_path, manifest, computing=resting_state)
+    replica.inner_step()
+    saver, home, _ = saved(tmp_path / "saved", replica)
+    replica.inner_step()
+    before = fingerprint(replica)
+    saver.begin(replica)
+    replica.inner_step()
+    saver.finish()
+    loaded = load_latest(home.checkpoints, replica.manifest.run_id)
+    assert loaded is not None
+    again = small_replica(tmp_path / "again", manifest, computing=resting_state)
+    saver.restore(again, loaded)
+    assert fingerprint(again) == before
+    again.inner_step()
+    assert fingerprint(again) == fingerprint(replica)
 
 
 def test_the_boundary_of_the_text_trainer_waits_for_nothing_unless_something_is_due(

@@ -17,6 +17,7 @@ import torch
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import Event
+from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import build_model, placed
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import ResidentCorpus
@@ -112,11 +113,17 @@ class AskedReplica(TextReplica):
 
 
 def small_replica(
-    folder: Path, manifest: Manifest, peer: bytes = b"me", emit: Callable[[Event], None] = ignored, device: str = DEVICE
+    folder: Path,
+    manifest: Manifest,
+    peer: bytes = b"me",
+    emit: Callable[[Event], None] = ignored,
+    device: str = DEVICE,
+    computing: Computing = Computing(),  # noqa: B008 - frozen
 ) -> AskedReplica:
     """A replica at its start, as the trainer process builds it; its payloads lie in `folder`."""
     model = placed(build_model(manifest.model, manifest.run.seed), torch.device(device))
-    replica = AskedReplica(manifest, TextProgram(manifest, model, small_corpus(manifest, peer), emit), int.from_bytes(peer, "little"))
+    program = TextProgram(manifest, model, small_corpus(manifest, peer), emit, computing)
+    replica = AskedReplica(manifest, program, int.from_bytes(peer, "little"))
     replica.payloads, replica.emit = PayloadFolder(folder), emit
     return replica
 

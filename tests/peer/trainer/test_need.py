@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,9 +16,22 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import Room
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.trainer.need import PROGRAMS, Need, Rooms, need_memory, need_to_fit, rooms, run_need, within
+from gossamer.peer.trainer.need import (
+    OPTIMIZER,
+    PROGRAMS,
+    WORKING,
+    Need,
+    Rooms,
+    computing_that_fits,
+    least_need,
+    need_memory,
+    need_to_fit,
+    rooms,
+    run_need,
+    within,
+)
 from gossamer.protocol.errors import BadSettings
-from tests.peer.small import small_manifest, small_replica
+from tests.peer.small import LLAMA, small_manifest, small_replica
 
 GB = 10**9
 
@@ -117,6 +131,30 @@ def test_several_devices_share_the_optimizer_and_each_has_the_weights() -> None:
     assert shared["for weights and their gradients"] == 2 * here["for weights and their gradients"]
     assert shared["for the optimizer"] == here["for the optimizer"]
     assert shared[PROGRAMS] > here[PROGRAMS]
+
+
+def test_what_is_too_large_for_a_device_keeps_its_optimizer_on_the_host() -> None:
+    config = LLAMA | {"hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 8, "vocab_size": 30_000}
+    manifest = small_manifest(model={"config": config}, inner={"optimizer": "adamw", "batch_size": 4})
+    wanted = Computing(torch.bfloat16)
+    beside = run_need(manifest, "cuda", replace(wanted, micro_batch=1))
+    hosted = run_need(manifest, "cuda", replace(wanted, micro_batch=1, optimizer_on_host=True))
+    optimizer = beside.device[OPTIMIZER]
+    assert hosted.memory[OPTIMIZER] == optimizer == 8 * beside.num_params
+    assert OPTIMIZER not in hosted.device and hosted.device[WORKING] < optimizer
+    large = Room(10**12, "free")
+    for device_bytes, on_host in ((sum(beside.device.values()), False), (sum(hosted.device.values()), True)):
+        there = Rooms(large, Room(device_bytes, "free on cuda:0"), large, large)
+        assert computing_that_fits(manifest, "cuda", there, wanted).optimizer_on_host is on_host
+    for need, on_host in ((least_need(manifest, "cuda", large), False), (least_need(manifest, "cuda", Room(10**9, "free")), True)):
+        assert (OPTIMIZER in need.memory) is on_host
+    with pytest.raises(BadSettings, match="memory on the device"):
+        computing_that_fits(manifest, "cuda", Rooms(large, Room(10**8, "free on cuda:0"), large, large), wanted)
+    least = run_need(manifest, "cuda", replace(wanted, micro_batch=1, recompute=True, optimizer_on_host=True))
+    little = Rooms(Room(sum(beside.memory.values()), "free"), Room(sum(least.device.values()), "free on cuda:0"), large, large)
+    with pytest.raises(BadSettings, match=r"needs .* of memory, and there are"):
+        computing_that_fits(manifest, "cuda", little, wanted)
+    assert "for the optimizer" in run_need(manifest, "cpu", replace(wanted, optimizer_on_host=True)).memory, "as without the setting"
 
 
 def need() -> Need:
