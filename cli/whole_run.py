@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, bytes_text, loss_text, number_text, share_text, table_text
+from gossamer.cli.figures import age_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 

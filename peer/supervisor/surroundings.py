@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
-import signal
 import subprocess
 import tempfile
 import time
@@ -24,6 +23,7 @@ import psutil
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import busy_cpu_s, cpu_s
+from gossamer.peer.machine.process_group import kill_group
 from gossamer.peer.machine.room import held_bytes, size_of
 from gossamer.peer.machine.units import UNLIMITED
 
@@ -188,8 +188,7 @@ class PolledCommand:
     def close(self) -> None:
         """Kill it, with its children, if it runs."""
         if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
+            kill_group(self._process.pid)
             with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a broken device cannot be killed
                 self._process.wait(KILLED_S)
             self._end(None, "", "")
