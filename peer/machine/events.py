@@ -281,6 +281,16 @@ class TrainerRestarted(Stamped):
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
+class NodeStopped(Stamped):
+    """The node does not run: no other peer is in sight, none is connected, and nobody reaches this one."""
+
+
+class ClockSet(Stamped):
+    """The machine's clock was set. Its times before and after this event are not comparable."""
+
+    seconds: Figure  # by which it was set; negative: back
+
+
 class LimitsSet(Stamped):
     """These limits hold from now on."""
 

@@ -105,6 +105,13 @@ class RunView:
         if now_s - self._taken_s <= DEAF_S:
             self._expire(now_s)
 
+    def move(self, seconds: float) -> None:
+        """Move all times: the machine's clock was set by so much."""
+        self.members = {peer: _moved(member, seconds) for peer, member in self.members.items()}
+        self.changes = [replace(change, ts=change.ts + seconds) for change in self.changes]
+        self.points = [replace(point, ts=point.ts + seconds) for point in self.points]
+        self.since, self._taken_s = self.since and self.since + seconds, self._taken_s + seconds
+
     def note_own(self, step: int, tokens: int, own_steps: int, loss: float | None) -> None:
         """Bring this peer's own row up to date between two of its records."""
         for peer, member in self.members.items():
@@ -316,6 +323,12 @@ def _most_credible(claims: Sequence[float]) -> float:
 
 def _credible(claim: int | None, most: float) -> int | None:
     return None if claim is None or claim > most else claim
+
+
+def _moved(member: MemberView, seconds: float) -> MemberView:
+    seen = replace(member.seen, expires=member.seen.expires + seconds)
+    gone = None if member.gone is None else member.gone + seconds
+    return replace(member, seen=seen, first_seen=member.first_seen + seconds, heard=member.heard + seconds, gone=gone)
 
 
 def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:
