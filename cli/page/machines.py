@@ -227,11 +227,11 @@ def asked(url: str) -> list[PeerRow]:
         with _OPENER.open(url, timeout=ANSWER_S) as answer:  # http or https: `machines_of` checks it
             content = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
-        words = {
+        known = {
             403: "it refuses the token, or the near port of the tunnel is not its own port",
             404: "its release of Gossamer does not tell others of its peers",
         }
-        raise BadSettings(words.get(error.code, f"it answers with code {error.code}"), hint=HINT) from error
+        raise BadSettings(known.get(error.code, f"it answers with code {error.code}"), hint=HINT) from error
     except (OSError, http.client.HTTPException) as error:
         reason = error.reason if isinstance(error, urllib.error.URLError) else error
         slow = isinstance(reason, TimeoutError)

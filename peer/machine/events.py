@@ -362,6 +362,7 @@ class MemberSeen:
     joined: int | None = None  # Unix seconds
     carried_mb: int | None = None  # in its meetings since it joined
     is_own: bool = False  # this peer itself
+    group: str = ""  # its Sybil group: the members of one invite, or met in one network, have one name; empty: a group by itself
 
 
 class MembersSeen(Report):
