@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
@@ -75,6 +76,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "partners": f"{answer['peers_seen']} in sight" + (f"; connected: {routes}" if routes else ""),
         "traffic": f"{bytes_text(in_meetings['sent'])} up, {bytes_text(in_meetings['received'])} down in meetings, in this start; "
         f"{bytes_text(answer['month_bytes'])} in all this month",
+        **({"gpu power": power_text(answer["gpu_power"])} if answer["gpu_power"] else {}),
         "limits": ", ".join(limit_text(key, value) for key, value in answer["limits"].items()) or "none",
         "costs": f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
         + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
@@ -85,6 +87,15 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "peer id": answer["peer_id"],
         "version": answer["version"],
     }
+
+
+def power_text(gpus: Sequence[Mapping[str, float | None]]) -> str:
+    """Return what each GPU draws, and how much it may."""
+    return ", ".join(f"{_watts(gpu['draw_watts'])} of {_watts(gpu['limit_watts'])} W" for gpu in gpus)
+
+
+def _watts(watts: float | None) -> str:
+    return "?" if watts is None else f"{watts:.0f}"
 
 
 def limit_text(key: str, value: str) -> str:

@@ -341,6 +341,12 @@ class ProgressMade(Report):
     share: Figure  # completed part; 1 ends it
 
 
+class GpuPowerRead(Report):
+    """What the driver tells of the power of the GPUs."""
+
+    watts: tuple[tuple[float | None, float | None], ...]  # of each: what it draws, and its limit; None: the driver does not tell
+
+
 class OthersTrained(Report):
     """The number of tokens that the other peers in sight report, in total."""
 

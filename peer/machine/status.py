@@ -57,6 +57,7 @@ class Status:
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
+    gpu_power: list[dict[str, float | None]] = field(default_factory=list)  # of each GPU: draw_watts, limit_watts
     limits: dict[str, str] = field(default_factory=dict)  # in force: settings by name
     progress: dict[str, Any] | None = None  # of a long operation: its name and completed share
     unit: str = "tokens"  # what training is counted in: the keys named after tokens count these
@@ -198,6 +199,8 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, progress={"work": event.work, "share": event.share} if is_shown else None)
         case events.LimitsSet():
             return replace(status, limits=event.limits)
+        case events.GpuPowerRead():
+            return replace(status, gpu_power=[{"draw_watts": draw, "limit_watts": limit} for draw, limit in event.watts])
         case events.EnergyUsed():
             return replace(status, energy={"watt_hours": event.watt_hours, "how": event.how})
         case _:

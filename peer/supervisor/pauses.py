@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 
 from gossamer.peer.machine.config import LocalSettings, PeerConfig
-from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.events import Event, GpuPowerRead, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.states import RESUMES
@@ -81,6 +81,10 @@ def ruled_pause(settings: LocalSettings, now_s: float, around: Surroundings) -> 
         limit_c = settings.pause_above_temperature
         cooler = f"ends when it has cooled to {limit_c - COOLER_C} C; `peer config pause_above_temperature 0` ends it now"
         return Pause(f"{around.too_hot}, more than {limit_c} C", cooler, is_limit=True)
+    allowed_watts = max((gpu.limit_watts for gpu in around.gpus if gpu.limit_watts is not None), default=0.0)
+    if settings.max_gpu_power and allowed_watts > settings.max_gpu_power:
+        lower = f"ends when `nvidia-smi -pl {settings.max_gpu_power}` has lowered that, as root; `peer config max_gpu_power 0` ends it now"
+        return Pause(f"a GPU may draw {allowed_watts:.0f} W, more than {settings.max_gpu_power} W", lower, is_limit=True)
     if around.says_pause:
         return Pause(
             f"the command `{settings.pause_when}` asks for it",
@@ -152,12 +156,16 @@ class Pauses:
         self.asked: Pause | None = None
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
+        self._around = Surroundings()
 
     def look(self, status: Status) -> Iterator[Event]:
-        """Yield a warning for each setting whose measurement fails now, and its end."""
+        """Yield a warning for each setting whose measurement fails now, and its end; and the power of the GPUs, where it has changed."""
         for topic, words in self._lookout.warnings.items():
             if words != status.warned.get(topic, ""):
                 yield Warned(topic, words)
+        power = tuple((gpu.draw_watts, gpu.limit_watts) for gpu in self._around.gpus)
+        if power != tuple((gpu["draw_watts"], gpu["limit_watts"]) for gpu in status.gpu_power):
+            yield GpuPowerRead(power)
 
     def close(self) -> None:
         """End the commands that measure."""
@@ -171,7 +179,7 @@ class Pauses:
         used_up = self.month.pause(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)
         if used_up is not None or not config.trains:
             return used_up
-        around = self._lookout.look(config)
+        around = self._around = self._lookout.look(config)
         self.asked = self.asked or memory_pause(config, around)
         return self.asked or ruled_pause(config, now_s, around)
 
