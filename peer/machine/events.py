@@ -377,6 +377,15 @@ class MembersSeen(Report):
     members: tuple[MemberSeen, ...]
 
 
+class CurveTold(Report):
+    """What another member has seen of the run: its own claim, in an answer that it signed."""
+
+    source: str  # PeerId, base58
+    group: str  # its Sybil group, as in MemberSeen
+    is_issuer: bool  # the manifest names it as an issuer of invites
+    points: tuple[tuple[float | None, ...], ...]  # Unix seconds, step, loss and its range (None: none), live members, tokens
+
+
 class MonthCounted(Report):
     """Network traffic of this peer in the current month (local time), over all its starts."""
 

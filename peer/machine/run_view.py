@@ -2,7 +2,7 @@
 
 Every figure of another member is a claim that it signed. So the picture uses medians in which each Sybil group has one vote, drops the
 outermost losses, and counts no member for more tokens than its steps allow. Pure bookkeeping with bounded size; times are Unix seconds of
-this machine, and arguments. It survives a restart in the home folder: no other member is asked for what this one did not see.
+this machine, and arguments. It survives a restart in the home folder. What others tell of the time before is kept apart (told_curve.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from gossamer.peer.machine.events import MemberSeen, MembersSeen
+from gossamer.peer.machine.events import CurveTold, MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.told_curve import MAX_SOURCES, ToldPoint, merged
 
 MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
 MAX_CHANGES = 200
@@ -81,6 +82,8 @@ class RunView:
     members: dict[str, MemberView] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     points: list[RunPoint] = field(default_factory=list)
+    told: dict[str, CurveTold] = field(default_factory=dict)  # what others have seen, by source
+    older: list[ToldPoint] = field(default_factory=list)  # of these, the curve before `since`
     spacing_s: float = POINT_S
     _taken_s: float = -math.inf  # last news
 
@@ -88,6 +91,7 @@ class RunView:
         """Say which run it is; what was seen of another one is forgotten."""
         if run_id != self.run_id:
             self.members, self.changes, self.points, self.since, self.spacing_s = {}, [], [], 0.0, POINT_S
+            self.told, self.older = {}, []
         self.run_id, self.total_steps, self.step_tokens = run_id, total_steps, step_tokens
 
     def take(self, seen: MembersSeen) -> None:
@@ -102,6 +106,14 @@ class RunView:
             del self.members[min(self.members, key=self._worth)]
         self._add_point(now_s)
 
+    def take_curve(self, told: CurveTold) -> None:
+        """Take in what another member has seen of the run; of too many, the earliest answers count."""
+        if self.since and (told.source in self.told or len(self.told) < MAX_SOURCES):
+            self.told[told.source] = told
+            found = merged(self.told, self.since, self.total_steps)
+            if found and (len(self.told) > 1 or not self.older):  # one answer alone does not replace what several gave before
+                self.older = found
+
     def look(self, now_s: float) -> None:
         """Note who has gone; call it about once a second."""
         if now_s - self._taken_s <= DEAF_S:
@@ -112,6 +124,7 @@ class RunView:
         self.members = {peer: _moved(member, seconds) for peer, member in self.members.items()}
         self.changes = [replace(change, ts=change.ts + seconds) for change in self.changes]
         self.points = [replace(point, ts=point.ts + seconds) for point in self.points]
+        self.older = [replace(point, ts=point.ts + seconds) for point in self.older]
         self.since, self._taken_s = self.since and self.since + seconds, self._taken_s + seconds
 
     def note_own(self, step: int, tokens: int, own_steps: int, loss: float | None) -> None:
@@ -223,7 +236,8 @@ class RunView:
             ),  # both sides of a meeting count it
             "members": sorted(rows, key=lambda row: (row["state"] == "left", -row["counted"], row["peer_id"])),
             "changes": [asdict(change) for change in reversed(self.changes)],
-            "points": {each.name: [getattr(point, each.name) for point in self.points] for each in fields(RunPoint)},
+            "points": {each.name: [getattr(point, each.name) for point in (*self.older, *self.points)] for each in fields(RunPoint)},
+            "told": len(self.older),
         }
 
     def _pace(self) -> float:
@@ -278,6 +292,7 @@ class RunView:
             "members": [asdict(member) for member in self.members.values()],
             "changes": [asdict(change) for change in self.changes],
             "points": [asdict(point) for point in self.points],
+            "older": [asdict(point) for point in self.older],
         }
 
     @classmethod
@@ -293,6 +308,7 @@ class RunView:
             members={member.seen.peer_id: member for member in members},
             changes=[Change(**one) for one in record["changes"]],
             points=[RunPoint(**one) for one in record["points"]],
+            older=[ToldPoint(**one) for one in record.get("older", [])],
         )
 
 

@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from gossamer.peer.machine.child import OwnPart
-from gossamer.peer.machine.events import ClockSet, Event, MembersSeen, RunKnown
+from gossamer.peer.machine.events import ClockSet, CurveTold, Event, MembersSeen, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.status import Status
@@ -33,6 +33,8 @@ class RunWatch:
                 self._view.begin(event.run_id, event.total_steps, event.step_tokens)
             case MembersSeen():
                 self._view.take(event)
+            case CurveTold():
+                self._view.take_curve(event)
             case ClockSet():
                 self._view.move(event.seconds)
 

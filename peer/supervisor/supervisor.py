@@ -356,8 +356,7 @@ class Supervisor:
     # ------------------------------------------------------------------ events and requests
 
     def _on_event(self, name: str, event: Event) -> None:
-        if isinstance(event, events.MembersSeen | events.RunKnown):
-            self._run_watch.take(event)
+        self._run_watch.take(event)
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
