@@ -152,8 +152,11 @@ def measured(host: Sequence[Event], joiner: Sequence[Event], met: float, used: S
     """Summarize both peers' events.
 
     `met` is the time of the joiner's first counted meeting; `used`: times, with the processor seconds of the host's node and p2pd by then.
+    Raises BadSettings for a joiner that took no weights.
     """
     states = [event for event in joiner if isinstance(event, StateTransferred)]
+    if not states:
+        raise BadSettings("the joiner needed no weights: the host was too few steps ahead", hint="raise --alone; 20 is enough")
     asked = states[0].ts - states[0].seconds
     before_s = max(BEFORE_S, met - asked)
     refused = sum(isinstance(event, MeetingDone) and event.outcome == "gated" for event in itertools.chain(host, joiner))
