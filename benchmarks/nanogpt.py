@@ -7,7 +7,7 @@ nanoGPT's own line: one process, 4 layers of width 128, blocks of 64 characters,
 model (as many layers, as wide; Muon) trains with these blocks and batches. FILE is "tiny Shakespeare", which nanoGPT's
 data/shakespeare_char/prepare.py fetches: 1.1 MB. The last part of it is held out, as always; a character is a byte.
 
-`steps`: the simulator's. Each number of peers trains in schedules of 125 to 2,000 steps until two of them enclose the target; the
+`steps`: the simulator's. Each number of peers trains in schedules of 60 to 2,000 steps until two of them enclose the target; the
 steps to it are interpolated in their logarithm. `--rates` sets the interval of `auto`, at `--step-seconds` of an inner step. Any load.
 
 `race`: four real peers of each system in namespaces, each on a line of that rate, as `python -m benchmarks.side_by_side` (root, an idle
@@ -36,7 +36,7 @@ from benchmarks.side_by_side.results import Run, Setting, kept
 from benchmarks.side_by_side.systems import SYSTEMS
 
 TARGET: Final = 1.88
-SCHEDULES: Final = (125, 250, 500, 1000, 2000)
+SCHEDULES: Final = (60, 125, 250, 500, 1000, 2000)
 BLOCK: Final[Settings] = {"batch_size": "12", "sequence_length": "64", "precision": "bf16"}  # faster on a CPU that multiplies in bf16
 RACERS: Final = ("gossamer", "torchft", "local_sgd", "optimizer", "ddp")
 
