@@ -11,6 +11,7 @@ import typer
 
 from gossamer.cli.figures import Status, age_text, loss_text, meetings_text, sentence, share_text, text_read
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.bill import steps_text
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import bytes_text
@@ -63,7 +64,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
     """Return the rows below the sentence, by name."""
     routes = ", ".join(f"{number} {route}" for route, number in sorted(answer["routes"].items()))
     in_meetings, lifetime, energy = answer["bytes"], answer["lifetime"], answer["energy"]
-    interval = f"one in about {answer['inner_steps']} steps ({answer['inner_steps_reason']})"
+    interval = f"one in about {steps_text(answer['inner_steps'])} ({answer['inner_steps_reason']})"
     return {
         "run": run_text(answer, now_s),
         **({"program": answer["program"]} if answer["program"] else {}),

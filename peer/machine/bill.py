@@ -47,7 +47,7 @@ class Bill:
         measured = "measured" if self.is_measured else "assumed"
         return (
             f"about {bytes_text(each_way)} a day up and as much down, {bytes_text(self.month_bytes)} a month, by meetings every "
-            f"{self.interval_steps} steps of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
+            f"{steps_text(self.interval_steps)} of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
             f"{self.day_watt_hours / 1000:.2g} kWh ({self.num_cores} cores, estimated)"
         )
 
@@ -56,3 +56,8 @@ def bill(day_bytes: float, interval_steps: int, step_s: float, config: LocalSett
     """Return the bill of a peer with these settings."""
     cores = config.threads or os.cpu_count() or 1
     return Bill(day_bytes, interval_steps, step_s, is_measured, Schedule.from_text(config.schedule).hours_a_day, cores)
+
+
+def steps_text(interval_steps: int) -> str:
+    """Return an interval in words: 1 step, 2 steps."""
+    return f"{interval_steps} step{'s' * (interval_steps != 1)}"
