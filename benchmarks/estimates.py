@@ -16,7 +16,8 @@ import json
 from dataclasses import asdict
 from typing import Any, Final
 
-from gossamer.cli.figures import bytes_text, duration_text
+from gossamer.cli.figures import duration_text
+from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.trainer.interval import estimate
 from gossamer.peer.trainer.need import needs, places
 from gossamer.protocol.run.manifest import Manifest

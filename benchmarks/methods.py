@@ -203,16 +203,16 @@ def mean_and_error(values: Sequence[float]) -> tuple[float, float]:
     return statistics.fmean(values), error
 
 
-def key(run: Run, *beside: object) -> str:
+def key(run: Run, *beside: object, base: Manifest | None = None) -> str:
     """Return a run as one line: its settings, and a digest of all that they leave open; `beside`: what else an outcome depends on."""
     settings = " ".join(f"{name}={run[name]}" for name in sorted(run))
-    manifest = _scenario(settings).manifest.model_dump_json()
+    manifest = _scenario(settings, base).manifest.model_dump_json()
     around = " ".join(map(str, (manifest, EVAL_BATCHES, platform.python_version(), torch.__version__, *beside)))
     return f"{settings} #{hashlib.sha256(around.encode()).hexdigest()[:8]}"
 
 
-def _scenario(settings: str) -> Scenario:
-    return scenario(Manifest(), dict(setting(text) for text in settings.split()))
+def _scenario(settings: str, base: Manifest | None = None) -> Scenario:
+    return scenario(base or Manifest(), dict(setting(text) for text in settings.split()))
 
 
 def _in_own_process(wanted: str) -> tuple[str, Outcome]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import json
 import math
 import sys
@@ -80,6 +81,8 @@ class Runs:
     def __init__(self, file: Path | None, data: Path | None) -> None:
         self._file = file
         self._data = data
+        self._base = Manifest.checked({"data": {"source": "text"}}) if data else Manifest()
+        self._text = hashlib.sha256(data.read_bytes()).hexdigest()[:8] if data else None
         self._known: dict[str, Outcome] = {}
         for text in file.read_text().splitlines() if file and file.exists() else ():
             with contextlib.suppress(json.JSONDecodeError):  # an earlier start was interrupted while it wrote this line
@@ -89,7 +92,7 @@ class Runs:
 
     def outcome(self, run: Run) -> Outcome:
         """Return the outcome of a run, simulated now if the file has none."""
-        name = key(run, EVAL_BATCHES, CURVE_BATCHES, self._data)
+        name = key(run, EVAL_BATCHES, CURVE_BATCHES, self._text, base=self._base)
         if name not in self._known:
             started_s = time.monotonic()
             self._known[name] = self._simulated(run)
@@ -102,7 +105,7 @@ class Runs:
         return self._known[name]
 
     def _simulated(self, run: Run) -> Outcome:
-        made = scenario(Manifest(), dict(setting(f"{name}={text}") for name, text in run.items()))
+        made = scenario(self._base, dict(setting(f"{name}={text}") for name, text in run.items()))
         with tempfile.TemporaryDirectory() as folder:
             venue = Venue(Path(folder), self._data, "cpu", EVAL_BATCHES, CURVE_BATCHES, averages_curve=True)
             try:
@@ -209,7 +212,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--batch-size", nargs="+", default=["4", "32"], help="sequences of 128 tokens per inner step")
     parser.add_argument("--target", type=float, default=2.2, help="nats per token")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of `peer simulate`, such as precision=bf16")
-    parser.add_argument("--data", type=Path, help="text; default: the sources of this Python")
+    parser.add_argument("--data", type=Path, help="a text file; default: the sources of this Python")
     parser.add_argument("--keep", type=Path, help="file that keeps each finished run, and from which a second start goes on")
     return parser.parse_args()
 

@@ -11,9 +11,10 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine import backup as backups
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model import backup as backups
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 
@@ -43,7 +44,7 @@ def backup(
     if as_json:
         print(json.dumps({"file": str(file), "bytes": num_bytes, "peer_id": str(me), "generation": folder.read_generation()}))
     else:
-        print(f"wrote {file} ({num_bytes / 1e6:.1f} MB): `peer restore {file} --home DIR` brings {me.short()} back", file=sys.stderr)
+        print(f"wrote {file} ({bytes_text(num_bytes)}): `peer restore {file} --home DIR` brings {me.short()} back", file=sys.stderr)
 
 
 def restore(

@@ -12,10 +12,11 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import MEETING_KINDS, Status, bar_text, bytes_text, loss_text, meetings_text, share_text
+from gossamer.cli.figures import MEETING_KINDS, Status, bar_text, loss_text, meetings_text, share_text
 from gossamer.cli.options import Data, Json
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 
 ALONE = "alone"

@@ -10,11 +10,12 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import age_text, bytes_text, number_text
+from gossamer.cli.figures import age_text, number_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
-from gossamer.peer.machine.control_socket import NobodyRuns, ask
+from gossamer.peer.machine.control_socket import newest_status
 from gossamer.peer.machine.credit import Credit, signed_credit, verified_credit
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import SignedManifest
@@ -35,10 +36,7 @@ def credit(home: HomeFolder = DEFAULT_HOME, verify: Verify = None, as_json: Json
     if not folder.manifest.exists():
         raise BadSettings(f"{folder.path} holds no run", hint="--home DIR names another folder")
     manifest = SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest()
-    try:
-        status = ask(folder.path, {"verb": "status"})
-    except NobodyRuns:
-        status = folder.last_status()
+    status = newest_status(folder)
     if status.get("run_id") != manifest.run_id.hex():
         raise BadSettings(f"the peer in {folder.path} has no part in its run yet", hint="start it with `peer join`")
     signed = signed_credit(status, manifest.run.name, Identity.load_or_create(folder.identity), time.time())

@@ -52,6 +52,14 @@ PublicName = Annotated[
     list[str] | None,
     typer.Option("--public-name", metavar="NAME", help="A host name under which others reach the public page. May repeat."),
 ]
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="URL|FILE",
+        help="Show the peers of another machine too: the URL that its `peer dashboard` printed, or a file of such URLs. May repeat.",
+    ),
+]
 ShowInvite = Annotated[
     bool, typer.Option("--invite", help="Show an invite for anybody on the page of the run: whoever sees the page can join.")
 ]
@@ -66,6 +74,7 @@ def dashboard(
     public_name: PublicName = None,
     show_invite: ShowInvite = False,
     uses: Uses = None,
+    others: With = None,
 ) -> None:
     """Serve a web page with the peers of this machine, until Ctrl-C.
 
@@ -73,11 +82,12 @@ def dashboard(
     open a second page: the run as a whole, read-only, at the URL that is printed last.
     """
     need_extra("dashboard")
+    from gossamer.cli.page.machines import machines_of
     from gossamer.cli.page.public import BriefConnection, PublicPage
     from gossamer.cli.page.run_view import RunPage
     from gossamer.cli.page.server import application
 
-    shown = homes or [home]
+    shown, machines = homes or [home], machines_of(others or [])
     invite = invite_link(Home(shown[0]), uses) if show_invite else ""
     if public:
         run_shown(shown[0])  # raises where there is no run
@@ -85,7 +95,7 @@ def dashboard(
         listener = stack.enter_context(listening(port))
         port = listener.getsockname()[1]
         token = secrets.token_urlsafe(16)
-        servers = [(server(application(shown, token, port, invite)), listener)]
+        servers = [(server(application(shown, token, port, invite, machines)), listener)]
         print(f"http://{HERE}:{port}/{'runs/0/page' if run else ''}?token={token}", flush=True)
         print("Ctrl-C stops the page; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
         if public:

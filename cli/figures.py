@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gossamer.peer.machine.units import bytes_text
+
 Status = Mapping[str, Any]  # the object of `peer status --json`
 
 MEETING_KINDS = ("completed", "solo", "refused", "failed")
@@ -82,15 +84,6 @@ def meetings_text(meetings: Mapping[str, int]) -> str:
 def loss_text(loss: float | None) -> str:
     """Return the loss in nats, or a dash where no step has been made."""
     return "-" if loss is None else f"{loss:.3f}"
-
-
-def bytes_text(num_bytes: float) -> str:
-    """Return a size in the unit that leaves one to three digits before the point."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if num_bytes < 1000:
-            return f"{num_bytes:.0f} {unit}" if unit == "B" else f"{num_bytes:.1f} {unit}"
-        num_bytes /= 1000
-    return f"{num_bytes:.1f} TB"
 
 
 def number_text(number: float) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import private
+from gossamer.peer.machine.process_group import kill_group
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
 
@@ -82,8 +83,7 @@ class LocalPeer:
 
     def kill(self) -> None:
         """End the process and all of its children by force."""
-        with suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)
+        kill_group(self._process.pid)
         self._process.wait()
 
     def _death(self, code: int) -> ChildFailed:

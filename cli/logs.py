@@ -9,18 +9,18 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from gossamer.cli.figures import sentence
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder
-from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.control_socket import newest_status
 from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.log_lines import LEVELS, Log, LogLine
 from gossamer.peer.machine.status import VERSION
-from gossamer.protocol.errors import BadSettings, OperatorError
+from gossamer.protocol.errors import BadSettings
 
 FOLLOW_EVERY_S = 0.5
 REPORT_LINES = 100
@@ -70,14 +70,6 @@ def filtered(log: Log, level: str, grep: str = "") -> Iterator[LogLine]:
         ) from error
     shown = LEVELS[LEVELS.index(level) :]
     return (line for line in log.lines() if line.level in shown and pattern.search(str(line)))
-
-
-def newest_status(folder: Home) -> dict[str, Any]:
-    """Return the status of the peer that runs from a home, or the last one that it wrote; empty if there is none."""
-    try:
-        return ask(folder.path, {"verb": "status"})
-    except OperatorError:
-        return folder.last_status()
 
 
 def report_text(folder: Home) -> str:

@@ -11,16 +11,17 @@ from typing import Annotated, Any
 
 import typer
 
-from gossamer.cli.figures import age_text, bytes_text, table_text
+from gossamer.cli.figures import age_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.partners import Partner
+from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
 
-COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last seen")
+COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last meeting")
 
 Forgive = Annotated[
     str,
@@ -109,6 +110,7 @@ def table(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
 def partner_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
     """Return a partner's row: one text for each of COLUMNS."""
     round_trip_s = row["round_trip_s"]
+    has_met = row["completed"] + row["refused"] + row["failed"] or row.get("record")  # else it was connected, and no more
     return (
         row["peer_id"][-6:],
         row["route"] or "-",
@@ -118,5 +120,5 @@ def partner_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
         str(row["failed"]),
         bytes_text(row["sent"]),
         bytes_text(row["received"]),
-        f"{age_text(now_s - row['seen'])} ago",
+        f"{age_text(now_s - row['seen'])} ago" if has_met else "-",
     )

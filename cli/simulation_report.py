@@ -11,7 +11,8 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.curves import save_figure
-from gossamer.cli.figures import bytes_text, duration_text, loss_text, share_text, table_text
+from gossamer.cli.figures import duration_text, loss_text, share_text, table_text
+from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.simulator.results import Average, Point, Result, Row, over_seeds, value_text
 from gossamer.protocol.errors import BadSettings
 

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text, stage_text, text_read
+from gossamer.cli.figures import Status, age_text, loss_text, meetings_text, sentence, share_text, stage_text, text_read
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.bill import steps_text
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings, GossamerError
 
 FLAT = 0.0005  # nats in 100 steps: less is no change
@@ -61,7 +64,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
     """Return the rows below the sentence, by name."""
     routes = ", ".join(f"{number} {route}" for route, number in sorted(answer["routes"].items()))
     in_meetings, lifetime, energy = answer["bytes"], answer["lifetime"], answer["energy"]
-    interval = f"one in about {answer['inner_steps']} steps ({answer['inner_steps_reason']})"
+    interval = f"one in about {steps_text(answer['inner_steps'])} ({answer['inner_steps_reason']})"
     return {
         "run": run_text(answer, now_s),
         **({"program": answer["program"]} if answer["program"] else {}),
@@ -75,7 +78,8 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "partners": f"{answer['peers_seen']} in sight" + (f"; connected: {routes}" if routes else ""),
         "traffic": f"{bytes_text(in_meetings['sent'])} up, {bytes_text(in_meetings['received'])} down in meetings, in this start; "
         f"{bytes_text(answer['month_bytes'])} in all this month",
-        "limits": ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in answer["limits"].items()) or "none",
+        **({"gpu power": power_text(answer["gpu_power"])} if answer["gpu_power"] else {}),
+        "limits": ", ".join(limit_text(key, value) for key, value in answer["limits"].items()) or "none",
         "costs": f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
         + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
         + expected_text(answer),
@@ -85,6 +89,21 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "peer id": answer["peer_id"],
         "version": answer["version"],
     }
+
+
+def power_text(gpus: Sequence[Mapping[str, float | None]]) -> str:
+    """Return what each GPU draws, and how much it may."""
+    return ", ".join(f"{_watts(gpu['draw_watts'])} of {_watts(gpu['limit_watts'])} W" for gpu in gpus)
+
+
+def _watts(watts: float | None) -> str:
+    return "?" if watts is None else f"{watts:.0f}"
+
+
+def limit_text(key: str, value: str) -> str:
+    """Return a limit in words; one that is only on or off by its name."""
+    name = key.replace("_", " ")
+    return name if value == "True" else f"{name} {value}"
 
 
 def expected_text(answer: Status) -> str:
@@ -104,13 +123,21 @@ def run_text(answer: Status, now_s: float) -> str:
 
 def trend_text(answer: Status) -> str:
     """Return the loss and its trend."""
+    if answer["loss"] is None:
+        return "-"
     held_out = f", held-out {loss_text(answer['eval_loss'])}" if answer["eval_loss"] is not None else ""
+    unit = "" if answer["program"] else " nats per token"
+    return f"{loss_text(answer['loss'])}{unit}{_way_text(answer)}{held_out}"
+
+
+def _way_text(answer: Status) -> str:
+    """Return where the loss goes, as a clause; of a peer that does not train, that the loss is not of now."""
+    if answer["state"] != "training":
+        return " when it last trained"
     trend = answer["loss_trend"]
     if trend is None:
-        return loss_text(answer["loss"]) + held_out
-    way = "flat" if abs(trend) < FLAT else f"{'falling' if trend < 0 else 'rising'} by {abs(trend):.3f} in 100 steps"
-    unit = "" if answer["program"] else " nats per token"
-    return f"{loss_text(answer['loss'])}{unit}, {way}{held_out}"
+        return ""
+    return ", flat" if abs(trend) < FLAT else f", {'falling' if trend < 0 else 'rising'} by {abs(trend):.3f} in 100 steps"
 
 
 def part_text(answer: Status, now_s: float) -> str:

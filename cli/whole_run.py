@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, bytes_text, loss_text, number_text, share_text, table_text
+from gossamer.cli.figures import age_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 
@@ -28,7 +29,7 @@ CLAIMS: Final = (
     "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
     "that is far from all others is not shown."
 )
-_FIGURES: Final = ("step", "live", "ever", "tokens", "tokens_per_second", "one_more_tokens_per_second", "carried_mb")
+_FIGURES: Final = ("step", "told", "live", "ever", "tokens", "tokens_per_second", "one_more_tokens_per_second", "carried_mb")
 _MEMBER: Final = ("is_own", "state", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
 
 
@@ -138,7 +139,8 @@ def seen_text(shown: Mapping[str, Any]) -> str:
     """Return since when, and until when, the member that shows this has watched the run."""
     if shown["since"] is None:
         return "nothing yet"
-    since = f"by this member, for {age_text(shown['now'] - shown['since'])}"
+    before = "; the first part of the curve is what other members have told" if shown["told"] else ""
+    since = f"by this member, for {age_text(shown['now'] - shown['since'])}{before}"
     last = shown["points"]["ts"][-1:] or [shown["since"]]
     return since if shown["is_watched"] else f"{since}; it does not run now: as of {age_text(shown['now'] - last[0])} ago"
 

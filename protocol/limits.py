@@ -61,6 +61,12 @@ ADDRESS_CHARS: Final = 184  # longest address; a circuit through an IPv6 relay w
 RECORD_LIFETIME_S: Final = 300  # longest validity of a record: a dead peer disappears within it, a live one renews its record before
 CLOCK_SKEW_S: Final = 30  # tolerated lead of another machine's clock: a record may expire this much later than RECORD_LIFETIME_S allows
 
+CURVE_POINTS: Final = 128  # most points of a run's curve that one member tells: a chart shows no more
+CURVE_FIELDS: Final = {  # the lists of such a curve, and the largest value in each
+    "times_s": 253_402_300_799, "steps": STEPS, "losses_milli": LOSS_MILLI, "lows_milli": LOSS_MILLI, "highs_milli": LOSS_MILLI,
+    "lives": 1 << 16, "trained": TOKENS,
+}  # fmt: skip
+
 # ---- invites and manifests ----
 INVITE_BOOTSTRAPS: Final = 8  # most bootstrap addresses in an invite: enough for redundancy, few enough to keep the text short
 INVITE_CHARS: Final = 4 * KIB  # longest invite, without white space; eight addresses of the largest size and a credential take 2633
@@ -115,6 +121,7 @@ _SIZES: Final = {
     "members": MAX_LISTED,
     "addresses": RECORD_ADDRESSES,
     "failed_blocks": CHUNK_BYTES,
+    **dict.fromkeys(CURVE_FIELDS, CURVE_POINTS),
 }
 _RECORDS: Final = ("records", "members")  # encoded member records
 

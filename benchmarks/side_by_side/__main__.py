@@ -42,9 +42,14 @@ RESULTS = Path(__file__).with_name("results.jsonl")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; return the exit code."""
     given = parser().parse_args(arguments)
+    return interruptible(lambda: COMMANDS[given.command](given))
+
+
+def interruptible(work: Callable[[], None]) -> int:
+    """Do the work of a command, and report its errors and interruptions; return the exit code."""
     before = signal.signal(signal.SIGTERM, _interrupt)
     try:
-        COMMANDS[given.command](given)
+        work()
     except GossamerError as error:
         print(f"error: {error}\nhint: {error.hint}", file=sys.stderr)
         return int(error.exit_code)
@@ -79,6 +84,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--results", type=Path, default=RESULTS, metavar="FILE")
     made.add_argument("--again", action="store_true", help="run what is there already")
     made.add_argument("--keep", type=Path, metavar="DIR", help="keep the peers' folders in here")
+    made.set_defaults(data=None)
     return made
 
 
@@ -105,7 +111,7 @@ def tables(given: argparse.Namespace, *, faults: Sequence[str], run: bool) -> No
 
 
 def run_missing(wanted: Sequence[Setting], given: argparse.Namespace) -> None:
-    """Run what is not in the file yet. A system that cannot be started here is skipped with a message."""
+    """Run what is not in the file `given.results` yet. A system that cannot be started here is skipped with a message."""
     need_root()
     known = kept(given.results)
     missing = [one for one in wanted if given.again or one not in known]
@@ -130,7 +136,7 @@ def run_one(setting: Setting, given: argparse.Namespace) -> Run:
 
     folder = Path(tempfile.mkdtemp(prefix=FOLDER, dir=given.keep))
     try:
-        return perform(setting, folder, stop_after_s(setting, given.limit, given.sample))
+        return perform(setting, folder, stop_after_s(setting, given.limit, given.sample), given.data)
     finally:
         if given.keep is None:
             shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""The job of every system: the demo's model on its own text, with equal initial weights and the same batches at peer k.
+"""The job of every system: the demo's model on a text, with equal initial weights and the same batches at peer k.
 
 A peer of any system has a home folder like a Gossamer peer: its key, the signed manifest, checkpoints with `fast/NAME` tensors, and
 `events.jsonl`. So one reader follows all systems, and one function measures their held-out loss. A system that exchanges every n steps
@@ -11,7 +11,7 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.text.batches import Draw
@@ -19,6 +19,12 @@ from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
+
+NANOGPT: Final = "nanogpt"
+TASKS: Final[dict[str, dict[str, Any]]] = {  # what the manifest says beside its defaults, by name
+    "": {},
+    NANOGPT: {"data": {"source": "text"}, "inner": {"batch_size": 12, "sequence_length": 64, "learning_rate": 0.02}},
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +36,13 @@ class Job:
     seed: int = 0
     every_steps: int = 10  # inner steps between two exchanges of those that exchange weights
     gossamer_every: str = ""  # Gossamer's mean interval, a number or `auto`; empty: the manifest's default
+    task: str = ""  # of TASKS
+    data: str = ""  # path of the text of a task that has none of its own
+
+    @property
+    def text(self) -> Path | None:
+        """Return the path of the text; None where the task has its own."""
+        return Path(self.data) if self.data else None
 
     def identity(self, number: int) -> Identity:
         """Return the key of peer 1, 2, ...; the same in every run, since it decides the batches."""
@@ -37,7 +50,8 @@ class Job:
 
     def manifest(self, outer: dict[str, Any] | None = None) -> SignedManifest:
         """Return the run's manifest, signed by peer 1; `outer` are settings of Gossamer's outer loop. Raises BadManifest."""
-        values = {"run": {"name": "side by side", "seed": self.seed, "total_steps": self.total_steps}, "outer": outer or {}}
+        run = {"name": "side by side", "seed": self.seed, "total_steps": self.total_steps}
+        values = {"run": run, "outer": outer or {}, **TASKS[self.task]}
         host = self.identity(1)
         return SignedManifest.sign(Manifest.checked(values).with_host(host.peer_id), host)
 
@@ -56,7 +70,7 @@ class Job:
         manifest = need_text(self.manifest().manifest())
         inner = manifest.inner
         draw = Draw(manifest.run.seed, self.identity(number).peer_id.raw, inner.batch_size, inner.sequence_length)
-        return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, None, cache)
+        return load_corpus(manifest.data, load_tokenizer(manifest.tokenizer), draw, self.text, cache)
 
 
 @dataclass(frozen=True, slots=True)

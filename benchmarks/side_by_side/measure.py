@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -37,9 +38,13 @@ HANG_S = 180.0  # without a step of anybody: nothing will come any more; torchft
 SLOW_SHARE = 0.125  # of one processor
 
 
-def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
-    """Run once in an empty folder, for at most `limit_s`. Raises BadSettings for a system that cannot be started."""
-    job = Job(setting.num_peers, setting.total_steps, setting.seed, setting.every_steps, setting.gossamer_every)
+def perform(setting: Setting, folder: Path, limit_s: float, data: Path | None = None) -> Run:
+    """Run once in an empty folder, for at most `limit_s`, on a text for tasks without one.
+
+    Raises BadSettings for a system that cannot be started.
+    """
+    text = str(data) if data else ""
+    job = Job(setting.num_peers, setting.total_steps, setting.seed, setting.every_steps, setting.gossamer_every, setting.task, text)
     started = time.time()
     with (
         network(setting.num_peers, setting.mbit_per_s) as lines,
@@ -54,7 +59,7 @@ def perform(setting: Setting, folder: Path, limit_s: float) -> Run:
     healthy = [peer.home for peer in peers if peer not in watch.lost]
     torch.set_num_threads(1)  # several small models at a time are measured faster than each of them on all processors
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        *losses, average = pool.map(held_out, [*([peer.home] for peer in peers), healthy])
+        *losses, average = pool.map(partial(held_out, data=data), [*([peer.home] for peer in peers), healthy])
     return replace(run, losses=losses, loss_average=average)
 
 
@@ -171,7 +176,7 @@ class Watch:
         return max((gap for at, gap in gaps if at <= until), default=0.0), max((gap for at, gap in gaps if at > until), default=0.0)
 
 
-def held_out(homes: Sequence[Home]) -> float | None:
+def held_out(homes: Sequence[Home], data: Path | None) -> float | None:
     """Return the held-out loss of the mean of these peers' weights, as `peer eval` measures it; None where one has saved nothing."""
     try:
         trained = [load_trained(home) for home in homes]
@@ -180,7 +185,7 @@ def held_out(homes: Sequence[Home]) -> float | None:
     manifest = need_text(trained[0].manifest)
     model = build_model(manifest.model, manifest.run.seed)
     set_weights(model, mean_weights([fast_weights(one.checkpoint) for one in trained]))
-    corpus = open_corpus(manifest, homes[0], None)
+    corpus = open_corpus(manifest, homes[0], data)
     return held_out_loss(model, corpus, measured_size(manifest, corpus).num_batches)
 
 

@@ -193,7 +193,8 @@ def start_gossamer(system: System, job: Job, lines: Sequence[Line], groups: Sequ
 def start_one(system: System, job: Job, line: Line, group: ProcessGroup, folder: Path, words: Sequence[str]) -> RunningPeer:
     """Start one Gossamer peer by its command."""
     home = furnished(job, line, folder)
-    command = [system.python(), "-m", "gossamer.cli.main", *words, *ON_ONE_THREAD, "--home", str(home.path)]
+    text = ("--data", job.data) if job.data else ()
+    command = [system.python(), "-m", "gossamer.cli.main", *words, *text, *ON_ONE_THREAD, "--home", str(home.path)]
     return start_peer(line, group, home, command, stdin=subprocess.DEVNULL)
 
 

@@ -50,6 +50,10 @@ class ProcessGroup:
         fields = dict(line.split() for line in (self._group / "cpu.stat").read_text().splitlines())
         return int(fields["usage_usec"]) / 1e6
 
+    def pids(self) -> list[int]:
+        """Return the ids of its processes."""
+        return [int(line) for line in (self._group / "cgroup.procs").read_text().split()]
+
     def limit(self, share: float) -> None:
         """Limit all processes together to this share of one processor."""
         quota_us = round(share * PERIOD_US)

@@ -24,11 +24,13 @@ class Setting:
     num_peers: int = 4
     every_steps: int = 10
     gossamer_every: str = ""
+    task: str = ""
 
     def __str__(self) -> str:
         line = f"{self.mbit_per_s:g} Mbit/s" if self.mbit_per_s else "unshaped"
         own = f", inner_steps {self.gossamer_every}" if self.gossamer_every else ""
-        return f"{self.system}, {line}, fault {self.fault}, {self.total_steps} steps, seed {self.seed}{own}"
+        task = f"{self.task}: " if self.task else ""
+        return f"{task}{self.system}, {line}, fault {self.fault}, {self.total_steps} steps, seed {self.seed}{own}"
 
 
 @dataclass(frozen=True, slots=True)

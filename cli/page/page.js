@@ -213,6 +213,28 @@ function draw(peer, number) {
   drawCharts(card, peer);
 }
 
+function drawMachines(machines) {
+  const section = document.getElementById("machines");
+  section.hidden = false;
+  write(section.querySelector(".sentence"), machines.together || "no peer trains");
+  replaceIfNew(section.querySelector("ul"), JSON.stringify(machines.rows), () => machines.rows.map((row) => {
+    const pill = element("span", "", { className: "state" });
+    pill.dataset.state = row.shown_state || "silent";
+    pill.append(element("span", SIGNS[row.shown_state] || "?", { className: "sign", ariaHidden: "true" }), ` ${row.shown_state === "silent" ? "no answer" : row.shown_state || "no peer"}`);
+    const item = document.createElement("li");
+    const whose = element("span", row.run ? `${row.run} ` : "", { className: "whose" });
+    whose.append(element("span", row.peer_id.slice(-6), { className: "who" }));
+    item.append(
+      pill,
+      element("b", row.machine),
+      whose,
+      element("span", row.figures, { className: "figures" }),
+      element("p", row.sentence),
+    );
+    return item;
+  }));
+}
+
 let newest = [];
 function drawAll() {
   newest.forEach(draw);
@@ -220,6 +242,7 @@ function drawAll() {
 
 function watch() {
   const source = new EventSource(place("live/peers"));
+  source.addEventListener("machines", (message) => drawMachines(JSON.parse(message.data)));
   source.addEventListener("message", (message) => {
     heardAt = Date.now();
     newest = JSON.parse(message.data);

@@ -8,9 +8,10 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, bytes_text, number_text, share_text
+from gossamer.cli.figures import age_text, number_text, share_text
 from gossamer.cli.page.charts import ChartLine, chart
 from gossamer.cli.whole_run import CLAIMS, MEMBER_COLUMNS, curve_rows, join_text, last_loss_text, member_cells, seen_text
+from gossamer.peer.machine.units import bytes_text
 
 SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
 CHANGE_SIGNS: Final = {"joined": "+", "first seen": "+", "came back": "+", "left": "\u2212", "silent": "?"}

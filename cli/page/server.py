@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from importlib.resources import files
 from pathlib import Path
@@ -17,6 +19,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from gossamer.cli.page.machines import PATH, Machine, Machines, PeerRow
 from gossamer.cli.page.peers import Peers
 from gossamer.cli.page.public import answered
 from gossamer.cli.page.run_view import RunPage
@@ -68,16 +71,20 @@ class Guard:
         return ""
 
 
-def application(homes: Sequence[Path], token: str, port: int, invite: str = "") -> ASGIApp:
-    """Return the whole page as an ASGI application. `invite`: the link of one to the run of the first home, which its page shows."""
-    return Guard(Page(homes, token, invite).app, token, port)
+def application(homes: Sequence[Path], token: str, port: int, invite: str = "", machines: Sequence[Machine] = ()) -> ASGIApp:
+    """Return the whole page as an ASGI application.
+
+    `invite`: the link of one to the run of the first home, which its page shows. `machines`: further ones, which the page shows too.
+    """
+    return Guard(Page(homes, token, invite, machines).app, token, port)
 
 
 class Page:
     """The page, its files, the stream of what it shows, and the requests of its buttons. Belongs to one event loop."""
 
-    def __init__(self, homes: Sequence[Path], token: str, invite: str = "") -> None:
+    def __init__(self, homes: Sequence[Path], token: str, invite: str = "", machines: Sequence[Machine] = ()) -> None:
         self._peers = Peers(homes)
+        self._machines = Machines(machines)
         invites = [invite] + [""] * len(self._peers.homes)
         self._runs = [
             RunPage(partial(run_shown, home), f"?token={token}", shown) for home, shown in zip(self._peers.homes, invites, strict=False)
@@ -86,6 +93,7 @@ class Page:
         self.app = Starlette(
             routes=[
                 Route("/", self._page),
+                Route(f"/{PATH}", self._machine),
                 Route("/{name}", self._asset),
                 Route("/live/peers", self._live),
                 Route("/runs/{number:int}/{name}", self._run),
@@ -118,12 +126,22 @@ class Page:
             return PlainTextResponse(f"{error}\n", 503, HEADERS)
         return answered(drawn, "text/html", request.headers, HEADERS)
 
+    async def _machine(self, request: Request) -> Response:
+        """Tell another page of the same owner about the peers of this machine."""
+        return JSONResponse([asdict(row) for row in await self._rows()], headers=HEADERS)
+
+    async def _rows(self) -> list[PeerRow]:
+        return [PeerRow.of(peer) for peer in await self._peers.look()]
+
     async def _live(self, request: Request) -> Response:
         return StreamingResponse(self._events(), headers=HEADERS, media_type="text/event-stream")
 
     async def _events(self) -> AsyncIterator[str]:
         while True:
             yield f"data: {json.dumps(await self._peers.look())}\n\n"
+            if self._machines.all:
+                self._machines.look()
+                yield f"event: machines\ndata: {json.dumps(self._machines.shown(await self._rows(), time.time()))}\n\n"
             await asyncio.sleep(SEND_S)
 
     async def _act(self, request: Request) -> Response:

@@ -19,8 +19,9 @@ from packaging.specifiers import SpecifierSet
 
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
 from gossamer.peer.machine.extras import EXTRAS, PACKAGE
-from gossamer.peer.machine.room import Room, container_size, megabytes, summed
+from gossamer.peer.machine.room import Room, container_size, summed
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES
+from gossamer.peer.machine.units import bytes_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.need import Need
@@ -142,12 +143,12 @@ def shared_memory(need: Need, place: Path, room_of: Callable[[Path], Room]) -> F
         total = sum(need.payloads.values())
         wanted = container_size(2 * max(PAYLOAD_BYTES, total))
         return warn(
-            f"{MEMORY_FOLDER} has only {megabytes(room_of(MEMORY_FOLDER).num_bytes)}; payloads ({megabytes(total)}) lie in {place}",
+            f"{MEMORY_FOLDER} has only {bytes_text(room_of(MEMORY_FOLDER).num_bytes)}; payloads ({bytes_text(total)}) lie in {place}",
             f"that works, slower where it is a disk; for more, start a container with --shm-size {wanted}",
         )
     return _compare_with_room(need.payloads, room, "give it more, a container with --shm-size")
 
 
 def _compare_with_room(parts: Mapping[str, int], room: Room, way_out: str) -> Finding:
-    sentence = f"{megabytes(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
+    sentence = f"{bytes_text(room.num_bytes)} ({room.limit}); the run needs {summed(parts)}"
     return ok(sentence) if sum(parts.values()) <= TIGHT_SHARE * room.num_bytes else warn(f"tight: {sentence}", way_out)

@@ -14,9 +14,9 @@ import psutil
 
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, skipped, warn
 from gossamer.peer.doctor.visit import Call, CallRound
-from gossamer.peer.machine.bill import STEP_S, bill, gigabytes
+from gossamer.peer.machine.bill import STEP_S, bill, steps_text
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.machine.units import rate_bytes_per_s, rate_text, size_bytes
+from gossamer.peer.machine.units import bytes_text, rate_bytes_per_s, rate_text, size_bytes
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.peer.sync.client import as_final
 from gossamer.protocol.errors import ExitCode
@@ -148,7 +148,7 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
     sentence = (
         f"{rate_text(up)} up, {rate_text(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
-        f"each part about every {interval} steps of {STEP_S:.0f} s"
+        f"each part about every {steps_text(interval)} of {STEP_S:.0f} s"
     )
     longest_s = transfer_s(largest)
     if largest / min(rates) > longest_s:
@@ -171,7 +171,7 @@ def cost(rates: tuple[float, float] | None, plan: ModelPlan, inner_steps: int | 
         hint = (
             "`peer join` asks before it uses more; monthly_traffic sets your own limit" if settings.is_unasked else "the peer pauses then"
         )
-        return warn(f"{found.sentence()}{line}; the limit of a month is {gigabytes(cap)}", hint)
+        return warn(f"{found.sentence()}{line}; the limit of a month is {bytes_text(cap)}", hint)
     return ok(found.sentence() + line)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import CORE_WATTS
 from gossamer.peer.machine.schedule import Schedule
+from gossamer.peer.machine.units import bytes_text
 
 STEP_S: Final = 1.0  # assumed duration of an inner step before any is measured
 DAYS: Final = 30  # of a month
@@ -45,8 +46,8 @@ class Bill:
         each_way = self.day_bytes * self.hours / 24
         measured = "measured" if self.is_measured else "assumed"
         return (
-            f"about {gigabytes(each_way)} a day up and as much down, {gigabytes(self.month_bytes)} a month, by meetings every "
-            f"{self.interval_steps} steps of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
+            f"about {bytes_text(each_way)} a day up and as much down, {bytes_text(self.month_bytes)} a month, by meetings every "
+            f"{steps_text(self.interval_steps)} of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
             f"{self.day_watt_hours / 1000:.2g} kWh ({self.num_cores} cores, estimated)"
         )
 
@@ -57,7 +58,6 @@ def bill(day_bytes: float, interval_steps: int, step_s: float, config: LocalSett
     return Bill(day_bytes, interval_steps, step_s, is_measured, Schedule.from_text(config.schedule).hours_a_day, cores)
 
 
-def gigabytes(num_bytes: float) -> str:
-    """Return a number of bytes with three digits in MB, GB or TB."""
-    unit, size = next((unit, size) for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)) if num_bytes >= size or size == 1e6)
-    return f"{num_bytes / size:.3g} {unit}"
+def steps_text(interval_steps: int) -> str:
+    """Return an interval in words: 1 step, 2 steps."""
+    return f"{interval_steps} step{'s' * (interval_steps != 1)}"

@@ -159,6 +159,8 @@ class LocalSettings(WithOptions):
     """Command that is run once a minute: the peer pauses while it exits with 0, and trains while it exits with 1."""
     pause_above_temperature: Annotated[int, Setting(option=None, is_limit=True)] = Field(default=0, ge=0, le=150)
     """Pause while a GPU or the processor is hotter than so many degrees Celsius, as the driver or the system tells; 0: never."""
+    max_gpu_power: Annotated[int, Setting(option=None, is_limit=True)] = Field(default=0, ge=0, le=10_000)
+    """Pause while the driver lets a GPU draw more than so many watts. Only root can lower that: `nvidia-smi -pl WATTS`. 0: no matter."""
     notify: Annotated[str, _readable(_url_or_command), Setting(option=None)] = ""
     """Command or URL that gets a notice: run over, failed, alone for an hour, limit reached, warnings. Its text is the last argument."""
     checkpoint_interval_s: Annotated[Seconds, Setting("TIME", "--checkpoint-every", (TRAINER,), parser=seconds)] = Field(default=60.0, gt=0)

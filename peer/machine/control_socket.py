@@ -95,3 +95,11 @@ def ask(home: Path, request: dict[str, Any], *, wait_s: float = ANSWER_S) -> dic
     if "error" in answer:
         raise BadSettings(str(answer["error"]), hint=str(answer.get("hint", "")))
     return answer
+
+
+def newest_status(home: Home) -> dict[str, Any]:
+    """Return the status of the peer that runs from `home`; of one that does not answer, the last one that it wrote, or nothing."""
+    try:
+        return ask(home.path, {"verb": "status"})
+    except BadSettings:
+        return home.last_status()

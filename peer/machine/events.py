@@ -301,6 +301,16 @@ class TrainerRestarted(Stamped):
     num_restarts: int  # in a row; starts at 1 again after a process that ran for ten minutes
 
 
+class NodeStopped(Stamped):
+    """The node does not run: no other peer is in sight, none is connected, and nobody reaches this one."""
+
+
+class ClockSet(Stamped):
+    """The machine's clock was set. Its times before and after this event are not comparable."""
+
+    seconds: Figure  # by which it was set; negative: back
+
+
 class LimitsSet(Stamped):
     """These limits hold from now on."""
 
@@ -351,6 +361,12 @@ class ProgressMade(Report):
     share: Figure  # completed part; 1 ends it
 
 
+class GpuPowerRead(Report):
+    """What the driver tells of the power of the GPUs."""
+
+    watts: tuple[tuple[float | None, float | None], ...]  # of each: what it draws, and its limit; None: the driver does not tell
+
+
 class OthersTrained(Report):
     """The number of tokens that the other peers in sight report, in total."""
 
@@ -372,12 +388,22 @@ class MemberSeen:
     joined: int | None = None  # Unix seconds
     carried_mb: int | None = None  # in its meetings since it joined
     is_own: bool = False  # this peer itself
+    group: str = ""  # its Sybil group: the members of one invite, or met in one network, have one name; empty: a group by itself
 
 
 class MembersSeen(Report):
     """The members of the run, this peer among them, whose records are new since the event before."""
 
     members: tuple[MemberSeen, ...]
+
+
+class CurveTold(Report):
+    """What another member has seen of the run: its own claim, in an answer that it signed."""
+
+    source: str  # PeerId, base58
+    group: str  # its Sybil group, as in MemberSeen
+    is_issuer: bool  # the manifest names it as an issuer of invites
+    points: tuple[tuple[float | None, ...], ...]  # Unix seconds, step, loss and its range (None: none), live members, tokens
 
 
 class MonthCounted(Report):

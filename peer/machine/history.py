@@ -5,8 +5,10 @@ The size is bounded: a full curve drops every second point and doubles its spaci
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -40,6 +42,7 @@ class History:
     points: tuple[HistoryPoint, ...] = ()
     evals: tuple[tuple[float, int, float], ...] = ()  # Unix seconds, schedule clock, held-out loss
     spacing_s: float = FIRST_SPACING_S
+    pace_s: float = 0.0  # Unix seconds: since then the peer trains without a break, and its step moves by training alone
     _sum: tuple[float, int] = field(default=(0.0, 0), repr=False)  # of the losses since the last point, and how many
 
     def add(self, point: HistoryPoint) -> History:
@@ -71,12 +74,23 @@ class History:
 
     def ends(self, total_steps: int) -> float | None:
         """Return when the run ends at its pace of late (Unix seconds); None while unknown."""
-        if len(self.points) < FEWEST_POINTS:
+        since_s = max(self.pace_s, self.points[-1].ts - PACE_S) if self.points else 0.0
+        late = [point for point in self.points if point.ts >= since_s]
+        if len(late) < FEWEST_POINTS:
             return None
-        last = self.points[-1]
-        first = next(point for point in self.points if point.ts >= last.ts - PACE_S)
+        first, last = late[0], late[-1]
         steps = last.step - first.step
         return last.ts + (total_steps - last.step) * (last.ts - first.ts) / steps if steps > 0 else None
+
+    def moved(self, seconds: float, now_s: float) -> History:
+        """Return the curves with every time that much later, none after `now_s` and none before the one ahead of it."""
+
+        def later(times: Iterable[float]) -> Iterator[float]:
+            return itertools.accumulate((min(ts + seconds, now_s) for ts in times), max)
+
+        points = tuple(replace(point, ts=ts) for point, ts in zip(self.points, later(point.ts for point in self.points), strict=True))
+        evals = tuple((ts, step, loss) for (_, step, loss), ts in zip(self.evals, later(ts for ts, *_ in self.evals), strict=True))
+        return replace(self, points=points, evals=evals, pace_s=min(self.pace_s + seconds, now_s))
 
     def to_json(self) -> dict[str, Any]:
         """Return the curves, JSON-able: one list for each figure."""

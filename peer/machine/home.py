@@ -9,6 +9,7 @@ import contextlib
 import fcntl
 import json
 import os
+import re
 import shutil
 import socket
 import tempfile
@@ -21,6 +22,7 @@ from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import need_private
 from gossamer.protocol.limits import MOST_GENERATIONS
 
+CHECKPOINT: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # name of a finished one: its step, and which of several
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
 
 
@@ -154,6 +156,14 @@ class Home:
             status = json.loads(self.status.read_text())
             return status if isinstance(status, dict) else {}
         return {}
+
+
+def finished_checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
+    """Return the finished checkpoints in a folder by step and number, the newest first. They are not checked."""
+    with contextlib.suppress(FileNotFoundError):
+        found = {(int(match[1]), int(match[2] or 0)): path for path in folder.iterdir() if (match := CHECKPOINT.fullmatch(path.name))}
+        return dict(sorted(found.items(), reverse=True))
+    return {}
 
 
 def try_lock(descriptor: int, kind: int) -> bool:

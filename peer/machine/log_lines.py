@@ -28,8 +28,8 @@ TAIL_BYTES = 4 << 20  # how far back each file is read
 _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
 _QUIET = (events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved, events.ConnectionsChanged)
 _TROUBLE = (
-    events.CheckpointFailed, events.CheckpointRejected, events.NodeRestarted, events.TrainerRestarted, events.Warned, events.EventsLost,
-    events.PartnerShunned, events.StepsGivenUp,
+    events.CheckpointFailed, events.CheckpointRejected, events.Warned, events.EventsLost, events.PartnerShunned, events.StepsGivenUp,
+    events.ClockSet,
 )  # fmt: skip
 
 
@@ -50,7 +50,8 @@ def _level_of(event: events.Event) -> str:
         return "debug"
     if isinstance(event, events.StateChanged) and event.state == "failed":
         return "error"
-    return "warning" if isinstance(event, _TROUBLE) else "info"
+    has_failed = isinstance(event, events.NodeRestarted | events.TrainerRestarted) and event.num_restarts > 0
+    return "warning" if has_failed or isinstance(event, _TROUBLE) else "info"
 
 
 def _from_event(event: events.Event) -> LogLine:

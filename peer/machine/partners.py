@@ -64,6 +64,11 @@ def with_routes(partners: Partners, changed: ConnectionsChanged) -> Partners:
     return rows | {peer_id: Partner(peer_id, changed.routes[peer_id], seen=changed.ts) for peer_id in news}
 
 
+def without_routes(partners: Partners) -> Partners:
+    """Return the rows of a peer without a connection."""
+    return {peer_id: replace(row, route="") for peer_id, row in partners.items()}
+
+
 def routes(partners: Partners) -> dict[str, int]:
     """Count the partners to which a connection is open, by route."""
     return dict(Counter(row.route for row in partners.values() if row.route))

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -28,11 +29,6 @@ class Room:
     limit: str
 
 
-def megabytes(num_bytes: float) -> str:
-    """Return a number of bytes as text in MB or GB."""
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
-
-
 def container_size(num_bytes: float) -> str:
     """Return a number of bytes as container engines take it in options."""
     return f"{math.ceil(num_bytes / 2**20)}m"
@@ -42,7 +38,7 @@ def summed(parts: Mapping[str, int]) -> str:
     """Return a sum and its parts as text, the largest first, without parts below the rounding."""
     total = sum(parts.values())
     largest = sorted(parts.items(), key=lambda part: -part[1])
-    return f"{megabytes(total)}: " + " + ".join(f"{megabytes(size)} {what}" for what, size in largest if size > 0.005 * total)
+    return f"{bytes_text(total)}: " + " + ".join(f"{bytes_text(size)} {what}" for what, size in largest if size > 0.005 * total)
 
 
 def need_program_memory(trains: bool, room: Room) -> None:
@@ -59,7 +55,7 @@ def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str, who
     total = sum(parts.values())
     if total > room.num_bytes:
         raise BadSettings(
-            f"{whose} needs {megabytes(total)} of {what}, and there are {megabytes(max(0, room.num_bytes))} ({room.limit}); "
+            f"{whose} needs {bytes_text(total)} of {what}, and there are {bytes_text(max(0, room.num_bytes))} ({room.limit}); "
             f"it needs {summed(parts)}",
             hint=way_out,
         )
@@ -73,7 +69,7 @@ def memory_room(held_bytes: int) -> Room:
     for name, limit in (("address space", resource.RLIMIT_AS), ("data", resource.RLIMIT_DATA)):
         most = resource.getrlimit(limit)[0]
         if most != resource.RLIM_INFINITY:
-            rooms.append(Room(most - process.vms + process.rss, f"the limit of a process's {name}, {megabytes(most)}"))
+            rooms.append(Room(most - process.vms + process.rss, f"the limit of a process's {name}, {bytes_text(most)}"))
     return min(rooms, key=lambda room: room.num_bytes)
 
 
@@ -110,7 +106,7 @@ def _rooms(root: Path, path: str, held_bytes: int, limit: str, used: str, reclai
             continue
         if most < psutil.virtual_memory().total:
             left = min(most, most - now + int(cached) + held_bytes)  # some held memory may count in another group
-            yield Room(left, f"the memory limit of this container or service, {megabytes(most)}")
+            yield Room(left, f"the memory limit of this container or service, {bytes_text(most)}")
 
 
 def disk_room(path: Path) -> Room:

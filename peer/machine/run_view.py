@@ -1,8 +1,8 @@
 """What one member has seen of its whole run: the members by their signed records, joins and leaves, and the curve of the loss.
 
-Every figure of another member is a claim that it signed. So the picture uses medians, drops the outermost losses, and counts no member
-for more tokens than its steps allow. Pure bookkeeping with bounded size; times are Unix seconds of this machine, and arguments. It
-survives a restart in the home folder: no other member is asked for what this one did not see.
+Every figure of another member is a claim that it signed. So the picture uses medians in which each Sybil group has one vote, drops the
+outermost losses, and counts no member for more tokens than its steps allow. Pure bookkeeping with bounded size; times are Unix seconds of
+this machine, and arguments. It survives a restart in the home folder. What others tell of the time before is kept apart (told_curve.py).
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import math
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from gossamer.peer.machine.events import MemberSeen, MembersSeen
+from gossamer.peer.machine.events import CurveTold, MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.told_curve import MAX_SOURCES, ToldPoint, merged
 
 MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
 MAX_CHANGES = 200
@@ -25,6 +27,7 @@ DEAF_S = 90.0  # without news of anybody, not even our own record, this member s
 SILENT_S = 200.0  # a record that reaches us is at most about so old
 NEWCOMER_S = 600.0  # one that says it joined longer ago was there before we saw it
 PACE_S = 600.0  # of the last points that give the pace of the run
+EPSILON = 1e-9  # sums of weights are not exact
 MANY_TIMES = 16.0  # the most that a member of a program run counts for, as in a merge: times the typical tokens of a step
 
 
@@ -79,6 +82,8 @@ class RunView:
     members: dict[str, MemberView] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     points: list[RunPoint] = field(default_factory=list)
+    told: dict[str, CurveTold] = field(default_factory=dict)  # what others have seen, by source
+    older: list[ToldPoint] = field(default_factory=list)  # of these, the curve before `since`
     spacing_s: float = POINT_S
     _taken_s: float = -math.inf  # last news
 
@@ -86,6 +91,7 @@ class RunView:
         """Say which run it is; what was seen of another one is forgotten."""
         if run_id != self.run_id:
             self.members, self.changes, self.points, self.since, self.spacing_s = {}, [], [], 0.0, POINT_S
+            self.told, self.older = {}, []
         self.run_id, self.total_steps, self.step_tokens = run_id, total_steps, step_tokens
 
     def take(self, seen: MembersSeen) -> None:
@@ -100,10 +106,26 @@ class RunView:
             del self.members[min(self.members, key=self._worth)]
         self._add_point(now_s)
 
+    def take_curve(self, told: CurveTold) -> None:
+        """Take in what another member has seen of the run; of too many, the earliest answers count."""
+        if self.since and (told.source in self.told or len(self.told) < MAX_SOURCES):
+            self.told[told.source] = told
+            found = merged(self.told, self.since, self.total_steps)
+            if found and (len(self.told) > 1 or not self.older):  # one answer alone does not replace what several gave before
+                self.older = found
+
     def look(self, now_s: float) -> None:
         """Note who has gone; call it about once a second."""
         if now_s - self._taken_s <= DEAF_S:
             self._expire(now_s)
+
+    def move(self, seconds: float) -> None:
+        """Move all times: the machine's clock was set by so much."""
+        self.members = {peer: _moved(member, seconds) for peer, member in self.members.items()}
+        self.changes = [replace(change, ts=change.ts + seconds) for change in self.changes]
+        self.points = [replace(point, ts=point.ts + seconds) for point in self.points]
+        self.older = [replace(point, ts=point.ts + seconds) for point in self.older]
+        self.since, self._taken_s = self.since and self.since + seconds, self._taken_s + seconds
 
     def note_own(self, step: int, tokens: int, own_steps: int, loss: float | None) -> None:
         """Bring this peer's own row up to date between two of its records."""
@@ -151,8 +173,8 @@ class RunView:
         live = self.live()
         if not live or (self.points and now_s - self.points[-1].ts < self.spacing_s):
             return
-        losses = [member.seen.loss for member in self._training(now_s) if member.seen.loss is not None]
-        low, middle, high = spread(losses)
+        training = [member.seen for member in self._training(now_s) if member.seen.loss is not None]
+        low, middle, high = spread([seen.loss for seen in training if seen.loss is not None], weights(training))
         self.points.append(RunPoint(now_s, self.step(now_s), middle, low, high, len(live), sum(self.counted(now_s).values())))
         if len(self.points) > MAX_POINTS:
             self.points, self.spacing_s = self.points[::2], 2 * self.spacing_s
@@ -170,14 +192,16 @@ class RunView:
         return [member for member in self.live() if member.state(now_s) == "training"]
 
     def _typical_step(self, members: Sequence[MemberView]) -> int:
-        """Return the lower median of the global steps of members that have begun, if half of these members have; else of all.
+        """Return the lower median, by weight, of the global steps of members that have begun, if half of these have; else of all.
 
         A newcomer that has only taken over a state stays behind. One member that alone says it has begun decides nothing.
         """
         seen = [member.seen for member in members if 0 < member.seen.step <= self.total_steps]
         begun = [one for one in seen if one.own_steps != 0]
-        steps = [one.step for one in (begun if 2 * len(begun) >= len(members) else seen)]
-        return statistics.median_low(steps) if steps else 0
+        everybody = [member.seen for member in members]
+        counted = dict(zip((one.peer_id for one in everybody), weights(everybody), strict=True))
+        chosen = begun if 2 * sum(counted[one.peer_id] for one in begun) >= sum(counted.values()) - EPSILON else seen
+        return int(median_low([one.step for one in chosen], weights(chosen))) if chosen else 0
 
     def counted(self, now_s: float) -> dict[str, float]:
         """Return the tokens that each member counts for: its claim, but no more than the steps of the run allow."""
@@ -212,7 +236,8 @@ class RunView:
             ),  # both sides of a meeting count it
             "members": sorted(rows, key=lambda row: (row["state"] == "left", -row["counted"], row["peer_id"])),
             "changes": [asdict(change) for change in reversed(self.changes)],
-            "points": {each.name: [getattr(point, each.name) for point in self.points] for each in fields(RunPoint)},
+            "points": {each.name: [getattr(point, each.name) for point in (*self.older, *self.points)] for each in fields(RunPoint)},
+            "told": len(self.older),
         }
 
     def _pace(self) -> float:
@@ -267,6 +292,7 @@ class RunView:
             "members": [asdict(member) for member in self.members.values()],
             "changes": [asdict(change) for change in self.changes],
             "points": [asdict(point) for point in self.points],
+            "older": [asdict(point) for point in self.older],
         }
 
     @classmethod
@@ -282,6 +308,7 @@ class RunView:
             members={member.seen.peer_id: member for member in members},
             changes=[Change(**one) for one in record["changes"]],
             points=[RunPoint(**one) for one in record["points"]],
+            older=[ToldPoint(**one) for one in record.get("older", [])],
         )
 
 
@@ -295,12 +322,37 @@ def kept_view(home: Home) -> RunView:
     return view
 
 
-def spread(losses: Sequence[float]) -> tuple[float | None, float | None, float | None]:
-    """Return the lowest, the median and the highest loss; of five or more without the outermost fifth on each side."""
+def weights(members: Sequence[MemberSeen]) -> list[float]:
+    """Return the weight of each member's claim: each Sybil group has one vote. If all others are one group, each member has its own."""
+    names = [seen.group or seen.peer_id for seen in members]
+    if len({name for name, seen in zip(names, members, strict=True) if not seen.is_own}) < 2:
+        return [1.0] * len(members)
+    sizes = Counter(names)
+    return [1.0 / sizes[name] for name in names]
+
+
+def spread(losses: Sequence[float], weights: Sequence[float]) -> tuple[float | None, float | None, float | None]:
+    """Return the lowest, the median and the highest loss by weight; of five votes or more without the outermost fifth on each side."""
     if not losses:
         return None, None, None
-    ordered, cut = sorted(losses), len(losses) // 5
-    return ordered[cut], statistics.median(ordered), ordered[-1 - cut]
+    cut, half = sum(weights) // 5, sum(weights) / 2
+    low, high = _beyond(losses, weights, cut), -_beyond([-loss for loss in losses], weights, cut)
+    return low, (_beyond(losses, weights, half) + median_low(losses, weights)) / 2, high
+
+
+def median_low(values: Sequence[float], weights: Sequence[float]) -> float:
+    """Return the lower median by weight. Raises ValueError without a value."""
+    return _beyond(values, weights, sum(weights) / 2 - 2 * EPSILON)
+
+
+def _beyond(values: Sequence[float], weights: Sequence[float], weight: float) -> float:
+    """Return the least value up to which there is more than this weight; without one, the greatest. Raises ValueError without values."""
+    so_far = 0.0
+    for value, own in sorted(zip(values, weights, strict=True)):
+        so_far += own
+        if so_far > weight + EPSILON:
+            return value
+    return max(values)
 
 
 def _bounded(claims: Sequence[float]) -> list[float]:
@@ -316,6 +368,12 @@ def _most_credible(claims: Sequence[float]) -> float:
 
 def _credible(claim: int | None, most: float) -> int | None:
     return None if claim is None or claim > most else claim
+
+
+def _moved(member: MemberView, seconds: float) -> MemberView:
+    seen = replace(member.seen, expires=member.seen.expires + seconds)
+    gone = None if member.gone is None else member.gone + seconds
+    return replace(member, seen=seen, first_seen=member.first_seen + seconds, heard=member.heard + seconds, gone=gone)
 
 
 def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:

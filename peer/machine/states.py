@@ -36,7 +36,7 @@ NO_HOLDER: Final = "goes on when a peer holds it again: start one that held it, 
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
 START_AGAIN: Final = "the same program goes on from here"  # of a program that has started its own supervisor
-RESTART: Final = "is started again by itself"
+RESTART: Final = "ends by itself as soon as it runs again"
 SILENT: Final = "ends with the step; if it lasts for minutes, stop the peer and start it again: it goes on from its last checkpoint"
 
 

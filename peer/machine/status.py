@@ -10,7 +10,7 @@ from typing import Any
 
 from gossamer.peer.machine import events
 from gossamer.peer.machine.history import History, HistoryPoint
-from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, routes, with_routes
+from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, routes, with_routes, without_routes
 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "optimizer_on_host", "compiled", "reason"
@@ -60,6 +60,7 @@ class Status:
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})
+    gpu_power: list[dict[str, float | None]] = field(default_factory=list)  # of each GPU: draw_watts, limit_watts
     limits: dict[str, str] = field(default_factory=dict)  # in force: settings by name
     progress: dict[str, Any] | None = None  # of a long operation: its name and completed share
     unit: str = "tokens"  # what training is counted in: the keys named after tokens count these
@@ -120,7 +121,7 @@ class Status:
         return shown | {
             "mfu": self.mfu,
             "token_share": self.token_share,
-            "loss_trend": self.history.loss_trend,
+            "loss_trend": self.history.loss_trend if self.state == "training" else None,
             "ends": self.history.ends(self.total_steps) if self.state == "training" else None,
             "routes": routes(self.partners),
             "warnings": self.warnings,
@@ -151,7 +152,9 @@ def _apply(status: Status, event: events.Event) -> Status:
             rate = status.tokens_per_second if event.state == "training" else 0.0
             progress = status.progress if event.state == status.state else None
             changed = replace(status, state=event.state, reason=event.reason, way_out=event.way_out, since=since)
-            return replace(changed, tokens_per_second=rate, progress=progress)
+            begins = event.state == "training" != status.state
+            history = replace(status.history, pace_s=event.ts) if begins else status.history
+            return replace(changed, tokens_per_second=rate, progress=progress, history=history)
         case events.RunKnown():
             known = replace(status, run_id=event.run_id, run_name=event.name, total_steps=event.total_steps)
             return replace(known, unit=event.unit, program=event.program)
@@ -186,6 +189,14 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
         case events.TrafficExpected():
             return replace(status, expected_traffic={name: getattr(event, name) for name in TRAFFIC})
+        case events.StateTransferred():
+            return replace(status, step=event.global_step, history=replace(status.history, pace_s=event.ts))
+        case events.StepsGivenUp():
+            return replace(status, step=event.after, history=replace(status.history, pace_s=event.ts))
+        case events.NodeStopped():
+            return replace(status, peers_seen=0, tokens_of_others=0, addresses=[], partners=without_routes(status.partners))
+        case events.ClockSet():
+            return _set_clock(status, event.seconds, event.ts)
         case events.SoloStep():
             return replace(status, meetings=_add_counts(status.meetings, solo=1))
         case events.MeetingDone():
@@ -193,9 +204,12 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.NodeSpent():
             return _add_cpu_time(status, node=event.cpu_s)
         case events.ProgressMade():
-            return replace(status, progress={"work": event.work, "share": event.share} if event.share < 1 else None)
+            is_shown = event.share < 1 and status.state in ("starting", "joining")  # a peer that trains fetches weights beside
+            return replace(status, progress={"work": event.work, "share": event.share} if is_shown else None)
         case events.LimitsSet():
             return replace(status, limits=event.limits)
+        case events.GpuPowerRead():
+            return replace(status, gpu_power=[{"draw_watts": draw, "limit_watts": limit} for draw, limit in event.watts])
         case events.EnergyUsed():
             return replace(status, energy={"watt_hours": event.watt_hours, "how": event.how})
         case _:
@@ -276,6 +290,20 @@ def _apply_meeting(status: Status, done: events.MeetingDone) -> Status:
         bytes=_add_counts(status.bytes, sent=done.bytes_sent, received=done.bytes_received),
         partners=after_meeting(status.partners, done),
         failed_in_a_row=in_a_row,
+    )
+
+
+def _set_clock(status: Status, seconds: float, now_s: float) -> Status:
+    """Move all earlier times: what was a minute ago by the machine's clock before is a minute ago by its new time."""
+    partners = {peer_id: replace(row, seen=min(row.seen + seconds, now_s)) for peer_id, row in status.partners.items()}
+    joined = {"joined": status.earlier["joined"] + seconds} if "joined" in status.earlier else {}
+    return replace(
+        status,
+        since=min(status.since + seconds, now_s),
+        started=status.started + seconds,
+        earlier={**status.earlier, **joined},
+        partners=partners,
+        history=status.history.moved(seconds, now_s),
     )
 
 

@@ -1,4 +1,4 @@
-"""Parse rates, sizes and durations like "5 Mbit/s", "20 GB", "2h": the one place where units are read.
+"""Rates, sizes and durations like "5 Mbit/s", "20 GB", "2h": the one place where units are read and written.
 
 Units may be written as people do: "5 Mbps", "20gb", "2 days". An error names what would do.
 """
@@ -96,6 +96,15 @@ def _unknown(number: str, unit: str, known: Iterable[str], example: str) -> Valu
     by_lower = {name.lower(): name for name in known}
     near = by_lower[difflib.get_close_matches(unit.lower(), by_lower, n=1, cutoff=0.0)[0]]
     return ValueError(f"there is no unit {unit!r}; did you mean {number} {near}?")
+
+
+def bytes_text(num_bytes: float) -> str:
+    """Write a size in the unit that leaves one to three digits before the point, with one decimal below a hundred."""
+    for unit in ("B", "kB", "MB", "GB"):
+        if num_bytes < 999.5:
+            return f"{num_bytes:.0f} {unit}" if unit == "B" or num_bytes >= 99.95 else f"{num_bytes:.1f} {unit}"
+        num_bytes /= 1000
+    return f"{num_bytes:.1f} TB"
 
 
 def rate_text(bytes_per_s: float) -> str:

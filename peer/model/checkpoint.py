@@ -12,7 +12,6 @@ import contextlib
 import hashlib
 import json
 import os
-import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.peer.machine.home import private, sync_folder
+from gossamer.peer.machine.home import finished_checkpoints, private, sync_folder
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.layout import Shapes
 
@@ -32,7 +31,6 @@ FORMAT: Final = 1
 NUM_KEPT: Final = 2
 TENSORS: Final = "state.safetensors"
 HEADER: Final = "header.json"
-NAME: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")
 UNFINISHED: Final = ".writing-"
 ALIGNMENT: Final = 8
 PIECE_BYTES = 1 << 24  # hashed and written together, so that both read it from the processor's cache
@@ -87,7 +85,7 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
         for path in folder.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
         # Checkpoints of one step differ by a meeting: a rename must not replace one.
-        number = max((number + 1 for at, number in _checkpoints(folder) if at == contents.step), default=0)
+        number = max((number + 1 for at, number in finished_checkpoints(folder) if at == contents.step), default=0)
         path = folder / (f"step-{contents.step:08d}" + (f".{number}" if number else ""))
         unfinished = folder / f"{UNFINISHED}{path.name}"
         unfinished.mkdir(mode=0o700)
@@ -112,7 +110,7 @@ def load_latest(folder: Path, run_id: bytes, reading: Reading = lambda done_byte
     Raises BadSettings if all are damaged, or if the newest undamaged one belongs to another run.
     """
     rejected: list[tuple[Path, str]] = []
-    for path in _checkpoints(folder).values():
+    for path in finished_checkpoints(folder).values():
         try:
             contents = _read(path, reading)
         except _Damaged as error:
@@ -137,7 +135,7 @@ def latest_shapes(folder: Path) -> tuple[Shapes, int] | None:
 
     It is neither verified nor loaded.
     """
-    for path in _checkpoints(folder).values():
+    for path in finished_checkpoints(folder).values():
         with contextlib.suppress(OSError, SafetensorError), safe_open(path / TENSORS, framework="pt") as file:
             names = list(file.keys())
             return {name: tuple(file.get_slice(name).get_shape()) for name in names}, (path / TENSORS).stat().st_size
@@ -181,22 +179,9 @@ def _file_digest(path: Path, reading: Reading) -> str:
     return digest.hexdigest()
 
 
-def latest_folder(folder: Path) -> Path | None:
-    """Return the folder of the newest checkpoint, None if there is none. It is not checked."""
-    return next(iter(_checkpoints(folder).values()), None)
-
-
-def _checkpoints(folder: Path) -> dict[tuple[int, int], Path]:
-    """Return all finished checkpoints by step and number, the newest first."""
-    with contextlib.suppress(FileNotFoundError):
-        found = {(int(match[1]), int(match[2] or 0)): path for path in folder.iterdir() if (match := NAME.fullmatch(path.name))}
-        return dict(sorted(found.items(), reverse=True))
-    return {}
-
-
 def _prune(folder: Path, newest: tuple[int, int]) -> None:
     """Keep the newest two. Remove those of a later step too: they are damaged or abandoned, and must not win over `newest`."""
-    found = _checkpoints(folder)
+    found = finished_checkpoints(folder)
     kept = [order for order in found if order <= newest][:NUM_KEPT]
     for order in found.keys() - kept:
         shutil.rmtree(found[order], ignore_errors=True)

@@ -25,6 +25,7 @@ from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_file import PartnerFile
 from gossamer.peer.node.partner_search import Searches
+from gossamer.peer.node.run_curve import CurveReader, OwnCurve
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.lifecycle import Lifecycle
@@ -103,6 +104,7 @@ class Member:
     presence: Presence | None
     anti_entropy: AntiEntropy
     renewal: CredentialRenewal
+    curve: CurveReader
 
 
 class NodePeer:
@@ -222,7 +224,7 @@ class NodePeer:
         self._emit(RunKnown.of(manifest))
         self._emit(ProcessReported("joining", "has the run's manifest; the trainer builds its model"))
         async with asyncio.TaskGroup() as tasks:
-            work = [member.anti_entropy.run(), member.renewal.run()]
+            work = [member.anti_entropy.run(), member.renewal.run(), member.curve.run()]
             work += [member.presence.run()] if member.presence else []
             loops = [tasks.create_task(loop) for loop in work]
             if self._trainer is not None and member.presence is not None:
@@ -275,7 +277,9 @@ class NodePeer:
         client = FetchClient(self._identity, terms.run_id, self._credential, network.transport, (terms.protocol_version,))
         bootstraps = {peer: addresses for peer, addresses in by_peer(self._run.bootstraps).items() if peer != self._identity.peer_id}
         issued = IssuedInvites(self._home)
-        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source, issued.admit)
+        curve = OwnCurve(self._home).to_bytes
+        server = FetchServer(self._identity, terms, signed.to_bytes(), self.time.now_s, gossip, self._source, issued.admit, curve)
+        sources = Sources(client, SybilGroups(self.book, terms), self._rng)
         reporter = SwarmReporter(self._emit, gossip)
         presence = Presence(membership, network.directory, network.addresses, gossip, self.lifecycle, reporter, self._wait_for_peers)
         return Member(
@@ -288,6 +292,7 @@ class NodePeer:
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
             CredentialRenewal(self._home, membership, client, gossip, issued, self._rng, self._emit),
+            CurveReader.of(sources, self._identity.peer_id, self._emit),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:

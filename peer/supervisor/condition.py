@@ -57,7 +57,20 @@ class Condition:
     def note_exit(self, name: str, reason: str, pause_s: float) -> None:
         """Record that the trainer or the node has ended and will be restarted."""
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
-        self.words[name] = LastReport(trouble=f"the {name} ended ({reason}); starting it again in {pause_s:.1f} s{meanwhile}")
+        again = f"it is started again after {pause_s:.0f} s" if pause_s >= 1 else "it is started again at once"
+        self.words[name] = LastReport(trouble=f"the {name} ended ({reason}); {again}{meanwhile}")
+
+        self._forget_arrival()
+
+    def note_stop(self, name: str) -> None:
+        """Record that the trainer or the node was stopped in order: what it last reported holds no longer."""
+        self.words[name] = LastReport()
+        self._forget_arrival()
+
+    def _forget_arrival(self) -> None:
+        """Forget the node's last report of how it joined or waited: it reports anew if it still does."""
+        if not self.words[NODE].trouble and TRAINER in self.children:
+            self.words[NODE] = LastReport()
 
     def describe(self, peers_seen: int, now_s: float) -> StateChanged:
         """Return the state, the reason for it, and what would end it."""

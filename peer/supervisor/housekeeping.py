@@ -16,6 +16,8 @@ from gossamer.peer.machine.events import EnergyUsed, Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.log_lines import keep_short
 from gossamer.peer.machine.status import OVER_ALL_STARTS, Status
+from gossamer.peer.machine.units import bytes_text
+from gossamer.peer.supervisor.clock_watch import ClockWatch
 
 LOOK_S = 30.0
 LITTLE_DISK_BYTES = 1 << 30  # what a few checkpoints of a middling model need
@@ -29,9 +31,11 @@ class Housekeeping:
         self._now_s = now_s
         self._energy = EnergyMeter()
         self._looked_s = now_s()
+        self._clock = ClockWatch()
 
     def look(self, status: Status) -> Iterator[Event]:
-        """Yield new events if LOOK_S has passed since the last look."""
+        """Yield an event if the machine's clock was set; the others if LOOK_S has passed since the last ones."""
+        yield from self._clock.look()
         passed_s = self._now_s() - self._looked_s
         if passed_s >= LOOK_S:
             self._looked_s += passed_s
@@ -47,9 +51,7 @@ class Housekeeping:
             free_bytes = shutil.disk_usage(self._home.path).free
         except OSError:
             return
-        words = (
-            f"the disk of {self._home.path} is nearly full: {free_bytes / 1e6:.0f} MB are free" if free_bytes < LITTLE_DISK_BYTES else ""
-        )
+        words = f"the disk of {self._home.path} is nearly full: {bytes_text(free_bytes)} are free" if free_bytes < LITTLE_DISK_BYTES else ""
         if words != status.warned.get("disk", ""):
             yield Warned("disk", words)
 

@@ -6,7 +6,6 @@ A notice is one sentence. Nothing else leaves the machine by this way, and nothi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import math
 import os
 import re
@@ -18,6 +17,7 @@ from typing import Final, NamedTuple
 
 from gossamer.peer.machine.config import WEB
 from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.process_group import kill_group
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.pauses import Pause
 from gossamer.protocol.tasks import cancel, spawn
@@ -151,6 +151,5 @@ async def _run(command: str, text: str, kind: str) -> str:
         return "" if code == 0 else f"the command ended with {code}"
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 9)
+            kill_group(process.pid)
             await process.wait()

@@ -11,13 +11,12 @@ from datetime import datetime
 from pathlib import Path
 
 from gossamer.peer.machine.config import LocalSettings, PeerConfig
-from gossamer.peer.machine.events import Event, Warned
+from gossamer.peer.machine.events import Event, GpuPowerRead, Warned
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.machine.room import megabytes
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.states import RESUMES
 from gossamer.peer.machine.status import Status
-from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.machine.units import bytes_text, size_bytes
 from gossamer.peer.supervisor.surroundings import CALM_S, COOLER_C, Lookout, Surroundings
 
 SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
@@ -55,7 +54,7 @@ def memory_pause(settings: LocalSettings, around: Surroundings) -> Pause | None:
     if around.held_bytes <= size_bytes(settings.max_memory):
         return None
     way_out = "ends with `peer resume`, after `peer config max_memory SIZE` has allowed more"
-    return Pause(f"it held {megabytes(around.held_bytes)} of memory, and may hold {settings.max_memory}", way_out, is_limit=True)
+    return Pause(f"it held {bytes_text(around.held_bytes)} of memory, and may hold {settings.max_memory}", way_out, is_limit=True)
 
 
 def refused_pause(why: str, hint: str) -> Pause:
@@ -70,20 +69,27 @@ def ruled_pause(settings: LocalSettings, now_s: float, around: Surroundings) -> 
         until_s = schedule.changes_s(now_s)
         until = f" until {clock_text(until_s, now_s)}" if until_s else ""
         way_out = "ends by itself then; `peer config schedule always` ends it now"
-        return Pause(f"the schedule {settings.schedule} says so{until}", way_out, until_s=until_s)
+        return Pause(f"outside the hours of the schedule {settings.schedule}{until}", way_out, until_s=until_s)
     if settings.not_on_battery and around.is_on_battery:
         return Pause("the machine runs on battery", "ends when the machine is plugged in; `peer config not_on_battery false` ends it now")
     if around.home_bytes > size_bytes(settings.max_disk):
         way_out = "ends when the folder is smaller, or `peer config max_disk SIZE` allows more; its cache/ may be deleted"
         return Pause(
-            f"its folder takes {megabytes(around.home_bytes)} of the disk, and may take {settings.max_disk}", way_out, is_limit=True
+            f"its folder takes {bytes_text(around.home_bytes)} of the disk, and may take {settings.max_disk}", way_out, is_limit=True
         )
     if around.too_hot:
         limit_c = settings.pause_above_temperature
         cooler = f"ends when it has cooled to {limit_c - COOLER_C} C; `peer config pause_above_temperature 0` ends it now"
         return Pause(f"{around.too_hot}, more than {limit_c} C", cooler, is_limit=True)
+    allowed_watts = max((gpu.limit_watts for gpu in around.gpus if gpu.limit_watts is not None), default=0.0)
+    if settings.max_gpu_power and allowed_watts > settings.max_gpu_power:
+        lower = f"ends when `nvidia-smi -pl {settings.max_gpu_power}` has lowered that, as root; `peer config max_gpu_power 0` ends it now"
+        return Pause(f"a GPU may draw {allowed_watts:.0f} W, more than {settings.max_gpu_power} W", lower, is_limit=True)
     if around.says_pause:
-        return Pause(f"`{settings.pause_when}` says so", "ends when that command exits with 1; `peer config pause_when ''` ends it now")
+        return Pause(
+            f"the command `{settings.pause_when}` asks for it",
+            "ends when that command exits with 1; `peer config pause_when ''` ends it now",
+        )
     if settings.only_idle and around.cores_of_others:
         calm = (
             f"ends when other processes have left the machine idle for {CALM_S / 60:.0f} minutes; `peer config only_idle false` ends it now"
@@ -139,7 +145,7 @@ class MonthlyTraffic:
         local = datetime.fromtimestamp(now_s)
         year, month = divmod(local.year * 12 + local.month, 12)
         until_s = datetime(year, month + 1, 1).timestamp()  # of the next month
-        reason = f"this month's traffic of {limit} is used up, until {clock_text(until_s, now_s)}"
+        reason = f"the traffic of this month, {limit}, is used up until {clock_text(until_s, now_s)}"
         return Pause(reason, "ends by itself then; `peer config monthly_traffic SIZE` allows more", until_s, is_offline=True, is_limit=True)
 
 
@@ -150,12 +156,16 @@ class Pauses:
         self.asked: Pause | None = None
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path)
+        self._around = Surroundings()
 
     def look(self, status: Status) -> Iterator[Event]:
-        """Yield a warning for each setting whose measurement fails now, and its end."""
+        """Yield a warning for each setting whose measurement fails now, and its end; and the power of the GPUs, where it has changed."""
         for topic, words in self._lookout.warnings.items():
             if words != status.warned.get(topic, ""):
                 yield Warned(topic, words)
+        power = tuple((gpu.draw_watts, gpu.limit_watts) for gpu in self._around.gpus)
+        if power != tuple((gpu["draw_watts"], gpu["limit_watts"]) for gpu in status.gpu_power):
+            yield GpuPowerRead(power)
 
     def close(self) -> None:
         """End the commands that measure."""
@@ -169,7 +179,7 @@ class Pauses:
         used_up = self.month.pause(config.monthly_traffic, size_bytes(config.monthly_traffic), now_s)
         if used_up is not None or not config.trains:
             return used_up
-        around = self._lookout.look(config)
+        around = self._around = self._lookout.look(config)
         self.asked = self.asked or memory_pause(config, around)
         return self.asked or ruled_pause(config, now_s, around)
 

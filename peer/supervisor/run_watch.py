@@ -8,7 +8,7 @@ import time
 from typing import Any
 
 from gossamer.peer.machine.child import OwnPart
-from gossamer.peer.machine.events import MembersSeen, RunKnown
+from gossamer.peer.machine.events import ClockSet, CurveTold, Event, MembersSeen, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.status import Status
@@ -26,13 +26,17 @@ class RunWatch:
         self._kept_s = self._published_s = 0.0
         self._published: OwnPart | None = None
 
-    def take(self, event: MembersSeen | RunKnown) -> None:
-        """Take in an event of the node."""
+    def take(self, event: Event) -> None:
+        """Take in an event; most say nothing about the run."""
         match event:
             case RunKnown():
                 self._view.begin(event.run_id, event.total_steps, event.step_tokens)
             case MembersSeen():
                 self._view.take(event)
+            case CurveTold():
+                self._view.take_curve(event)
+            case ClockSet():
+                self._view.move(event.seconds)
 
     def look(self, now_s: float, status: Status) -> OwnPart | None:
         """Note who has gone, and write the file now and then; return our own part if it is to be published again."""

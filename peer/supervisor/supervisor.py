@@ -30,7 +30,7 @@ from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from gossamer.peer.machine.states import START_AGAIN, changed
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
-from gossamer.peer.supervisor.condition import Condition, LastReport
+from gossamer.peer.supervisor.condition import Condition
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.notices import Notices
@@ -194,6 +194,8 @@ class Supervisor:
             if is_leaving:
                 self._set_final_state("leaving", f"{self._leave_reason}: {last_work}")
             exits[name] = await self._children[name].stop(self._grace_s(name))
+            if name == NODE and self.status.addresses:
+                self._note(events.NodeStopped())
         if is_leaving:
             self._set_final_state("left", self._final_reason(exits.get(TRAINER)), START_AGAIN if self._guest is not None else "")
 
@@ -233,6 +235,8 @@ class Supervisor:
             child.notify(self._settings().to_line())
             self._note_running(name)
             exit = await self._until_sent_away(name, child)
+            if name == NODE:
+                self._note(events.NodeStopped())
             if exit is None:
                 self._pauses.month.save(time.time())
                 if self._pauses.asked is not None and self._pauses.asked.is_last:
@@ -324,7 +328,7 @@ class Supervisor:
         await child.stop(LAST_SAVE_S)
         self._awake.discard(name)
         self._away.add(name)
-        self.condition.words[name] = LastReport()
+        self.condition.note_stop(name)
         self._changes.notify()
         self._describe()
         return None
@@ -352,8 +356,7 @@ class Supervisor:
     # ------------------------------------------------------------------ events and requests
 
     def _on_event(self, name: str, event: Event) -> None:
-        if isinstance(event, events.MembersSeen | events.RunKnown):
-            self._run_watch.take(event)
+        self._run_watch.take(event)
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
             self._changes.notify()
@@ -379,6 +382,7 @@ class Supervisor:
             self._update_pause()
             for event in (*self._housekeeping.look(self.status), *self._pauses.look(self.status)):
                 self._note(event)
+                self._run_watch.take(event)
             self._publish(self._run_watch.look(time.time(), self.status))
             self._describe()
             self._notices.look(self.status, self.condition.pause, self._config.notify)

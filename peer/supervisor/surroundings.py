@@ -1,4 +1,5 @@
-"""Measurements for the pauses that settings require: use of the machine by other processes, battery, memory and disk of the peer.
+"""Measurements for the pauses that settings require: use of the machine by other processes, battery, memory and disk of the peer,
+heat, and the power of GPUs.
 
 Commands (the operator's `pause_when`, the driver's tool for temperatures) run beside the supervisor, which never waits for them.
 
@@ -8,17 +9,13 @@ the GPU by others are not measured.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
-import signal
-import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import psutil
 
@@ -26,6 +23,8 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import busy_cpu_s, cpu_s
 from gossamer.peer.machine.room import held_bytes, size_of
 from gossamer.peer.machine.units import UNLIMITED
+from gossamer.peer.supervisor.gpu_driver import GPU_TOOL, GpuDriver, GpuReading
+from gossamer.peer.supervisor.polled_command import PolledCommand
 
 T = TypeVar("T")
 
@@ -34,12 +33,8 @@ DISK_S = 30.0  # of the disk
 LEAST_CORES = 0.5  # what others may use of a small machine before it counts as in use...
 LEAST_SHARE = 0.1  # ...and of a large one, as a share of its cores
 ASK_S = 60.0  # of the operator's command
-COMMAND_S = 30.0  # that a command may take
-KILLED_S = 0.2  # that a killed command may take to end
-MOST_OUTPUT_BYTES = 4096  # of a command that are read
-HEAT_S = 10.0  # of temperatures
+HEAT_S = 10.0  # of temperatures that the system tells
 COOLER_C = 5  # below the limit before a peer that was too hot trains again
-GPU_TOOL = ("nvidia-smi", "--query-gpu=temperature.gpu", "--format=csv,noheader,nounits")
 SENSORS = ("amdgpu", "coretemp", "k10temp", "zenpower", "cpu_thermal")  # of GPUs and processors, among all sensors of a machine
 CALM_S = 300.0  # how long they must have used less than that before it counts as idle again
 
@@ -53,6 +48,7 @@ class Surroundings:
     held_bytes: int = 0  # memory of all the peer's processes
     home_bytes: int = 0  # on the disk
     too_hot: str = ""  # what is, in words
+    gpus: tuple[GpuReading, ...] = ()  # as the driver tells
     says_pause: bool = False  # the operator's command
 
 
@@ -90,7 +86,7 @@ class Lookout:
         self._disk = CachedReading(DISK_S, lambda: size_of(home))
         self._heat = Thermometer()
         self._asked, self._question = PolledCommand(ASK_S), ""
-        self.warnings = {"pause_when": "", "pause_above_temperature": ""}
+        self.warnings = {"pause_when": "", "pause_above_temperature": "", "max_gpu_power": ""}
 
     def close(self) -> None:
         """End the commands that run."""
@@ -110,6 +106,7 @@ class Lookout:
             self._memory.read(now_s) if settings.max_memory != UNLIMITED else 0,
             self._disk.read(now_s) if settings.max_disk != UNLIMITED else 0,
             self._too_hot(settings.pause_above_temperature, now_s),
+            self._gpus(settings.max_gpu_power, now_s),
             self._says_pause(settings.pause_when, now_s),
         )
 
@@ -118,6 +115,15 @@ class Lookout:
         unread = "pause_above_temperature has no effect: neither the GPU's driver nor this system tells a temperature"
         self.warnings["pause_above_temperature"] = unread if limit_c and self._heat.is_blind else ""
         return words
+
+    def _gpus(self, most_watts: int, now_s: float) -> tuple[GpuReading, ...]:
+        driver = self._heat.gpus
+        if not most_watts and not driver.is_there:
+            return ()
+        found = driver.look(now_s)
+        is_blind = bool(most_watts) and driver.has_answered and all(gpu.limit_watts is None for gpu in found)
+        self.warnings["max_gpu_power"] = "max_gpu_power has no effect: no GPU's driver tells its power limit" if is_blind else ""
+        return found
 
     def _says_pause(self, command: str, now_s: float) -> bool:
         if command != self._question:
@@ -147,81 +153,28 @@ class CachedReading(Generic[T]):
         return self._last[1]
 
 
-class PolledCommand:
-    """A command that is run again and again, and never waited for. `code` and `output` are those of its last run."""
-
-    def __init__(self, every_s: float) -> None:
-        self._every_s = every_s
-        self._process: subprocess.Popen[bytes] | None = None
-        self._printed: IO[bytes] | None = None  # a file: a pipe would stay open as long as a child of the command does
-        self._began_s = float("-inf")
-        self.code: int | None = None  # None: it has not ended yet
-        self.output = ""
-        self.failure = ""  # why the last run has no code
-
-    def poll(self, command: Sequence[str], now_s: float) -> None:
-        """Start the command if it is due, and note its end. Call it often; `now_s` is a monotonic clock."""
-        if self._process is not None and self._process.poll() is not None:
-            assert self._printed is not None
-            self._printed.seek(0)
-            self._end(self._process.returncode, self._printed.read(MOST_OUTPUT_BYTES).decode(errors="replace"), "")
-        elif self._process is not None and now_s - self._began_s > COMMAND_S:
-            self.close()
-            self._end(None, "", f"it took longer than {COMMAND_S:.0f} s")
-        elif self._process is None and now_s - self._began_s >= self._every_s:
-            self._began_s = now_s
-            self._start(command)
-
-    def _start(self, command: Sequence[str]) -> None:
-        null = subprocess.DEVNULL
-        try:
-            self._printed = tempfile.TemporaryFile()  # noqa: SIM115 (closed at the end of the run)
-            self._process = subprocess.Popen(command, stdin=null, stdout=self._printed, stderr=null, start_new_session=True)
-        except (OSError, ValueError) as error:
-            self._end(None, "", str(error))
-
-    def _end(self, code: int | None, output: str, failure: str) -> None:
-        self.code, self.output, self.failure, self._process = code, output, failure, None
-        if self._printed is not None:
-            self._printed.close()
-
-    def close(self) -> None:
-        """Kill it, with its children, if it runs."""
-        if self._process is not None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that waits for a broken device cannot be killed
-                self._process.wait(KILLED_S)
-            self._end(None, "", "")
-
-
 class Thermometer:
     """The hottest GPU or processor of the machine, as far as the driver or the system tells."""
 
     def __init__(self, sensors: Callable[[], float | None] | None = None, tool: Sequence[str] = GPU_TOOL) -> None:
         self._sensors = CachedReading(HEAT_S, sensors or hottest_sensor)
-        self._tool, self._gpus = tool, PolledCommand(HEAT_S)
+        self.gpus = GpuDriver(tool)
         self._was_too_hot = False
         self.is_blind = False  # nothing can be read
 
     def look(self, limit_c: int, now_s: float) -> str:
         """Return in words what is hotter than the limit; empty if nothing is. Once too hot, it must cool by COOLER_C."""
-        self._gpus.poll(self._tool, now_s)
-        readings = {"a GPU": hottest_in(self._gpus.output), "the machine": self._sensors.read(now_s)}
+        hottest = max((gpu.degrees for gpu in self.gpus.look(now_s) if gpu.degrees is not None), default=None)
+        readings = {"a GPU": hottest, "the machine": self._sensors.read(now_s)}
         known = {name: degrees for name, degrees in readings.items() if degrees is not None}
-        self.is_blind = not known and (self._gpus.code is not None or bool(self._gpus.failure))
+        self.is_blind = not known and self.gpus.has_answered
         name, degrees = max(known.items(), key=lambda item: item[1], default=("", 0.0))
         self._was_too_hot = degrees > limit_c - (COOLER_C if self._was_too_hot else 0)
         return f"{name} has {degrees:.0f} C" if self._was_too_hot else ""
 
     def close(self) -> None:
         """End the driver's tool."""
-        self._gpus.close()
-
-
-def hottest_in(text: str) -> float | None:
-    """Return the highest of the numbers in a text, one a line; None if there is none."""
-    return max((float(line) for line in text.split() if line.isdecimal()), default=None)
+        self.gpus.close()
 
 
 def hottest_sensor() -> float | None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from gossamer.peer.machine.events import Event, MemberSeen, MembersSeen
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.peer_exchange import PeerExchange
+from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
 
 
@@ -21,7 +24,8 @@ class MemberReporter:
         """Emit the members whose record is new since the last call."""
         records = list(self._records())
         if news := [record for record in records if self._reported.get(record.peer_id.raw) != record.sequence]:
-            self._emit(MembersSeen(tuple(map(self._seen, news))))
+            groups = self._groups(records)
+            self._emit(MembersSeen(tuple(self._seen(record, groups.get(record.peer_id, "")) for record in news)))
         self._reported = {record.peer_id.raw: record.sequence for record in records}
 
     def _records(self) -> Iterator[MemberRecord]:
@@ -29,7 +33,15 @@ class MemberReporter:
             yield self._peer_exchange.own
         yield from self._peer_exchange.book.records()
 
-    def _seen(self, record: MemberRecord) -> MemberSeen:
+    def _groups(self, records: Sequence[MemberRecord]) -> dict[PeerId, str]:
+        """Return the Sybil groups of the members by name; in an open run, this peer belongs to none."""
+        exchange = self._peer_exchange
+        entries = [exchange.book.get(record.peer_id) for record in records if record is not exchange.own]
+        if exchange.own is not None and exchange.terms.access != "open":
+            entries.append(KnownPeer(exchange.own.peer_id, record=exchange.own))
+        return SybilGroups(exchange.book, exchange.terms).names(entries)
+
+    def _seen(self, record: MemberRecord, group: str) -> MemberSeen:
         exchange, figures = self._peer_exchange, record.figures
         return MemberSeen(
             peer_id=str(record.peer_id),
@@ -43,4 +55,5 @@ class MemberReporter:
             joined=figures.joined_s if figures else None,
             carried_mb=figures.carried_mb if figures else None,
             is_own=record is exchange.own,
+            group=group,
         )

@@ -88,7 +88,7 @@ class SwarmTime:
         if abs(ahead_s) < WARN_S:
             return ""
         side, networks = "behind" if ahead_s > 0 else "ahead of", f"peers in {num} networks" if num > 1 else "the peers that were asked"
-        return f"this machine's clock is about {abs(ahead_s):.0f} s {side} {networks}; theirs is used: set yours by network time"
+        return f"this machine's clock is about {round(abs(ahead_s), -1):.0f} s {side} {networks}; theirs is used: set yours by network time"
 
     def _networks(self) -> list[list[Reading]]:
         """Return the recent readings by network."""

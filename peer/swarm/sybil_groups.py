@@ -92,6 +92,11 @@ class SybilGroups:
         """Group peers, in the order of their first member."""
         return [[entry for peers in group for entry in peers] for group in self._groups(entries)]
 
+    def names(self, entries: Sequence[KnownPeer]) -> dict[PeerId, str]:
+        """Return the group of each of these peers, by a name that lasts as long as the group has that invite or network."""
+        named = {hashlib.sha256(str(key).encode()).hexdigest()[:16]: group for key, group in self._by_key(entries).items()}
+        return {entry.peer_id: name for name, group in named.items() for peers in group for entry in peers}
+
     def _weighted_steps(self, voters: Sequence[KnownPeer]) -> list[tuple[int, float]]:
         return [(entry.global_step, weight) for weight, peers in self._ballots(voters) for entry in peers]
 
@@ -114,6 +119,10 @@ class SybilGroups:
         return [(1.0 / len(group), peers) for group in groups for peers in group]
 
     def _groups(self, entries: Sequence[KnownPeer]) -> list[list[SybilGroup]]:
+        return list(self._by_key(entries).values())
+
+    def _by_key(self, entries: Sequence[KnownPeer]) -> dict[object, list[SybilGroup]]:
+        """Return the groups by invite or network, each with its peers by invite."""
         by_invite: dict[object, SybilGroup] = {}
         for entry in entries:
             by_invite.setdefault(self._voucher(entry), []).append(entry)
@@ -121,7 +130,7 @@ class SybilGroups:
         for key, peers in by_invite.items():
             networks = {entry.network for entry in peers if entry.network}
             groups.setdefault(networks.pop() if len(networks) == 1 else key, []).append(peers)
-        return list(groups.values())
+        return groups
 
     def _voucher(self, entry: KnownPeer) -> object:
         """Return what stands for a peer: its invite; in an open run the network in which we have met it."""

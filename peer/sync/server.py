@@ -37,6 +37,8 @@ PLACES = 8
 MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
 ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
 ECHOES_TO_ONE = Allowance(2 << 20, 600.0)
+CURVES_TO_ALL = Allowance(600, 600.0)  # of 8 KiB at most
+CURVES_TO_ONE = Allowance(6, 600.0)  # a member asks once in a start
 PEER_LISTS_TO_ALL = Allowance(3000, 600.0)
 PEER_LISTS_TO_ONE = Allowance(120, 600.0)  # a peer's anti-entropy asks a fourth as often
 PEER_LISTS_TO_NETWORK = Allowance(600, 600.0)  # or through one relay: identities are free
@@ -53,6 +55,7 @@ class FetchServer:
     peer_exchange: PeerExchange
     source: Callable[[], StateSource | None] = lambda: None
     admit: Callable[[PeerId, PeerId], bool] = lambda peer, bearer: True  # whether an invite's uses leave one for a peer
+    curve: Callable[[], bytes] = lambda: b""  # what this member has seen of the run, encoded
     _observed: ObservedAddresses = field(default_factory=lambda: ObservedAddresses())
     _newcomers: BoundedQueue = field(default_factory=lambda: BoundedQueue())
 
@@ -92,6 +95,9 @@ class FetchServer:
                 data, name = shown.to_bytes(), shown.digest()
             case ContentsKind.CREDENTIAL:
                 data = self._renew_credential(request)
+            case ContentsKind.RUN_CURVE:
+                self._observed.allow_curve(stream.partner)
+                data = self.curve()
             case ContentsKind.SIGHTING:
                 data = self._observed.observed_address(stream.observed, self.peer_exchange.time.local_s())
             case _:
@@ -154,9 +160,10 @@ class BoundedQueue:
 
 @dataclass(frozen=True, slots=True)
 class ObservedAddresses:
-    """Answers peers about themselves, within budgets; no answer is larger than its request."""
+    """Budgets of small answers, and the answers to peers about themselves, none of which is larger than its request."""
 
     _echoes: Budgets = field(default_factory=lambda: Budgets(loop_s, ECHOES_TO_ALL, ECHOES_TO_ONE))
+    _curves: Budgets = field(default_factory=lambda: Budgets(loop_s, CURVES_TO_ALL, CURVES_TO_ONE))
     _peer_lists: Budgets = field(default_factory=lambda: Budgets(loop_s, PEER_LISTS_TO_ALL, PEER_LISTS_TO_ONE, PEER_LISTS_TO_NETWORK))
 
     def observed_address(self, observed: str, now_s: float) -> bytes:
@@ -167,6 +174,11 @@ class ObservedAddresses:
         """Count an echo against the budgets. Raises Refused when they are used up."""
         if not self._echoes.take(num_bytes, partner):
             raise Refused(RefusalCode.BUSY, "busy: echo limit reached")
+
+    def allow_curve(self, partner: PeerId) -> None:
+        """Count an answer with the run's curve. Raises Refused when the budget is used up."""
+        if not self._curves.take(1, partner):
+            raise Refused(RefusalCode.BUSY, "busy: told the curve of the run often enough")
 
     def may_list_peers(self, partner: PeerId, observed: str) -> bool:
         """Count a peer exchange against the budgets of the peer, its network and all; return False when one is used up."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred, Warned
+from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
@@ -154,7 +155,7 @@ class StateTransfer:
             pieces.close()
             files.remove(self.file)
             raise BadSettings(
-                f"joining takes {num_bytes / 1e6:.0f} MB in {self.file.parent}, {free / 1e6:.0f} MB are free",
+                f"joining takes {bytes_text(num_bytes)} in {self.file.parent}, {bytes_text(free)} are free",
                 hint="make room, or choose another folder with --home",
             )
         return pieces
@@ -239,14 +240,17 @@ class TransferProgress:
     def describe(self, done_bytes: int, total_bytes: int, now_s: float) -> str:
         """Return a sentence: per cent, rate, time left, and a warning where it takes long; or what follows once all is here."""
         if done_bytes >= total_bytes:
-            return f"downloaded {total_bytes / 1e6:.1f} MB of weights from {len(self.num_by)} peers; the trainer compares them with its own"
+            return f"downloaded {bytes_text(total_bytes)} of weights from {self._sources()}; the trainer compares them with its own"
         rate = (done_bytes - self.began_bytes) / max(1e-9, now_s - self.began_s)
-        words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {total_bytes / 1e6:.1f} MB"
+        words = f"downloading weights: {100 * done_bytes // max(1, total_bytes)} % of {bytes_text(total_bytes)}"
         if rate <= 0.0:
             return words
         left_s = (total_bytes - done_bytes) / rate
-        words += f" from {len(self.num_by)} peers, {rate / 1e6:.2f} MB/s, {left_s:.0f} s left"
+        words += f" from {self._sources()}, {bytes_text(rate)}/s, {max(1.0, left_s):.0f} s left"
         return words + (f"; this line is slow for a model of this size ({left_s / 3600:.1f} h)" if left_s > LONG_S else "")
+
+    def _sources(self) -> str:
+        return f"{len(self.num_by)} {'peer' if len(self.num_by) == 1 else 'peers'}"
 
 
 def _final_error_of_all(answers: list[GossamerError]) -> GossamerError | None:

@@ -24,6 +24,7 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.events import EvalDone, Event, ProcessReported, ProgressMade, Warned
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.processor_queue import queued_clock
+from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
@@ -250,7 +251,7 @@ class Boundary:
         if self._is_alone or is_lonely:
             self.state = State.OVER
             return
-        self._report_state("finishing", "the schedule has run out: averaging with the others")
+        self._report_state("finishing", "all steps of the run are made: averaging with the others")
         self.report_if_time()
 
     def report_if_time(self) -> None:
@@ -310,7 +311,7 @@ class WorkProgress:
         self._reported_s = now_s
         share = min(1.0, done_bytes / max(1, total_bytes))
         left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
-        words = f"{self._work}: {100 * share:.0f} % of {total_bytes / 1e6:.0f} MB, {left_s:.0f} s left"
+        words = f"{self._work}: {100 * share:.0f} % of {bytes_text(total_bytes)}, {max(1.0, left_s):.0f} s left"
         self._emit(ProcessReported("starting", words))
         self._emit(ProgressMade(self._work, share))
 

@@ -1,9 +1,9 @@
 """How often a peer meets where the run leaves it to each peer (`inner_steps = "auto"`): as often as its line and its trainer afford.
 
-The longest of the countdowns that four limits allow holds: closer meetings do not pay (SHORTEST_STEPS); the line carries all fragments in
-LINE_SHARE of the time; synchronization blocks the trainer for BLOCKED_SHARE of its time, and takes PROCESSOR_SHARE of the processor time of
-training. The last two scale the present interval by the share that was measured at it. (The measurements: docs/log.md, "How often to
-meet".)
+The longest of the countdowns that four limits allow holds: a peer calls once a step at most (SHORTEST_STEPS); the line carries all
+fragments in LINE_SHARE of the time; synchronization blocks the trainer for BLOCKED_SHARE of its time, and takes PROCESSOR_SHARE of the
+processor time of training. The last two scale the present interval by the share that was measured at it. (The measurements: docs/log.md,
+"How often to meet", "Meetings at every step".)
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import ModelPlan
 
 START_STEPS: Final = 4  # until the first measurement: peers diverge fastest in their first steps
-SHORTEST_STEPS: Final = 2
+SHORTEST_STEPS: Final = 1
 LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
 LINE_SHARE: Final = 0.5
 BLOCKED_SHARE: Final = 0.01
@@ -69,7 +69,7 @@ def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
 
 
 def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
-    """Return the interval that the line alone would set, at least SHORTEST_STEPS."""
+    """Return the interval that the line alone would set, SHORTEST_STEPS at least."""
     return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s).steps)))
 
 
@@ -90,7 +90,7 @@ class Estimate:
 
     join_s: float  # from the first byte of the state until every fragment meets: the state, and fragment sync if it came too slowly
     meeting_s: float  # for the payload of the largest fragment, both ways at once
-    interval_steps: int  # the shortest mean countdown that the line carries and that pays
+    interval_steps: int  # the shortest mean countdown that the line carries
     interval_s: float
     day_bytes: float  # sent in a day of meetings at that interval; as many are received
     line_share: float  # of the line's capacity: more than half where even the longest countdown is too short
@@ -150,7 +150,7 @@ class Interval:
         return True
 
     def _limits(self, spent: Spent, bytes_per_s: float) -> list[Limit]:
-        limits = [Limit(SHORTEST_STEPS, "closer together they would not pay")]
+        limits = [Limit(SHORTEST_STEPS, "a peer calls once a step at most")]
         if bytes_per_s:
             limits.append(_line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps))
         blocked_share = spent.blocked_s / spent.train_s

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
+from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
 from gossamer.peer.trainer.losses import Losses, measured_with, try_change
 from gossamer.peer.trainer.replica import Replica
@@ -36,7 +37,7 @@ def write_state(replica: Replica, payloads: PayloadFolder, name: str) -> None:
     tensors = [f.slow for f in replica.fragments] + [f.momentum for f in replica.fragments if f.has_momentum]
     num_bytes, free_bytes = 2 * sum(tensor.numel() for tensor in tensors), payloads.free_bytes()
     if num_bytes > free_bytes:
-        raise OSError(0, f"a copy of the state takes {num_bytes / 1e6:.0f} MB of shared memory, {free_bytes / 1e6:.0f} MB are free")
+        raise OSError(0, f"a copy of the state takes {bytes_text(num_bytes)} of shared memory, {bytes_text(free_bytes)} are free")
     try:
         payloads.write(name, b"")
         for tensor in tensors:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
@@ -23,16 +24,31 @@ MAX_FAILURES = 8  # peers that could not be reached at one host
 BACK_OFF_S = 600.0  # a host is not dialled while MAX_FAILURES failures are younger than this
 HOSTS = 1024  # hosts whose failures are remembered
 AGAIN_S = (30.0, 3600.0)  # time between two attempts with one partner: the first, and the largest after repeated doubling
+IPV6_S = 0.5  # that public IPv6 addresses are dialled alone: no router keeps a table of connections for them
+IPV6_FAILURES = 3  # in a row, without a success: then they are dialled with all others for BACK_OFF_S
+_ANYWHERE = ("2001:4860:4860::8888", 53)  # a global address; nothing is sent to it
 OBSERVERS = 4  # hosts that must have observed us before p2pd tries hole punching
 REMEMBERED = 256  # partners whose next attempt is remembered
 _PRIVATE = tuple(map(ipaddress.ip_network, ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "127.0.0.0/8", "169.254.0.0/16")))
 
 
 class Dialer:
-    """Dials peers through one p2pd. `own` returns our listening addresses, `public_host` our public IP address as observed, if known."""
+    """Dials peers through one p2pd. `own` returns our listening addresses, `public_host` our public IP address as observed, if known.
 
-    def __init__(self, control: Control, own: Callable[[], Sequence[str]], public_host: Callable[[], str] = str) -> None:
+    `has_ipv6` returns whether this machine has a global IPv6 address: then the public ones of a partner are dialled first.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        own: Callable[[], Sequence[str]],
+        public_host: Callable[[], str] = str,
+        has_ipv6: Callable[[], bool] | None = None,
+    ) -> None:
         self._control = control
+        self._has_ipv6 = has_ipv6 or has_global_ipv6
+        self._ipv6_failures = 0  # in a row
+        self._ipv6_failed_s = 0.0  # loop time of the last one
         self._own = own
         self._public_host = public_host
         self._failures: dict[str, dict[PeerId, float]] = {}  # host -> unreachable peer -> loop time
@@ -46,6 +62,9 @@ class Dialer:
         dialable_addresses = self.dialable_addresses(partner, addresses)
         if not dialable_addresses:
             raise Unreachable(f"{partner.short()} has no plausible address")
+        first = self._first(dialable_addresses)
+        if first and await self._connects(partner, first):
+            return
         hosts = {host_of(address) for address in dialable_addresses if route(address) != "relayed" and not is_loopback(address)}
         try:
             await self._control.connect(partner, dialable_addresses)
@@ -55,6 +74,27 @@ class Dialer:
             raise
         for host in hosts:
             self._failures.pop(host, None)
+
+    def _first(self, addresses: Sequence[str]) -> list[str]:
+        """Return the public IPv6 addresses, if they are to be dialled before the others."""
+        now_s = asyncio.get_running_loop().time()
+        if self._ipv6_failures >= IPV6_FAILURES and now_s - self._ipv6_failed_s < BACK_OFF_S:
+            return []
+        first = [address for address in addresses if address.startswith("/ip6/") and route(address) == "direct"]
+        return first if 0 < len(first) < len(addresses) and self._has_ipv6() else []
+
+    async def _connects(self, partner: PeerId, first: Sequence[str]) -> bool:
+        """Dial addresses alone for IPV6_S; return whether the peer was reached. Failures count for no host: all is dialled then."""
+        try:
+            async with asyncio.timeout(IPV6_S):
+                await self._control.connect(partner, first)
+        except (Unreachable, TimeoutError):
+            self._ipv6_failures, self._ipv6_failed_s = self._ipv6_failures + 1, asyncio.get_running_loop().time()
+            return False
+        self._ipv6_failures = 0
+        for address in first:
+            self._failures.pop(host_of(address), None)
+        return True
 
     def dialable_addresses(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
         """Return the addresses of a peer that may be dialled, with sealed addresses decrypted if possible."""
@@ -81,6 +121,16 @@ class Dialer:
         failures = self._failures.get(host, {})
         keep_newest(failures, partner, asyncio.get_running_loop().time(), MAX_FAILURES)
         keep_newest(self._failures, host, failures, HOSTS)
+
+
+def has_global_ipv6() -> bool:
+    """Return whether this machine would reach the internet from a global IPv6 address. Sends nothing."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+            probe.connect(_ANYWHERE)
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]).is_global
+    except (OSError, ValueError):  # no IPv6, or no route
+        return False
 
 
 def _private_block(host: str) -> str:

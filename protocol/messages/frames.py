@@ -102,7 +102,7 @@ def _contents_kind(number: int) -> ContentsKind:
 _READ: Final[dict[str, Callable[[Any], object]]] = {
     **dict.fromkeys(("issuer", "revoked", "peer_id", "sender", "receiver"), PeerId),
     **dict.fromkeys(("subject", "bearer"), lambda raw: PeerId(raw) if raw else None),
-    **dict.fromkeys(("records", "members", "addresses"), tuple),
+    **dict.fromkeys(("records", "members", "addresses", *limits.CURVE_FIELDS), tuple),
     "phase": RunPhase,
     "part": Part,
     "notice": NoticeKind,

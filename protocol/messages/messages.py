@@ -176,6 +176,7 @@ class ContentsKind(IntEnum):
     REVOCATIONS = 10  # the revocations that the source knows
     CREDENTIAL = 11  # the requester's own credential with a later expiry date, from its issuer
     RESULT_AGREED = 12  # no bytes; the header names the result that the source has seen agreed, and of which it has all pieces
+    RUN_CURVE = 13  # what the source itself has seen of the run
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,6 +61,7 @@ class ContentsKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CONTENTS_REVOCATIONS: _ClassVar[ContentsKind]
     CONTENTS_CREDENTIAL: _ClassVar[ContentsKind]
     CONTENTS_RESULT_AGREED: _ClassVar[ContentsKind]
+    CONTENTS_RUN_CURVE: _ClassVar[ContentsKind]
 
 class Notice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -108,6 +109,7 @@ CONTENTS_PEER_LIST: ContentsKind
 CONTENTS_REVOCATIONS: ContentsKind
 CONTENTS_CREDENTIAL: ContentsKind
 CONTENTS_RESULT_AGREED: ContentsKind
+CONTENTS_RUN_CURVE: ContentsKind
 NOTICE_UNSPECIFIED: Notice
 NOTICE_DECLINED: Notice
 NOTICE_DELAYED: Notice
@@ -458,6 +460,24 @@ class PeerList(_message.Message):
     members: _containers.RepeatedScalarFieldContainer[bytes]
     unix_ms: int
     def __init__(self, members: _Optional[_Iterable[bytes]] = ..., unix_ms: _Optional[int] = ...) -> None: ...
+
+class RunCurve(_message.Message):
+    __slots__ = ("times_s", "steps", "losses_milli", "lows_milli", "highs_milli", "lives", "trained")
+    TIMES_S_FIELD_NUMBER: _ClassVar[int]
+    STEPS_FIELD_NUMBER: _ClassVar[int]
+    LOSSES_MILLI_FIELD_NUMBER: _ClassVar[int]
+    LOWS_MILLI_FIELD_NUMBER: _ClassVar[int]
+    HIGHS_MILLI_FIELD_NUMBER: _ClassVar[int]
+    LIVES_FIELD_NUMBER: _ClassVar[int]
+    TRAINED_FIELD_NUMBER: _ClassVar[int]
+    times_s: _containers.RepeatedScalarFieldContainer[int]
+    steps: _containers.RepeatedScalarFieldContainer[int]
+    losses_milli: _containers.RepeatedScalarFieldContainer[int]
+    lows_milli: _containers.RepeatedScalarFieldContainer[int]
+    highs_milli: _containers.RepeatedScalarFieldContainer[int]
+    lives: _containers.RepeatedScalarFieldContainer[int]
+    trained: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, times_s: _Optional[_Iterable[int]] = ..., steps: _Optional[_Iterable[int]] = ..., losses_milli: _Optional[_Iterable[int]] = ..., lows_milli: _Optional[_Iterable[int]] = ..., highs_milli: _Optional[_Iterable[int]] = ..., lives: _Optional[_Iterable[int]] = ..., trained: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Revocation(_message.Message):
     __slots__ = ("run_id", "issuer", "revoked", "revoked_s", "signature")

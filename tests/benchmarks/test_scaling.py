@@ -57,3 +57,17 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     assert Runs(kept, None).outcome({**TINY, "seed": "1"}).loss != first.loss and len(started) == 2
     Runs(kept, None).outcome({**TINY, "seed": "1"})
     assert len(started) == 2
+
+
+def test_a_run_on_another_text_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scaling, "EVAL_BATCHES", 1)
+    monkeypatch.setattr(scaling, "CURVE_BATCHES", 1)
+    kept, losses = tmp_path / "runs.jsonl", []
+    for number, words in enumerate(("to be or not to be, ", "that is the question; ")):
+        text = tmp_path / f"{number}.txt"
+        text.write_text(words * 2000)
+        losses.append(Runs(kept, text).outcome(TINY).loss)
+        text.rename(tmp_path / "moved.txt")
+        assert Runs(kept, tmp_path / "moved.txt").outcome(TINY).loss == losses[-1]
+    assert losses[0] != losses[1]
+    assert sum(bool(line) for line in kept.read_text().splitlines()) == 2

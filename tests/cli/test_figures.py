@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.cli.figures import COLUMNS, bytes_text, cells, line, loss_text, meetings_text, share_text, text_read
+from gossamer.cli.figures import COLUMNS, cells, line, loss_text, meetings_text, share_text, text_read
+from gossamer.peer.machine.units import bytes_text
 
 STATUS: dict[str, Any] = {
     "state": "training",

@@ -61,5 +61,5 @@ def test_every_setting_has_setting_metadata() -> None:
         assert LocalSettings.setting(name)
     assert set(LocalSettings.model_fields) - set(EVERY) == {
         *("recompute", "compile", "checkpoint_interval_steps"),
-        *("notify", "pause_when", "pause_above_temperature"),  # of every start: only `peer config` sets them
+        *("notify", "pause_when", "pause_above_temperature", "max_gpu_power"),  # of every start: only `peer config` sets them
     }

@@ -25,11 +25,12 @@ def test_each_partner_has_one_row(shell: Shell) -> None:
 
 
 def test_the_most_recently_seen_partner_comes_first() -> None:
-    rows = [asdict(ROW), asdict(Partner("12D3KooWghijkl", seen=1060.0))]
-    heading, first, second = table(rows, 1120.0).splitlines()
+    rows = [asdict(ROW), asdict(Partner("12D3KooWghijkl", refused=1, seen=1060.0)), asdict(Partner("12D3KooWmnopqr", "direct", seen=900.0))]
+    heading, first, second, connected = table(rows, 1120.0).splitlines()
     assert heading.split("  ")[0].strip() == COLUMNS[0]
-    assert first.split() == ["ghijkl", "-", "-", "0", "0", "0", "0", "B", "0", "B", "1", "min", "ago"]
+    assert first.split() == ["ghijkl", "-", "-", "0", "1", "0", "0", "B", "0", "B", "1", "min", "ago"]
     assert second.split() == ["abcdef", "direct", "23", "ms", "3", "1", "0", "2.5", "MB", "999", "B", "2", "min", "ago"]
+    assert connected.split()[-1] == "-", "it has not met"
 
 
 def test_no_partner_yet() -> None:

@@ -105,7 +105,7 @@ def test_a_swarm_survives_its_host_and_readmits_it(swarm: LocalSwarm, tmp_path: 
     paused_at, before = steps(third), completed(second)
     assert shell("config", "schedule", "mon 00:00-00:01").code == 0
     assert shell("config", "only-idle", "false").code == 0
-    assert "stays paused: the schedule mon 00:00-00:01 says so until" in shell("resume").complaint[0]
+    assert "stays paused: outside the hours of the schedule mon 00:00-00:01 until" in shell("resume").complaint[0]
     wait_until(lambda: completed(second) > before, "meeting without the one that is paused", 60)
     assert shell("config", "--unset", "schedule").code == 0
     wait_until(lambda: state(third) == "training" and steps(third) > paused_at, "third going on from where it saved", 60)

@@ -8,7 +8,7 @@ import random
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,11 @@ class Supervision:
     settings: ChildSettings
     events: list[Event] = field(default_factory=list)
     stop: threading.Event = field(default_factory=threading.Event)
+    forward: Callable[[Event], None] = lambda event: None  # gets every event too, in the thread that emits it
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
+        self.forward(event)
 
     def stop_requested(self) -> bool:
         return self.stop.is_set()

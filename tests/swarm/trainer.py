@@ -178,8 +178,16 @@ class Trainer:
         self._real = TextTrainer(child, self.replica, self._boundary)
 
     @property
+    def supervision(self) -> Supervision:
+        return self._child
+
+    @property
     def started(self) -> bool:
         return self._boundary.state is not State.READY
+
+    @property
+    def is_over(self) -> bool:
+        return self._boundary.state is State.OVER
 
     @property
     def applied(self) -> Counter[str]:
@@ -204,8 +212,9 @@ class Trainer:
         self._end.put(self._num_nodes)
 
     def disconnect(self) -> None:
-        """The node dies. What it had said before is heard; then all that it began is dropped."""
+        """The node dies. What it had said before is heard; then all that it began is dropped, and what it was not yet told is lost."""
         self._end.put(0)
+        self._end.sent.clear()
 
     async def run(self) -> None:
         try:
@@ -223,6 +232,11 @@ class Trainer:
     async def _pass_step(self) -> None:
         """Let the time of an inner step pass."""
         await asyncio.sleep(self._step_s)
+
+    def end(self) -> None:
+        """Do what a trainer does last, when it is asked to stop."""
+        self._boundary.end()
+        self._deliver()
 
     def replace_side(self, meeting: int, side_of: Callable[[FragmentState], MeetingSide]) -> None:
         """Put another side in the place of an open meeting's, for a trainer that does not do what the real one does."""

@@ -105,11 +105,13 @@ class Peer:
         self.shunned: list[PartnerShunned] = []
         self.reported: list[ProcessReported] = []
         self.status = Status()  # as far as the node's events tell it
+        self.forward: Callable[[Event], None] = lambda event: None  # gets every event of the node
+        self.local_s = swarm.network.now_s  # the machine's clock
         self.failure: BaseException | None = None
         self.is_done = False
         self.home = Home(swarm.folder / f"peer-{number}")
         self.payloads = PayloadFolder(self.home.path / "payloads")
-        self._num_starts = 0
+        self.num_starts = 0  # of the trainer
         self._tasks: set[asyncio.Task[None]] = set()
         self._node_tasks: set[asyncio.Task[None]] = set()
         self.trainer = self._new_trainer()
@@ -186,26 +188,27 @@ class Peer:
         return self
 
     def start_trainer(self) -> None:
-        if self._num_starts:
+        if self.num_starts:
             self.trainer = self._new_trainer()
-        self._num_starts += 1
+        self.num_starts += 1
         self._run(self.trainer.run(), self._tasks)
 
     def start_node(self) -> None:
         swarm, habits, network = self.swarm, self.habits, self.swarm.network
+        self._over = asyncio.Event()
         self.payloads.clear(Writer.NODE)
         self.journal = Journal(self.home.journal)
         self.link = HeardLink(swarm.plan)
         self.own = OwnSide(self.link, self.payloads, self.journal)
         signed = None if habits.bootstraps else swarm.signed
         run = HeldRun(swarm.terms.run_id, signed, habits.credential, habits.bootstraps, habits.is_founder)
-        rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self._num_starts}")
+        rng = random.Random(f"{swarm.seed}/{self.peer_id}/{self.num_starts}")
         self.peer = NodePeer(
             self.home,
             run,
             self.identity,
             self.own,
-            network.now_s,
+            self.local_s,
             rng,
             self.on_event,
             wait_for_peers=habits.wait_for_peers,
@@ -222,6 +225,7 @@ class Peer:
 
     def on_event(self, event: Event) -> None:
         self.status = apply(self.status, event)
+        self.forward(event)
         match event:
             case StateTransferred():
                 self.transfers.append(event)
@@ -283,12 +287,17 @@ class Peer:
     async def _connected(self) -> list[PeerId]:
         return self.swarm.network.connected(self.peer_id)
 
+    async def until_over(self) -> None:
+        """Wait until the node has ended in order, or failed."""
+        await self._over.wait()
+
     async def _serve(self, network: PeerNetwork) -> None:
         try:
             await self.peer.run(network)
             self.is_done = True
         except Exception as error:
             self.failure = error
+        self._over.set()
 
     async def _answer(self, purpose: Purpose, stream: Stream) -> None:
         task = asyncio.current_task()

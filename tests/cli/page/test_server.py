@@ -72,7 +72,7 @@ def get(path: str, headers: dict[str, str], token: str | None = TOKEN) -> Answer
     return asyncio.run(request([], path, headers, token))
 
 
-PATHS = ("/", "/page.js", "/plotly.min.js", "/live/peers", "/peers/0/pause")
+PATHS = ("/", "/page.js", "/plotly.min.js", "/live/peers", "/machine", "/peers/0/pause")
 
 
 @pytest.mark.parametrize("path", PATHS)

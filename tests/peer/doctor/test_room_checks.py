@@ -92,7 +92,7 @@ def test_small_shared_memory_as_containers_have_it(tmp_path: Path) -> None:
     found = shared_memory(
         NEED, Path("/tmp"), {Path("/tmp"): Room(60 * GB, "free on the disk of /tmp"), MEMORY_FOLDER: in_memory}.__getitem__
     )
-    assert found.level is Level.WARN and "67 MB" in found.found and "--shm-size 128m" in found.way_out
+    assert found.level is Level.WARN and "67.1 MB" in found.found and "--shm-size 128m" in found.way_out
 
 
 def test_no_room_for_payloads_anywhere() -> None:

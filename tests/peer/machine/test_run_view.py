@@ -106,9 +106,21 @@ def test_what_one_of_two_overstated_has_no_effect_once_others_are_there() -> Non
 
 
 def test_the_range_of_few_members_is_whole_and_that_of_five_leaves_one_out_on_each_side() -> None:
-    assert spread([]) == (None, None, None)
-    assert spread([1.0, 3.0, 2.0, 9.0]) == (1.0, 2.5, 9.0)
-    assert spread([1.0, 3.0, 2.0, 9.0, 0.0]) == (1.0, 2.0, 3.0)
+    assert spread([], []) == (None, None, None)
+    assert spread([1.0, 3.0, 2.0, 9.0], [1.0] * 4) == (1.0, 2.5, 9.0)
+    assert spread([1.0, 3.0, 2.0, 9.0, 0.0], [1.0] * 5) == (1.0, 2.0, 3.0)
+    assert spread([1.0, 3.0, 2.0, 9.0, 9.0], [1.0, 1.0, 1.0, 0.5, 0.5]) == (1.0, 2.5, 9.0), "four votes"
+
+
+@pytest.mark.parametrize("num_keys", [1, 3, 200])
+def test_the_identities_of_one_invite_have_one_vote_however_many_they_are(num_keys: int) -> None:
+    honest = [seen(number, NOW_S, 100 + number, loss=2.0 + number / 10, group=f"invite {number}") for number in range(6)]
+    liars = [seen(100 + number, NOW_S, 4000, loss=0.1, group="invite 9") for number in range(num_keys)]
+    point = view((NOW_S, [*honest, *liars])).points[-1]
+    assert (point.step, point.loss, point.high) == (103, 2.2, 2.4)
+    assert point.low == 2.0, "the outermost vote is left out"
+    together = [seen(number, NOW_S, 100 + number, group="one network") for number in range(3)]
+    assert view((NOW_S, together)).points[-1].step == 101, "members of one group alone have a vote each"
 
 
 def test_the_own_row_is_as_new_as_this_peer_and_not_as_its_record() -> None:

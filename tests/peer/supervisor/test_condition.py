@@ -34,7 +34,7 @@ def test_states_of_a_joining_peer() -> None:
     report(condition, TRAINER, "training", "")
     now(2)
     now(0)
-    report(condition, TRAINER, "finishing", "the schedule has run out: averaging with the others")
+    report(condition, TRAINER, "finishing", "all steps of the run are made: averaging with the others")
     now(2)
     condition.ending = changed("done", "the run is over")
     now(2)
@@ -45,7 +45,7 @@ def test_states_of_a_joining_peer() -> None:
         ("joining", "downloading weights from QmX: 40 %"),
         ("training", "meeting others"),
         ("training", "no other peer in sight"),
-        ("finishing", "the schedule has run out: averaging with the others"),
+        ("finishing", "all steps of the run are made: averaging with the others"),
         ("done", "the run is over"),
     ]
 
@@ -98,7 +98,7 @@ def test_a_failed_trainer_is_reported() -> None:
     assert not condition.trains
     state, reason = read_of(condition, 1, 100.0)
     assert state == "starting"
-    assert "starting it again in 2.0 s" in reason
+    assert "it is started again after 2 s" in reason
     assert "from its last checkpoint" in reason
     report(condition, TRAINER, "training", "")
     assert read_of(condition, 1, 100.0) == ("training", "meeting others")
@@ -109,7 +109,7 @@ def test_a_node_that_is_down_before_anything_is_trained() -> None:
     condition.note_exit(NODE, "exit code 1", 0.5)
     state, reason = read_of(condition, 0, 0.0)
     assert state == "joining"
-    assert reason.startswith("the node ended (exit code 1); starting it again in 0.5 s")
+    assert reason.startswith("the node ended (exit code 1); it is started again at once")
 
 
 def test_a_silent_trainer_is_reported() -> None:
@@ -136,7 +136,7 @@ def test_without_a_trainer_the_state_is_the_nodes() -> None:
     assert read == [
         ("starting", "opening the network"),
         ("serving", "3 connected"),
-        ("joining", "the node ended (exit code 1); starting it again in 0.5 s"),
+        ("joining", "the node ended (exit code 1); it is started again at once"),
     ]
 
 

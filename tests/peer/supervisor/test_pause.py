@@ -14,20 +14,17 @@ import psutil
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, asked_pause, memory_pause, refused_pause, ruled_pause
+from gossamer.peer.supervisor.polled_command import COMMAND_S, MOST_OUTPUT_BYTES, PolledCommand
 from gossamer.peer.supervisor.surroundings import (
     ASK_S,
     CALM_S,
-    COMMAND_S,
     HEAT_S,
     MEASURE_S,
-    MOST_OUTPUT_BYTES,
     CachedReading,
     Idleness,
     Lookout,
-    PolledCommand,
     Surroundings,
     Thermometer,
-    hottest_in,
     others_cpu_s,
 )
 
@@ -44,7 +41,7 @@ def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> No
     assert (two_hours.reason, two_hours.until_s) == ("paused by the operator until 14:00", NOON_S + 7200)
     night = ruled_pause(LocalSettings(schedule="22:00-07:00"), NOON_S, CALM)
     assert night is not None
-    assert (night.reason, night.until_s) == ("the schedule 22:00-07:00 says so until 22:00", NOON_S + 36000)
+    assert (night.reason, night.until_s) == ("outside the hours of the schedule 22:00-07:00 until 22:00", NOON_S + 36000)
     friday = ruled_pause(LocalSettings(schedule="fri 08:00-09:00"), NOON_S, CALM)
     assert friday is not None and friday.reason.endswith("until Fri 27 Nov, 08:00")
     battery = ruled_pause(LocalSettings(not_on_battery=True), NOON_S, Surroundings(is_on_battery=True))
@@ -58,7 +55,7 @@ def test_every_rest_has_a_reason_a_way_out_and_its_end_where_it_is_known() -> No
     hot = ruled_pause(LocalSettings(pause_above_temperature=80), NOON_S, Surroundings(too_hot="a GPU has 84 C"))
     assert hot is not None and hot.reason == "a GPU has 84 C, more than 80 C" and "cooled to 75 C" in hot.way_out
     asked = ruled_pause(LocalSettings(pause_when="test -e game"), NOON_S, Surroundings(says_pause=True))
-    assert asked is not None and asked.reason == "`test -e game` says so"
+    assert asked is not None and asked.reason == "the command `test -e game` asks for it"
     for rest in (
         hot,
         asked,
@@ -159,10 +156,11 @@ def test_a_command_that_prints_much_or_leaves_a_child_behind_is_read_at_once() -
 
 def test_what_a_run_printed_before_the_one_that_failed_is_forgotten() -> None:
     thermometer = Thermometer(lambda: None, tool=("echo", "95"))
-    polled(thermometer._gpus, thermometer._tool, 1)
-    assert thermometer.look(80, thermometer._gpus._began_s) == "a GPU has 95 C"
-    polled(thermometer._gpus, ("/nowhere/at/all",), 1)
-    assert thermometer.look(80, thermometer._gpus._began_s) == "" and thermometer.is_blind
+    command = thermometer.gpus._command
+    polled(command, ("echo", "95"), 1)
+    assert thermometer.look(80, command._began_s) == "a GPU has 95 C"
+    polled(command, ("/nowhere/at/all",), 1)
+    assert thermometer.look(80, command._began_s) == "" and thermometer.is_blind
 
 
 def test_another_command_starts_without_the_answer_of_the_one_before(tmp_path: Path) -> None:
@@ -202,10 +200,9 @@ def test_a_machine_that_was_too_hot_must_cool_down() -> None:
 
 
 def test_the_hottest_gpu_counts_and_no_reading_is_said() -> None:
-    assert hottest_in("61\n84\n7\n") == 84.0
-    assert hottest_in("[N/A]\n") is None and hottest_in("") is None
-    hot = Thermometer(lambda: 50.0, tool=("echo", "84"))
-    polled(hot._gpus, hot._tool, 1)
+    tool = ("printf", "61, 40.1, 300.00\\n84, 60.0, 300.00\\n7, 9, 9\\n")
+    hot = Thermometer(lambda: 50.0, tool=tool)
+    polled(hot.gpus._command, tool, 1)
     assert hot.look(80, ASK_S) == "a GPU has 84 C" and not hot.is_blind
     blind = Thermometer(lambda: None, tool=("/nowhere/at/all",))
     assert blind.look(80, 0.0) == "" and blind.is_blind

@@ -200,7 +200,7 @@ def test_a_peer_with_used_up_traffic_is_offline_until_the_limit_is_raised(tmp_pa
             await control(running, verb="set", key="monthly_traffic", value="1 GB")
             await eventually(lambda: running.status.state == "paused" and not running.children(), "offline")
             assert 0 < running.stopped_ns("trainer") < running.stopped_ns("node")
-            assert "1 GB is used up, until" in running.status.reason
+            assert "1 GB, is used up until" in running.status.reason
             with pytest.raises(BadSettings, match="stays paused"):
                 await control(running, verb="resume")
             await control(running, verb="set", key="monthly_traffic", value="3 GB")

@@ -33,7 +33,7 @@ def test_a_killed_trainer_is_started_again(tmp_path: Path) -> None:
             assert len(running.lives("node")) == 1
             assert (
                 "starting",
-                "the trainer ended (killed by SIGKILL); starting it again in 0.0 s, it goes on from its last checkpoint",
+                "the trainer ended (killed by SIGKILL); it is started again at once, it goes on from its last checkpoint",
             ) in (running.states())
             await eventually(lambda: running.status.meetings["solo"] == 4, "counts of both lives")
             assert (running.status.train_seconds, running.status.blocked_seconds) == (3.0, 1.0)

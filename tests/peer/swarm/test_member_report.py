@@ -52,8 +52,15 @@ def reported(*batches: list[MemberRecord], banned: bool = False, late: list[Memb
 def test_own_and_others_records_are_reported_with_their_figures_and_once_each() -> None:
     first, second = reported([record(A), record(B)], [record(B)], [record(B, 2, paused=True)])
     assert first.members[0] == MemberSeen(str(A.peer_id), "training", 1, NOW_S + 300, 5, 70, 9, 2.5, 400, 3, is_own=True)
-    assert replace(first.members[1], is_own=True, peer_id=str(A.peer_id)) == first.members[0]
+    assert replace(first.members[1], is_own=True, peer_id=str(A.peer_id), group="") == first.members[0]
     assert [(member.peer_id, member.state) for member in second.members] == [(str(B.peer_id), "paused")]
+
+
+def test_members_that_nobody_has_met_are_one_group_in_an_open_run_and_this_peer_is_in_none() -> None:
+    (seen,) = reported([record(A), record(B), record(MALLORY)])
+    own, *others = seen.members
+    assert own.group == ""
+    assert others[0].group == others[1].group != ""
 
 
 def test_a_banned_peer_is_not_reported() -> None:

@@ -46,10 +46,10 @@ def steady(
     return interval
 
 
-def test_a_peer_with_time_and_a_line_meets_as_often_as_pays() -> None:
+def test_a_peer_with_time_and_a_line_calls_at_every_step() -> None:
     interval = steady(bytes_per_s=1e9, blocked_s=1e-4, cpu_s=1e-3)
     assert interval.steps == SHORTEST_STEPS
-    assert "pay" in interval.reason
+    assert "once a step" in interval.reason
 
 
 @pytest.mark.parametrize("megabits", [0.5, 2, 5])

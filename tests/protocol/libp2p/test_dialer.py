@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import ipaddress
+import socket
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, cast
 
+import psutil
 import pytest
 
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dialer as module
-from gossamer.protocol.libp2p.dialer import BACK_OFF_S, MAX_FAILURES, Dialer
+from gossamer.protocol.libp2p.dialer import BACK_OFF_S, IPV6_FAILURES, IPV6_S, MAX_FAILURES, Dialer, has_global_ipv6
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.nearby import seal
@@ -27,9 +30,12 @@ class Network:
     def __init__(self) -> None:
         self.dialled: list[str] = []
         self.there: set[str] = set()
+        self.silent: set[str] = set()  # a dial of these alone ends only after a while
 
     async def connect(self, partner: PeerId, addresses: Sequence[str]) -> None:
         self.dialled += addresses
+        if self.silent >= set(addresses):
+            await asyncio.sleep(60.0)
         if not self.there & set(addresses):
             raise Unreachable("nobody")
 
@@ -151,3 +157,55 @@ def test_only_the_latest_hosts_are_remembered(monkeypatch: pytest.MonkeyPatch) -
         assert network.dialled[-1] == "/ip4/8.8.8.8/tcp/1", "the failures at this host should be forgotten"
 
     play(test)
+
+
+SIX, FOUR = "/ip6/2a00:1450::5/tcp/1", "/ip4/8.8.8.8/tcp/1"
+
+
+def with_ipv6(network: Network, has_ipv6: bool = True) -> Dialer:
+    return Dialer(cast(Control, network), lambda: ("/ip4/192.168.1.9/tcp/1",), has_ipv6=lambda: has_ipv6)
+
+
+def test_a_public_ipv6_address_is_dialled_alone_first_and_all_after_a_failure() -> None:
+    async def test(network: Network, _: Dialer) -> None:
+        network.there = {SIX}
+        assert await look_for(with_ipv6(network), 1, FOUR, SIX)
+        assert network.dialled == [SIX]
+        network.there, network.dialled = {FOUR}, []
+        assert await look_for(with_ipv6(network), 1, FOUR, SIX)
+        assert network.dialled == [SIX, FOUR, SIX]
+
+    play(test)
+
+
+def test_without_ipv6_here_or_there_all_addresses_are_dialled_at_once() -> None:
+    async def test(network: Network, _: Dialer) -> None:
+        network.there = {FOUR}
+        assert await look_for(with_ipv6(network, has_ipv6=False), 1, FOUR, SIX)
+        assert await look_for(with_ipv6(network), 1, FOUR, RELAY)
+        assert not await look_for(with_ipv6(network), 1, SIX), "one that is all that there is, is dialled once"
+        assert network.dialled == [FOUR, SIX, FOUR, RELAY, SIX]
+
+    play(test)
+
+
+def test_a_line_on_which_ipv6_is_silent_loses_little_time() -> None:
+    async def test(network: Network, _: Dialer) -> None:
+        loop, dialer = asyncio.get_running_loop(), with_ipv6(network)
+        network.there, network.silent = {FOUR}, {SIX}
+        began_s = loop.time()
+        for number in range(20):
+            assert await look_for(dialer, number, FOUR, SIX)
+        assert loop.time() - began_s == pytest.approx(IPV6_FAILURES * IPV6_S)
+        await asyncio.sleep(BACK_OFF_S + 1)
+        network.there, network.silent, network.dialled = {SIX}, set(), []
+        assert await look_for(dialer, 1, FOUR, SIX)
+        assert network.dialled == [SIX], "it is tried again"
+
+    play(test)
+
+
+def test_this_machine_tells_whether_it_has_a_global_ipv6_address() -> None:
+    addresses = [address for found in psutil.net_if_addrs().values() for address in found if address.family is socket.AF_INET6]
+    is_possible = any(ipaddress.ip_address(address.address.partition("%")[0]).is_global for address in addresses)
+    assert is_possible or not has_global_ipv6()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol.errors import BadMessage
-from gossamer.protocol.limits import ADDRESS_CHARS, MAX_LISTED, RECORD_BYTES
-from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
+from gossamer.protocol.limits import ADDRESS_CHARS, CURVE_FIELDS, CURVE_POINTS, MAX_LISTED, RECORD_BYTES
+from gossamer.protocol.messages.replies import CURVE_BYTES, PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, RunCurve, Sighting
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import RECORD
 
@@ -55,3 +55,33 @@ def test_a_sighting_survives_a_round_trip() -> None:
 def test_an_invalid_sighting_is_rejected(data: bytes) -> None:
     with pytest.raises(BadMessage):
         Sighting.from_bytes(data)
+
+
+def curve(**changed: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {name: (5, 6) for name in CURVE_FIELDS} | changed
+
+
+def test_a_curve_survives_a_round_trip_and_the_largest_fits() -> None:
+    assert RunCurve.from_bytes(RunCurve(**curve()).to_bytes()) == RunCurve(**curve())
+    assert RunCurve.from_bytes(b"") == RunCurve()
+    largest = {name: tuple(range(most - CURVE_POINTS + 1, most + 1)) for name, most in CURVE_FIELDS.items()}
+    assert len(RunCurve(**largest).to_bytes()) <= CURVE_BYTES
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"times_s": (6, 6)},
+        {"times_s": (7, 6)},
+        {"steps": (5,)},
+        {"lows_milli": (6, 6)},
+        {"highs_milli": (5, 5)},
+        {"losses_milli": (5, 1 << 40)},
+        {"times_s": (5, 1 << 50)},
+        {name: tuple(range(CURVE_POINTS + 1)) for name in CURVE_FIELDS},
+    ],
+)
+def test_a_curve_that_cannot_be_one_is_rejected(changed: dict[str, tuple[int, ...]]) -> None:
+    wire = peer_pb2.RunCurve(**curve(**changed))
+    with pytest.raises(BadMessage):
+        RunCurve.from_bytes(wire.SerializeToString())

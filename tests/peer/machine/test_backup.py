@@ -16,8 +16,9 @@ import pyrage
 import pytest
 import torch
 
+from gossamer.peer.machine import backup
 from gossamer.peer.machine.home import Home
-from gossamer.peer.model import backup, checkpoint
+from gossamer.peer.model import checkpoint
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import MOST_GENERATIONS

@@ -28,7 +28,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
 from gossamer.peer.machine.config import save_settings, saved_settings
-from gossamer.peer.machine.home import Home, private
+from gossamer.peer.machine.home import Home, finished_checkpoints, private
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
@@ -241,9 +241,7 @@ def _pack(home: Home, about: About, pipe: IO[bytes]) -> None:
 
 def _newest_checkpoint(home: Home, stack: contextlib.ExitStack) -> list[tuple[Path, IO[bytes]]]:
     """Open the files of the newest checkpoint, all at once: a peer that runs may replace it while they are read."""
-    from gossamer.peer.model.checkpoint import latest_folder  # torch: slow to import
-
-    while (newest := latest_folder(home.checkpoints)) is not None:
+    while newest := next(iter(finished_checkpoints(home.checkpoints).values()), None):
         with contextlib.suppress(FileNotFoundError):
             return [(path, stack.enter_context(open(path, "rb"))) for path in sorted(newest.iterdir())]
     return []
