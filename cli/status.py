@@ -11,10 +11,9 @@ import typer
 
 from gossamer.cli.figures import Status, age_text, loss_text, meetings_text, sentence, share_text, stage_text, text_read
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
-from gossamer.peer.machine.bill import steps_text
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.units import bytes_text
+from gossamer.peer.machine.units import bytes_text, steps_text
 from gossamer.protocol.errors import BadSettings, GossamerError
 
 FLAT = 0.0005  # nats in 100 steps: less is no change

@@ -16,7 +16,8 @@ import torch
 
 from benchmarks.side_by_side.job import Seat
 from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_rate
-from gossamer.peer.machine.events import EvalDone, Event, EventLog, StateChanged, StepDone
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import EvalDone, Event, StateChanged, StepDone
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.processor_queue import queued_clock
 from gossamer.peer.model.checkpoint import CheckpointContents, save

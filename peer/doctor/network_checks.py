@@ -14,9 +14,9 @@ import psutil
 
 from gossamer.peer.doctor.finding import Finding, fail, failed_by, ok, skipped, warn
 from gossamer.peer.doctor.visit import Call, CallRound
-from gossamer.peer.machine.bill import STEP_S, bill, steps_text
+from gossamer.peer.machine.bill import STEP_S, bill
 from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.machine.units import bytes_text, rate_bytes_per_s, rate_text, size_bytes
+from gossamer.peer.machine.units import bytes_text, rate_bytes_per_s, rate_text, size_bytes, steps_text
 from gossamer.peer.meeting.line import transfer_s
 from gossamer.peer.sync.client import as_final
 from gossamer.protocol.errors import ExitCode

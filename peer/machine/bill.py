@@ -12,7 +12,7 @@ from typing import Final
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import CORE_WATTS
 from gossamer.peer.machine.schedule import Schedule
-from gossamer.peer.machine.units import bytes_text
+from gossamer.peer.machine.units import bytes_text, steps_text
 
 STEP_S: Final = 1.0  # assumed duration of an inner step before any is measured
 DAYS: Final = 30  # of a month
@@ -56,8 +56,3 @@ def bill(day_bytes: float, interval_steps: int, step_s: float, config: LocalSett
     """Return the bill of a peer with these settings."""
     cores = config.threads or os.cpu_count() or 1
     return Bill(day_bytes, interval_steps, step_s, is_measured, Schedule.from_text(config.schedule).hours_a_day, cores)
-
-
-def steps_text(interval_steps: int) -> str:
-    """Return an interval in words: 1 step, 2 steps."""
-    return f"{interval_steps} step{'s' * (interval_steps != 1)}"

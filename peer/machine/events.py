@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -22,8 +21,6 @@ from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 if TYPE_CHECKING:
     from gossamer.protocol.run.manifest import AnyManifest
-
-MAX_LOG_BYTES = 64 << 20  # chosen, not measured: weeks of a busy peer; one older file of this size is kept beside it
 
 Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in a line if it is not finite
 
@@ -433,38 +430,6 @@ Event = Stamped
 
 KINDS: Any = reduce(or_, (kind for kind in (*Stamped.__subclasses__(), *Report.__subclasses__()) if kind is not Report))  # a union
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[KINDS, Field(discriminator="event")])
-
-
-class EventLog:
-    """The file that the supervisor appends to. It may be moved away or deleted at any time."""
-
-    def __init__(self, path: Path, max_bytes: int = MAX_LOG_BYTES) -> None:
-        self._path = path
-        self._max_bytes = max_bytes
-        self._num_lost = 0
-        self._lost_reason = ""
-
-    def append(self, event: Event) -> None:
-        """Write an event. Raises nothing on a disk error: lost events are counted and reported later by an EventsLost."""
-        try:
-            if self._num_lost:
-                self._write(to_line(EventsLost(self._num_lost, self._lost_reason)))
-                self._num_lost = 0
-            self._write(to_line(event))
-        except OSError as error:
-            self._num_lost += 1
-            self._lost_reason = error.strerror or str(error)
-
-    def _write(self, line: bytes) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            if self._path.stat().st_size >= self._max_bytes:
-                self._path.replace(older(self._path))
-        with open(os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600), "r+b", buffering=0) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size and os.pread(file.fileno(), 1, size - 1) != b"\n":
-                line = b"\n" + line  # the last line was cut by a full disk or a crash
-            if file.write(line) != len(line):
-                raise OSError(0, "a line was cut short")
 
 
 def older(path: Path) -> Path:

@@ -110,3 +110,8 @@ def bytes_text(num_bytes: float) -> str:
 def rate_text(bytes_per_s: float) -> str:
     """Write a rate in the unit that people use for lines."""
     return UNLIMITED if math.isinf(bytes_per_s) else f"{bytes_per_s / 125e3:.3g} Mbit/s"
+
+
+def steps_text(interval_steps: int) -> str:
+    """Return an interval in words: 1 step, 2 steps."""
+    return f"{interval_steps} step{'s' * (interval_steps != 1)}"

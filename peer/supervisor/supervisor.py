@@ -24,7 +24,8 @@ from gossamer.peer.machine import control_socket as control
 from gossamer.peer.machine import events
 from gossamer.peer.machine.child import ChildSettings, OwnPart
 from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfig, peer_config, save_settings, saved_settings, with_setting
-from gossamer.peer.machine.events import QUIET, Event, EventLog
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import QUIET, Event
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
 from gossamer.peer.machine.states import START_AGAIN, changed

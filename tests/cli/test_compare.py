@@ -9,7 +9,8 @@ import pytest
 
 from gossamer.cli.compare import last_session
 from gossamer.cli.main import run
-from gossamer.peer.machine.events import Event, EventLog, ModelBuilt, PeerStarted, RunKnown, StepDone
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import Event, ModelBuilt, PeerStarted, RunKnown, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from tests.cli.shell import Shell

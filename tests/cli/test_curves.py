@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.curves import curves, draw_curves, need_plot
-from gossamer.peer.machine.events import EvalDone, EventLog, StepDone
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import EvalDone, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 

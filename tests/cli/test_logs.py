@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.machine.events import CheckpointFailed, EventLog, SoloStep, StateChanged, StepDone
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import CheckpointFailed, SoloStep, StateChanged, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.status import Status, apply

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.machine.events import EventLog, PeerStarted
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import PeerStarted
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import changed
 from gossamer.peer.machine.systemd import unit_file

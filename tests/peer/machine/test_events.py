@@ -8,12 +8,12 @@ from typing import Any, get_args
 
 import pytest
 
+from gossamer.peer.machine.event_log import EventLog
 from gossamer.peer.machine.events import (
     KINDS,
     CheckpointSaved,
     EvalDone,
     Event,
-    EventLog,
     EventsLost,
     FragmentSynced,
     MeetingDone,

@@ -12,7 +12,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gossamer.peer.machine.events import EvalDone, EventLog, MeetingDone
+from gossamer.peer.machine.event_log import EventLog
+from gossamer.peer.machine.events import EvalDone, MeetingDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.evaluation import compare_homes, evaluate_home
 from gossamer.peer.model.export import MARK, WEIGHTS, export_model
