@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.streams.transport import Transport
 
+RECONSIDER_S = (2.0, 12.0)  # a choice is announced and looked at again after a random time: peers that join together choose unlike stages
 FIRST_LOOK_S = 5.0  # for the directory to show who holds which stage
 
 
@@ -40,10 +42,19 @@ class StageChoice:
         chosen = self._kept()
         if chosen not in stages:
             await self.presence.first_look(FIRST_LOOK_S)
-            chosen = min(stages, key=self._need)
+            chosen = await self._reconsidered(min(stages, key=self._need), stages)
             write_whole(self.home.stage, f"{chosen + 1}\n".encode())
         self.lifecycle.hold(chosen + 1)
         return chosen
+
+    async def _reconsidered(self, first: int, stages: tuple[int, ...]) -> int:
+        """Announce a choice, and return it, or a stage that has fewer other holders by then."""
+        if len(stages) == 1 or not self.groups.book.announced(loop_s()):
+            return first
+        self.lifecycle.hold(first + 1)
+        await asyncio.sleep(self.rng.uniform(*RECONSIDER_S))
+        better = min(stages, key=self._need)
+        return better if self._need(better)[:2] < self._need(first)[:2] else first
 
     def _need(self, stage: int) -> tuple[int, int, float]:
         """Return how little a stage needs one more holder."""

@@ -13,6 +13,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
+
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Backward, Begin, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, Writer, hop_file
 from gossamer.peer.link.payload_folder import PayloadFolder
@@ -22,6 +24,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.node import staging
 from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.pipeline.driver import Pipeline
@@ -343,8 +346,10 @@ def play(run: StagedRun, story: Callable[[StagedRun], Awaitable[None]]) -> None:
     """Let a story happen in virtual time, and see that it leaves nothing behind."""
 
     async def inside() -> None:
-        await run.start()
-        await story(run)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(staging, "RECONSIDER_S", (0.1, 0.1))  # the holders start one after the other
+            await run.start()
+            await story(run)
         run.check()
         await run.close()
 

@@ -5,17 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.machine.home import Home
+from gossamer.peer.node import staging
 from gossamer.peer.node.staging import StageChoice
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadSettings
 from tests.peer.swarm.test_address_book_stages import book_of
 from tests.protocol.samples import STAGE_TERMS
+
+
+@pytest.fixture(autouse=True)
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(staging, "RECONSIDER_S", (0.05, 0.05))
 
 
 class SeenDirectory:
@@ -61,6 +68,26 @@ def test_of_the_stages_that_fit_it_takes_the_one_with_the_fewest_holders(tmp_pat
 def test_equal_stages_are_drawn(tmp_path: Path) -> None:
     drawn = Counter(chosen(tmp_path / str(seed), [1, 2], (0, 1), seed) for seed in range(20))
     assert set(drawn) == {0, 1}
+
+
+def test_peers_that_join_together_choose_unlike_stages(tmp_path: Path) -> None:
+    """A second one has chosen the same stage at the same moment: the later look sees it."""
+
+    async def choose() -> tuple[int, int]:
+        choosing = choice(tmp_path, [1, 2])
+        entries = list(choosing.groups.book._entries.values())
+        for entry in entries:
+            entry.seen_s = asyncio.get_running_loop().time()
+        chosen = asyncio.create_task(choosing.choose((0, 1)))
+        await choosing.lifecycle.until(lambda: choosing.lifecycle.stage > 0)
+        first = choosing.lifecycle.stage - 1
+        for entry in entries:
+            assert entry.record is not None
+            entry.record = replace(entry.record, stage=first + 1)
+        return first, await chosen
+
+    first, chosen = asyncio.run(choose())
+    assert chosen == 1 - first
 
 
 def test_the_choice_is_kept_in_the_home(tmp_path: Path) -> None:
