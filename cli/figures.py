@@ -53,6 +53,15 @@ def sentence(status: Status, now_s: float) -> str:
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
 
 
+def stage_text(status: Status) -> str:
+    """Return which stage of the model a peer holds, and what has passed through it."""
+    if not (hops := status["hops"]):
+        return str(status["stage"])
+    carried = ", ".join(f"{number} {outcome.replace('_', ' ')}" for outcome, number in sorted(hops["outcomes"].items())) or "none yet"
+    lanes = f"lanes: {hops['lanes_below']} below, {hops['lanes_above']} above"
+    return f"{status['stage']}; micro-batches: {carried}; {lanes}; {bytes_text(hops['sent'])} up, {bytes_text(hops['received'])} down"
+
+
 def text_read(text: Mapping[str, Any]) -> str:
     """Return what was read of the operator's text, and what was not; `text` as in the status, not empty."""
     words = (

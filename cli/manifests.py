@@ -40,11 +40,13 @@ class RunOptions(WithOptions):
     """Outer optimizer: noloco."""
     inner_steps: Annotated[Any, Setting("N|auto", parser=_inner_steps)] = None
     """Mean number of inner steps between two meetings on a fragment; auto: each peer finds its own."""
+    stages: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """Cut a model that fits nobody into so many stages, of which each peer holds one. Labels and hidden states leave the machine then."""
 
 
 KEYS = {
     "steps": ("run", "total_steps"), "seed": ("run", "seed"), "codec": ("codec", "name"), "method": ("outer", "method"),
-    "inner_steps": ("outer", "inner_steps"),
+    "inner_steps": ("outer", "inner_steps"), "stages": ("stages", "count"),
 }  # fmt: skip
 
 
@@ -72,6 +74,8 @@ def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:
     for name, value in changes.items():
         section, key = KEYS[name]
         values.setdefault(section, {})[key] = value
+    if changes.get("stages"):
+        values.get("run", {}).pop("protocol", None)  # it follows from the number of stages
     return Manifest.checked(values)
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text, text_read
+from gossamer.cli.figures import Status, age_text, bytes_text, loss_text, meetings_text, sentence, share_text, stage_text, text_read
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
@@ -65,6 +65,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
     return {
         "run": run_text(answer, now_s),
         **({"program": answer["program"]} if answer["program"] else {}),
+        **({"stage": stage_text(answer)} if answer["stage"] else {}),
         **({"text": text_read(answer["text"])} if answer["text"] else {}),
         "loss": trend_text(answer),
         "my part": part_text(answer, now_s),

@@ -142,6 +142,8 @@ LOADED = {
     "gossamer": ("transformers", "tokenizers", "datasets", "pyarrow", "hivemind", "grpc", "asyncio"),
     "gossamer.swarm": ("transformers", "tokenizers", "datasets", "pyarrow", "hivemind", "grpc"),
     "gossamer.peer.node.__main__, gossamer.peer.node.process": (
+        "gossamer.peer.pipeline",  # of staged runs
+        "gossamer.peer.node.staging",
         "gossamer.peer.trainer",
         "gossamer.peer.supervisor",
         "gossamer.peer.simulator",

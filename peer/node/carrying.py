@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 import random
 from collections.abc import Iterator
 from contextlib import suppress
@@ -16,9 +17,9 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.stage_report import StageReport
-from gossamer.peer.pipeline.commands import CloseLane, Report
+from gossamer.peer.pipeline.commands import CloseLane, HopOver
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
-from gossamer.peer.pipeline.greeting import OwnSide
+from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
@@ -30,6 +31,8 @@ from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, spawn
+
+log = logging.getLogger(__name__)
 
 DOWN_LANES = 4
 MOST_UP_LANES = 8
@@ -90,9 +93,11 @@ class Carrying:
         for open_lane in list(self.pipeline.lanes.values()):
             self.pipeline.end_lane(open_lane, "leaving")
 
-    def on_report(self, report: Report) -> None:
-        """Count a hop that is over."""
+    def on_report(self, report: HopOver) -> None:
+        """Count a hop that is over, and log why one was not carried out."""
         self.report.count(report)
+        if report.reason:
+            log.info("hop %d after %d tries: %s: %s", report.hop, report.tries, report.outcome.value, report.reason)
 
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""
@@ -107,7 +112,7 @@ class Carrying:
 
     @property
     def _is_training(self) -> bool:
-        return self.lifecycle.may_meet and self.lifecycle.phase is RunPhase.TRAIN
+        return self.lifecycle.may_meet and self.lifecycle.phase is RunPhase.TRAIN and self.link.connected
 
     def _look(self) -> None:
         carrier = self.pipeline.carrier
@@ -131,11 +136,9 @@ class Carrying:
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""
-        if self.lifecycle.state is LifecycleState.LEAVING:
-            return
-        reason = "the run has ended here" if self.lifecycle.finished else "not training now"
-        for open_lane in list(self.pipeline.lanes.values()):
-            self.pipeline.end_lane(open_lane, reason)
+        is_idle = self.pipeline.carrier.is_quiet and not self.pipeline.lanes
+        if not is_idle and self.lifecycle.state is not LifecycleState.LEAVING:
+            self.pipeline.rest("the run has ended here" if self.lifecycle.finished else "not training now")
 
     @property
     def _next_stage(self) -> int:
@@ -227,11 +230,11 @@ class Carrying:
 
     # ------------------------------------------------------------------ one lane
 
-    def _own_side(self, partner: PeerId) -> OwnSide:
+    def _own_side(self, partner: PeerId) -> LaneSide:
         exchange, lifecycle = self.peer_exchange, self.lifecycle
         window = self.pipeline.carrier.window
         records = exchange.records_for(partner)
-        return OwnSide(self.membership, lifecycle.global_step, lifecycle.phase, window, records, exchange.time.now_s())
+        return LaneSide(self.membership, lifecycle.global_step, lifecycle.phase, window, records, exchange.time.now_s())
 
     async def _carry(self, stream: Stream, theirs: Lane, window: int = 0) -> None:
         """Carry hops on a lane whose sides have greeted each other, and learn from how it ends."""
@@ -253,7 +256,7 @@ class Carrying:
     def _lane(self, number: int, partner: PeerId, theirs: Lane, window: int) -> UpLane | DownLane:
         if theirs.stage < self.membership.terms.own_stage:
             return UpLane(number, partner, window or self.pipeline.carrier.window)
-        return DownLane.opened(number, partner, theirs.window, self.stage)
+        return DownLane.opened(number, partner, theirs.window, self.stage, self.peer_exchange.book.get(partner).typical_s)
 
     def _learn(self, partner: PeerId, end: CloseLane) -> None:
         book = self.peer_exchange.book

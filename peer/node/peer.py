@@ -246,7 +246,9 @@ class NodePeer:
         if member.manifest.num_stages > 1:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-            own.link.choose_stage = StageChoice(self._home, SybilGroups(self.book, member.membership.terms), presence, self._rng).choose
+            own.link.choose_stage = StageChoice(
+                self._home, SybilGroups(self.book, member.membership.terms), presence, self.lifecycle, self._rng
+            ).choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
@@ -296,7 +298,8 @@ class NodePeer:
         if plan.stage is not None:
             from gossamer.peer.node.staging import make_carrying  # only staged runs load it
 
-            self.book.stage = lifecycle.stage = member.client.stage = terms.own_stage
+            self.book.stage = member.client.stage = terms.own_stage
+            lifecycle.hold(terms.own_stage)
             carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)
         meetings = Meetings(

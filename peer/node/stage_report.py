@@ -6,15 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event, HopsCarried, ProcessReported, StageHeld
+from gossamer.peer.machine.events import Event, HopsCarried, ProcessReported, StageHeld, Warned
 from gossamer.peer.machine.states import CARRYING, STARVED
-from gossamer.peer.pipeline.commands import Report
+from gossamer.peer.pipeline.commands import HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.protocol.errors import Refused
 from gossamer.protocol.messages.terms import StageTerms
 
 MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
+ONLY_S = 60.0  # without another holder of our stage, until a warning
 HOPS_S = 5.0  # between two reports of hops
 ROUND_S = 5  # an age below a minute is rounded down to this
 
@@ -33,12 +34,14 @@ class StageReport:
     _reported_s: float = 0.0
     _whole_s: float | None = None  # when both neighbours were last there, since training began; loop time
     _starved: str = ""
+    _shared_s: float | None = None  # when another holder of our stage was last known, since training began; loop time
+    _is_only: bool = False
     _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
 
     def __post_init__(self) -> None:
         self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
 
-    def count(self, report: Report) -> None:
+    def count(self, report: HopOver) -> None:
         """Count a hop that is over."""
         self._outcomes[report.outcome.value.replace(" ", "_")] += 1
         self._num_repeated += max(0, report.tries - 1)
@@ -54,6 +57,8 @@ class StageReport:
         missing = 0 if not is_training else self.stage.stage + 2 if not carrier.is_complete else 0
         missing = missing or (self.stage.stage if is_training and not self.stage.is_first and not carrier.up else 0)
         self._report_missing(missing)
+        if is_training:
+            self._warn_of_only_holder()
         if loop_s() - self._reported_s >= HOPS_S:
             self._report_hops(pipeline)
 
@@ -68,6 +73,19 @@ class StageReport:
         if loop_s() - self._whole_s >= MISSING_S and (reason := self._why(missing)) != self._starved:
             self._starved = reason
             self.emit(ProcessReported(STARVED, reason))
+
+    def _warn_of_only_holder(self) -> None:
+        """Warn while no other peer has a copy of this stage."""
+        own, now_s = self.stage.stage + 1, loop_s()
+        if self._shared_s is None or self.book.claimed(own, now_s):
+            self._shared_s = now_s
+        is_only = now_s - self._shared_s >= ONLY_S
+        if is_only is not self._is_only:
+            self._is_only = is_only
+            words = (
+                f"no other peer holds stage {own} of {self.stage.count}: with this peer's disk the stage would be lost; invite another peer"
+            )
+            self.emit(Warned("stage", words if is_only else ""))
 
     def _why(self, missing: int) -> str:
         """Say why no holder of a stage, counted from one, carries hops with us."""

@@ -32,22 +32,24 @@ class StageChoice:
     home: Home
     groups: SybilGroups
     presence: Presence
+    lifecycle: Lifecycle
     rng: random.Random
 
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
-        kept = self._kept()
-        if kept in stages:
-            return kept
-        await self.presence.first_look(FIRST_LOOK_S)
-        chosen = min(stages, key=self._need)
-        write_whole(self.home.stage, f"{chosen + 1}\n".encode())
+        chosen = self._kept()
+        if chosen not in stages:
+            await self.presence.first_look(FIRST_LOOK_S)
+            chosen = min(stages, key=self._need)
+            write_whole(self.home.stage, f"{chosen + 1}\n".encode())
+        self.lifecycle.hold(chosen + 1)
         return chosen
 
     def _need(self, stage: int) -> tuple[int, int, float]:
         """Return how little a stage needs one more holder."""
-        holders = self.groups.book.holders(stage + 1, loop_s())
-        is_known = bool(self.groups.book.announced(loop_s()))
+        book, now_s = self.groups.book, loop_s()
+        holders = book.claimed(stage + 1, now_s)
+        is_known = bool(book.announced(now_s))
         return len(self.groups.group(holders)), len(holders), self.rng.random() if is_known else stage
 
     def _kept(self) -> int:

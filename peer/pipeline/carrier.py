@@ -16,12 +16,12 @@ from collections.abc import Iterator
 from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, Returned, hop_file
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command, HopOutcome
-from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopState, Source
+from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
 from gossamer.peer.pipeline.routing import Capacity, choose
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
 from gossamer.protocol.limits import MICRO_BATCH_BYTES
-from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, Notice, Part
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
 
@@ -31,7 +31,7 @@ NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lowe
 BATCHES_AWAY = 2  # at most: a later answer is about weights that are too old
 
 
-class InvalidTransition(AssertionError):
+class InvalidHopEvent(AssertionError):
     """An event that cannot happen: our own bug."""
 
 
@@ -108,15 +108,15 @@ class Carrier:
                 self._lose_lane(number)
             case events.TrainerReplied(reply):
                 self._take_reply(reply)
-            case events.TrainerGone(number):
+            case events.HopLost(number):
                 self._lose_trainer(number)
             case events.HopSent(number):
                 if (hop := self.hops.get(number)) is not None and hop.state is HopState.ANSWERING:
                     self._end(hop, HopOutcome.ANSWERED)
             case events.TimePassed():
                 self._look_at_time()
-            case events.Stopped():
-                self._stop()
+            case events.HopsStopped(is_final):
+                self._stop(is_final=is_final)
         self._send_ready()
         self._begin()
         done, self._commands = self._commands, []
@@ -137,12 +137,12 @@ class Carrier:
                     self._take_answer(lane, message)
                 case ((UpLane() | DownLane()), Chunk()):
                     self._take_chunk(lane, message)
-                case UpLane(), HopNotice(notice=Notice.WITHDRAWN):
+                case UpLane(), HopNotice(notice=NoticeKind.WITHDRAWN):
                     self._withdraw_by_partner(lane, message.number)
-                case DownLane(), HopNotice(notice=Notice.DECLINED):
+                case DownLane(), HopNotice(notice=NoticeKind.DECLINED):
                     if (declined := lane.take_decline(message.number, self._now_s)) is not None:
                         self._try_again(self.hops[declined], "declined by the next stage")
-                case DownLane(), HopNotice(notice=Notice.DELAYED):
+                case DownLane(), HopNotice(notice=NoticeKind.DELAYED):
                     self._allow_longer(lane, message.number)
                 case _:
                     raise BadMessage(f"a {type(message).__name__} out of turn")
@@ -160,7 +160,9 @@ class Carrier:
             (Part.TOKENS, self.stage.token_bytes, hop_file(number, HopFile.PARTNER_TOKENS)),
             (Part.ACTIVATIONS, self.stage.value_bytes, hop_file(number, HopFile.PARTNER_FORWARD)),
         )
-        hop = self.hops[number] = Hop(number, forward.micro_batch, Source(lane, forward.number), HopState.ARRIVING, measure=forward.measure)
+        hop = self.hops[number] = Hop(
+            number, forward.micro_batch, HopSource(lane, forward.number), HopState.ARRIVING, measure=forward.measure
+        )
         lane.unanswered[forward.number] = number
         lane.incoming = Incoming(forward.number, files, number, self._now_s)
         if reason := self._why_not(hop):
@@ -195,12 +197,12 @@ class Carrier:
         hop = None if incoming.hop is None else self.hops[incoming.hop]
         if hop is None:
             return
-        self._do(commands.Store(hop.number, file, chunk.data))
+        self._do(commands.StoreChunk(hop.number, file, chunk.data))
         if not incoming.is_complete:
             return
         if isinstance(lane, UpLane):
             hop.state = HopState.QUEUED
-            self._do(commands.AskTrainer(Forward(hop.number, hop.name.hex(), hop.measure)))
+            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure)))
         else:
             self._go_back(hop)
 
@@ -223,10 +225,11 @@ class Carrier:
             case ((HopState.QUEUED | HopState.BACKWARD), Declined(reason=reason)):
                 self._give_up(hop, reason)
             case _:
-                raise InvalidTransition(f"{reply} in {hop.state.name}")
+                raise InvalidHopEvent(f"{reply} in {hop.state.name}")
 
     def _lose_trainer(self, number: int) -> None:
-        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added."""
+        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added; begin no other before the node says so."""
+        self.may_begin = False
         if number in self._lost:
             self._forget_lost(number, is_added=True)
         elif (hop := self.hops.get(number)) is not None:
@@ -278,7 +281,7 @@ class Carrier:
         for _ in range(min(credit - num_waiting, self.capacity.most - len(self.hops))):
             hop = Hop(next(self._numbers), self._rng.randbytes(MICRO_BATCH_BYTES), None, HopState.QUEUED)
             self.hops[hop.number] = hop
-            self._do(commands.AskTrainer(Begin(hop.number, hop.name.hex())))
+            self._do(commands.AskForHop(Begin(hop.number, hop.name.hex())))
 
     def _send_ready(self) -> None:
         """Send the hops whose output is there, the oldest first, as far as lanes have credit."""
@@ -322,7 +325,7 @@ class Carrier:
             self._answer(hop)
             return
         hop.state = HopState.BACKWARD
-        self._do(commands.AskTrainer(Backward(hop.number, hop.loss)))
+        self._do(commands.AskForHop(Backward(hop.number, hop.loss)))
 
     def _allow_longer(self, lane: DownLane, number: int) -> None:
         """Wait longer for a hop that is tried again above, and have the lower stage wait too; not for ever."""
@@ -334,7 +337,7 @@ class Carrier:
 
     def _delay(self, hop: Hop) -> None:
         if hop.source is not None:
-            self._do(commands.SendNotice(hop.source.lane.number, HopNotice(hop.source.number, Notice.DELAYED)))
+            self._do(commands.SendNotice(hop.source.lane.number, HopNotice(hop.source.number, NoticeKind.DELAYED)))
 
     def _try_again(self, hop: Hop, reason: str) -> None:
         """Send a hop to another holder, or give it up."""
@@ -348,9 +351,10 @@ class Carrier:
 
     # ------------------------------------------------------------------ ends
 
-    def _stop(self) -> None:
-        """Begin nothing any more, and end what has not left stage 0."""
-        self._is_stopping = True
+    def _stop(self, *, is_final: bool) -> None:
+        """Begin nothing, and end what has not left stage 0."""
+        self.may_begin = False
+        self._is_stopping |= is_final
         for hop in [hop for hop in self.hops.values() if hop.source is None and hop.state in (HopState.QUEUED, HopState.READY)]:
             self._end(hop, HopOutcome.WITHDRAWN)
 
@@ -369,21 +373,21 @@ class Carrier:
         hop.state = HopState.OVER
         del self.hops[hop.number]
         self._do(commands.RemoveHop(hop.number))
-        self._do(commands.Report(hop.number, outcome, hop.tries, hop.loss, reason))
+        self._do(commands.HopOver(hop.number, outcome, hop.tries, hop.loss, reason))
 
     def _withdraw(self, hop: Hop, away: Away) -> None:
         hop.away = None
         away.lane.withdraw(away.number, measure=hop.measure)
         if away.lane.number in self.down:
-            self._do(commands.SendNotice(away.lane.number, HopNotice(away.number, Notice.WITHDRAWN)))
+            self._do(commands.SendNotice(away.lane.number, HopNotice(away.number, NoticeKind.WITHDRAWN)))
 
-    def _release(self, hop: Hop, source: Source, *, is_declined: bool) -> None:
+    def _release(self, hop: Hop, source: HopSource, *, is_declined: bool) -> None:
         lane = source.lane
         lane.unanswered.pop(source.number, None)
         if lane.incoming is not None and lane.incoming.hop == hop.number:
             lane.incoming.hop = None  # the rest of the bytes still comes
         if is_declined and lane.number in self.up:
-            self._do(commands.SendNotice(lane.number, HopNotice(source.number, Notice.DECLINED)))
+            self._do(commands.SendNotice(lane.number, HopNotice(source.number, NoticeKind.DECLINED)))
 
     def _lose_lane(self, number: int) -> None:
         """Forget a lane: hops that came from it are not wanted any more, hops that went to it are tried again."""

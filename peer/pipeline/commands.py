@@ -22,8 +22,8 @@ class HopOutcome(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class AskTrainer:
-    """Send a request to own trainer; TrainerReplied or TrainerGone follows."""
+class AskForHop:
+    """Send a request to own trainer; TrainerReplied or HopLost follows."""
 
     request: HopRequest
 
@@ -37,7 +37,7 @@ class TellLost:
 
 @dataclass(frozen=True, slots=True)
 class SendHop:
-    """Send a message, then these files as chunks. HopSent follows for an answer. TrainerGone follows where a file has another size."""
+    """Send a message, then these files as chunks. HopSent follows for an answer. HopLost follows where a file has another size."""
 
     lane: int
     hop: int
@@ -54,7 +54,7 @@ class SendNotice:
 
 
 @dataclass(frozen=True, slots=True)
-class Store:
+class StoreChunk:
     """Append bytes to a file of the payload folder."""
 
     hop: int
@@ -95,7 +95,7 @@ class HearClock:
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class HopOver:
     """A hop is over."""
 
     hop: int
@@ -105,4 +105,4 @@ class Report:
     reason: str = ""
 
 
-Command = AskTrainer | TellLost | SendHop | SendNotice | Store | RemoveFile | RemoveHop | CloseLane | HearClock | Report
+Command = AskForHop | TellLost | SendHop | SendNotice | StoreChunk | RemoveFile | RemoveHop | CloseLane | HearClock | HopOver

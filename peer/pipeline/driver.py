@@ -51,7 +51,7 @@ class Pipeline:
     carrier: Carrier
     link: NodeEnd
     payloads: PayloadFolder
-    on_report: Callable[[commands.Report], None]
+    on_report: Callable[[commands.HopOver], None]
     on_clock: Callable[[OpenLane, int], None]
     changes: Changes = field(default_factory=Changes)
     lanes: dict[int, OpenLane] = field(default_factory=dict)
@@ -90,7 +90,13 @@ class Pipeline:
 
     def stop(self) -> None:
         """Begin no hop and accept none any more; those under way are answered."""
-        self.handle(events.Stopped())
+        self.handle(events.HopsStopped())
+
+    def rest(self, reason: str) -> None:
+        """End every hop and lane for now: neighbours look elsewhere."""
+        for open_lane in list(self.lanes.values()):
+            self.end_lane(open_lane, reason)
+        self.handle(events.HopsStopped(is_final=False))
 
     def end_lane(self, open_lane: OpenLane, reason: str) -> None:
         """End a lane for a reason of our own; its hops are withdrawn, or tried elsewhere."""
@@ -173,7 +179,7 @@ class Pipeline:
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.AskTrainer(request):
+            case commands.AskForHop(request):
                 spawn(self._ask(request), self._asking, f"hop {request.hop}")
             case commands.TellLost(hop):
                 self.link.notify(Lost(hop))
@@ -182,7 +188,7 @@ class Pipeline:
             case commands.SendNotice(lane, notice):
                 if lane in self.lanes:
                     self.lanes[lane].writer.notify(notice)
-            case commands.Store(hop, file, data):
+            case commands.StoreChunk(hop, file, data):
                 self._store(hop, file, data)
             case commands.RemoveFile(file):
                 self.payloads.remove(file)
@@ -193,14 +199,14 @@ class Pipeline:
             case commands.HearClock(lane, global_step):
                 if lane in self.lanes:
                     self.on_clock(self.lanes[lane], global_step)
-            case commands.Report():
+            case commands.HopOver():
                 self.on_report(command)
 
     def _send(self, command: commands.SendHop) -> None:
         """Map the files of a hop and queue it; a file of another size was removed with its trainer."""
         parts = tuple((part, self.payloads.read(file)) for part, file, _ in command.files)
         if any(len(data) != num_bytes for (_, data), (_, _, num_bytes) in zip(parts, command.files, strict=True)):
-            self._events.append(events.TrainerGone(command.hop))
+            self._events.append(events.HopLost(command.hop))
         elif command.lane in self.lanes:
             self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, parts))
 
@@ -208,7 +214,7 @@ class Pipeline:
         try:
             self.payloads.append(file, data)
         except OSError:  # the disk is full
-            self._events.append(events.TrainerGone(hop))
+            self._events.append(events.HopLost(hop))
 
     def _end(self, close: CloseLane) -> None:
         """Tell the partner why, and have `carry` return."""
@@ -223,6 +229,6 @@ class Pipeline:
         try:
             reply = await self.link.pass_hop(request)
         except LinkLost:
-            self.handle(events.TrainerGone(request.hop))
+            self.handle(events.HopLost(request.hop))
         else:
             self.handle(events.TrainerReplied(reply))

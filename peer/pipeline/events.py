@@ -46,7 +46,7 @@ class TrainerReplied:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainerGone:
+class HopLost:
     """The trainer has lost a hop: the link broke before the reply, or a file of the hop is missing."""
 
     hop: int
@@ -58,8 +58,10 @@ class TimePassed:
 
 
 @dataclass(frozen=True, slots=True)
-class Stopped:
-    """Begin no hop and accept none any more; those under way are answered."""
+class HopsStopped:
+    """Begin no hop, and end those that have not left stage 0. Others that are under way are answered."""
+
+    is_final: bool = True  # and accept none any more
 
 
-Event = LaneOpened | LaneSaid | LaneGone | HopSent | TrainerReplied | TrainerGone | TimePassed | Stopped
+Event = LaneOpened | LaneSaid | LaneGone | HopSent | TrainerReplied | HopLost | TimePassed | HopsStopped

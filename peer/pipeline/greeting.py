@@ -17,7 +17,7 @@ GREETING_S = 10.0  # for the partner's Lane
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSide:
+class LaneSide:
     """What this side says of itself when a lane opens."""
 
     membership: Membership

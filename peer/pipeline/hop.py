@@ -34,7 +34,7 @@ AT_TRAINER = (HopState.QUEUED, HopState.BACKWARD)
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class HopSource:
     """Where a hop came from: a lane from the lower stage, and the hop's number on it."""
 
     lane: UpLane
@@ -62,7 +62,7 @@ class Hop:
 
     number: int  # the node's, in the names of its files
     name: bytes  # the micro-batch's, the same at every stage
-    source: Source | None  # None: begun here
+    source: HopSource | None  # None: begun here
     state: HopState
     measure: bool = False
     tries: int = 0  # how often it was sent to the next stage

@@ -103,11 +103,14 @@ class DownLane:
     _withdrawn: dict[int, bool] = field(default_factory=dict)  # whether a withdrawn hop only measures
 
     @classmethod
-    def opened(cls, number: int, partner: PeerId, window: int, stage: StageTerms) -> DownLane:
-        """Make the lane after both sides have greeted. A stranger gets the time of the bytes through the stages that are left."""
+    def opened(cls, number: int, partner: PeerId, window: int, stage: StageTerms, waited_s: float = 0.0) -> DownLane:
+        """Make the lane after both sides have greeted.
+
+        A stranger gets the time of the bytes through the stages that are left; a partner that was waited for in vain gets longer each time.
+        """
         stages_left = stage.count - 1 - stage.stage
         transfer_s = stages_left * (stage.forward_bytes + stage.value_bytes) / SLOWEST_BYTES_PER_S
-        return cls(number, partner, window, FIRST_PATIENCE_S + transfer_s)
+        return cls(number, partner, window, FIRST_PATIENCE_S + transfer_s + PATIENCE * waited_s)
 
     @property
     def patience_s(self) -> float:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gossamer.protocol.errors import TransportError
-from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, Notice, Part, Refusal, chunks
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, NoticeKind, Part, Refusal, chunks
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import Changes
 
@@ -40,7 +40,7 @@ class LaneWriter:
 
     def notify(self, notice: HopNotice | Refusal) -> None:
         """Send a notice before the next chunk; a Refusal is the last message. A hop that is withdrawn stops here."""
-        if isinstance(notice, HopNotice) and notice.notice is Notice.WITHDRAWN:
+        if isinstance(notice, HopNotice) and notice.notice is NoticeKind.WITHDRAWN:
             self._stop(notice.number)
         self._notices.append(notice)
         self._changes.notify()

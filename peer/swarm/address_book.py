@@ -275,6 +275,11 @@ class AddressBook:
         """Return the live holders of a stage, counted from one, as `everybody`."""
         return [entry for entry in self.everybody(now_s) if entry.stage == stage]
 
+    def claimed(self, stage: int, now_s: float) -> list[KnownPeer]:
+        """Return the peers that hold a stage, counted from one, or are about to, paused ones included."""
+        known = (entry for entry in self._entries.values() if entry.stage == stage and now_s - entry.seen_s < FORGET_S)
+        return [entry for entry in known if not self.is_banned(entry.peer_id, now_s)]
+
     def last_seen_s(self, stage: int) -> float | None:
         """Return when a holder of a stage, counted from one, was last seen, live or not; None if none ever was."""
         return max((entry.seen_s for entry in self._entries.values() if entry.stage == stage), default=None)

@@ -92,6 +92,11 @@ class Lifecycle:
         if self.state is LifecycleState.PAUSED:
             self._enter(LifecycleState.UNKNOWN)
 
+    def hold(self, stage: int) -> None:
+        """Note the stage, counted from one, that this peer holds in a staged run, or will hold once its trainer is ready."""
+        self.stage = stage
+        self._changes.notify()
+
     def leave(self) -> None:
         """Begin no meeting any more."""
         self._enter(LifecycleState.LEAVING)

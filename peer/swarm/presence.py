@@ -66,8 +66,11 @@ class Presence:
         return self._has_looked.is_set()
 
     async def _announce_for_ever(self) -> None:
-        """Announce regularly once there is a trainer, and at once when this peer ends, pauses, resumes, or changes its addresses."""
-        await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN)
+        """Announce regularly once there is a trainer or a stage, and at once when this peer ends, pauses, resumes, or has other addresses.
+
+        A stage is announced before its trainer is ready, as paused: others that choose one meanwhile count it.
+        """
+        await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN or self.lifecycle.stage > 0)
         while True:
             announced = self._announced_state()
             await self._announce(RECORD_S, ANNOUNCE_S)

@@ -171,7 +171,7 @@ class StateSync:
             others_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
             has_start=self.has_start,
-            is_founder=self.is_founder,
+            is_founder=self.is_founder or self._founds_stage,
             others_have_begun=is_waiting and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
@@ -186,6 +186,12 @@ class StateSync:
             is_back=not is_waiting and self.away_s > 0.0 and loop_s() - self._back_s < BACK_S,
             left_behind_steps=self._left_behind_steps(),
         )
+
+    @property
+    def _founds_stage(self) -> bool:
+        """Whether this is a staged run in which no other holder of our stage was ever seen: there is nobody to take weights from."""
+        book = self.groups.book
+        return book.stage > 0 and book.last_seen_s(book.stage) is None
 
     def _left_behind_steps(self) -> int:
         """Return where the partners are that went on while we were away; 0 where there are none.

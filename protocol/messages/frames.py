@@ -17,7 +17,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId, Signed
 from gossamer.protocol.messages.figures import MemberFigures
-from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, Notice, Outcome, Part, RunPhase, Verdict
+from gossamer.protocol.messages.messages import Chunk, Commit, ContentsKind, Decision, Message, NoticeKind, Outcome, Part, RunPhase, Verdict
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 
@@ -105,7 +105,7 @@ _READ: Final[dict[str, Callable[[Any], object]]] = {
     **dict.fromkeys(("records", "members", "addresses"), tuple),
     "phase": RunPhase,
     "part": Part,
-    "notice": Notice,
+    "notice": NoticeKind,
     "decision": Decision,
     "code": _refusal_code,
     "kind": _contents_kind,

@@ -264,7 +264,7 @@ class HopAnswer(Bounded):
             raise BadMessage(f"a loss of {self.loss}")
 
 
-class Notice(IntEnum):
+class NoticeKind(IntEnum):
     """What happens to a hop before its answer."""
 
     DECLINED = 1  # from the higher stage: it is not carried out
@@ -277,7 +277,7 @@ class HopNotice(Bounded):
     """A notice about a hop. It may come between the chunks of another hop."""
 
     number: int  # as in the HopForward
-    notice: Notice
+    notice: NoticeKind
 
 
 Message = (

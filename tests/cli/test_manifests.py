@@ -10,6 +10,7 @@ from gossamer.cli.manifests import changed, pins_of, read_manifest, tried, with_
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.limits import STAGES_PROTOCOL
 from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import DEMO_LLAMA
@@ -55,3 +56,12 @@ def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: P
     assert found.tokenizer.digest == load_tokenizer(found.tokenizer).digest
     assert found.model.layout == layout_digest(parameter_shapes(found.model))
     assert with_pins(wanted, pins_of(found)) == found == tried(found, None, devices="cpu")
+
+
+def test_stages_make_a_staged_run_whose_protocol_follows() -> None:
+    assert changed(Manifest(), {"stages": 1}).run_id == Manifest().run_id
+    assert changed(Manifest(), {"stages": 2}).num_stages == 2
+    written = Manifest.from_toml(Manifest().to_toml().replace("tie_word_embeddings = true", "tie_word_embeddings = false"))
+    assert changed(written, {"stages": 2}).run.protocol == STAGES_PROTOCOL
+    with pytest.raises(BadManifest, match="set tie_word_embeddings = false"):
+        changed(Manifest.from_toml(Manifest().to_toml()), {"stages": 2})

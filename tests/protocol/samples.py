@@ -22,7 +22,7 @@ from gossamer.protocol.messages.messages import (
     HopNotice,
     Lane,
     Message,
-    Notice,
+    NoticeKind,
     Outcome,
     Part,
     Refusal,
@@ -108,6 +108,6 @@ MESSAGES: dict[str, Message] = {
     "lane": LANE,
     "hop_forward": HopForward(7, b"b" * 16, False, 120),
     "hop_answer": HopAnswer(7, 2.5, 4, 121),
-    "hop_notice": HopNotice(7, Notice.DELAYED),
+    "hop_notice": HopNotice(7, NoticeKind.DELAYED),
     "contents": Contents(ContentsKind.STATE, 80000, DIGEST, 120).signed(BOB, *FETCH.asked),
 }

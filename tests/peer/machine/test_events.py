@@ -97,7 +97,8 @@ def test_a_full_log_is_moved_aside_once(tmp_path: Path) -> None:
 def test_every_event_comes_back_as_it_was(kind: type[Any]) -> None:
     values = {
         "int": 7, "str": "x", "Figure": 0.5, "float": 0.5, "bool": True, "tuple[str, ...]": ("x", "y"),
-        "dict[str, str]": {"x": "y"}, "dict[str, float]": {"x": 0.5},
+        "dict[str, str]": {"x": "y"}, "dict[str, float]": {"x": 0.5}, "dict[str, int]": {"x": 7},
+        "float | None": 0.5,
         "tuple[MemberSeen, ...]": (MemberSeen("x", "training", 1, 2.5, 3, 4, loss=0.5), MemberSeen("y", "paused", 1, 2.5, 3, 4)),
     }  # fmt: skip
     given = [values[str(field.type)] for field in dataclasses.fields(kind) if field.name not in ("ts", "event")]

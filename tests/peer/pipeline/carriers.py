@@ -20,7 +20,7 @@ from gossamer.peer.pipeline.commands import HopOutcome
 from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.messages import Chunk, HopForward, HopNotice, Message, Notice, Part
+from gossamer.protocol.messages.messages import Chunk, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
 
 TOKEN_BYTES, VALUE_BYTES, IN_BATCH = 20, 60, 4
@@ -92,12 +92,12 @@ class Holder:
 
     def _carry_out(self, command: commands.Command) -> None:
         match command:
-            case commands.AskTrainer(request):
+            case commands.AskForHop(request):
                 self.jobs.append(request)
                 self._work()
             case commands.SendHop(lane, hop, message, files):
                 if any(self.files.get(file) != num_bytes for _, file, num_bytes in files):
-                    self.world.after(0.0, self._if_alive(lambda: self.take(events.TrainerGone(hop))))
+                    self.world.after(0.0, self._if_alive(lambda: self.take(events.HopLost(hop))))
                     return
                 chunks = [(part, offset, num_bytes) for part, _, num_bytes in files for offset in range(0, num_bytes, CHUNK_BYTES)]
                 self._send(lane, message)
@@ -107,10 +107,10 @@ class Holder:
                 if not isinstance(message, HopForward):
                     self.world.after(self.world.rng.random() / 10, self._if_alive(lambda: self.take(events.HopSent(hop))))
             case commands.SendNotice(lane, notice):
-                if notice.notice is Notice.WITHDRAWN:
+                if notice.notice is NoticeKind.WITHDRAWN:
                     self.withdrawn.setdefault(lane, set()).add(notice.number)
                 self._send(lane, notice)
-            case commands.Store(_, file, data):
+            case commands.StoreChunk(_, file, data):
                 self.files[file] = self.files.get(file, 0) + len(data)
             case commands.RemoveFile(file):
                 self.files.pop(file, None)
@@ -121,7 +121,7 @@ class Holder:
                 if fault is not None:
                     self.faults.append(reason)
                 self.world.close(self.wires.pop(lane), self)
-            case commands.Report(_, outcome):
+            case commands.HopOver(_, outcome):
                 self.outcomes[outcome] += 1
             case commands.TellLost() | commands.HearClock():
                 pass  # the trainer may still carry it out: the harder case
@@ -260,7 +260,7 @@ class World:
     def deliver(self, wire: Wire, sender: Holder, message: Message, is_stopped: Callable[[], bool], *, jumps: bool) -> None:
         taker = wire.high if sender is wire.low else wire.low
         arrives_s = max(self.now_s + 0.01 * self.rng.random(), 0.0 if jumps else wire.arrives_s.get(id(taker), 0.0))
-        if jumps and isinstance(message, HopNotice) and message.notice is Notice.WITHDRAWN:
+        if jumps and isinstance(message, HopNotice) and message.notice is NoticeKind.WITHDRAWN:
             arrives_s = max(arrives_s, self.now_s + 0.01)  # behind what has left already
         wire.arrives_s[id(taker)] = max(arrives_s, wire.arrives_s.get(id(taker), 0.0))
 
@@ -302,7 +302,8 @@ class World:
         holder.is_working = False
         holder.files = {name: size for name, size in holder.files.items() if ".own-" not in name}
         for number in requests:
-            holder.take(events.TrainerGone(number))
+            holder.take(events.HopLost(number))
+        holder.carrier.may_begin = True
 
     def cut(self, wire: Wire) -> None:
         """Break a lane."""

@@ -14,7 +14,7 @@ from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, DownLane, UpLane
 from gossamer.protocol.errors import BadMessage
-from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, Notice, Part
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
 from tests.protocol.samples import ALICE, BOB
 
@@ -44,7 +44,7 @@ class Middle:
     def arrive(self, number: int = 1, name: bytes = NAME, *, measure: bool = False) -> int:
         """Have a hop arrive; return our number of it."""
         done = self.say(LOW, HopForward(number, name, measure, 5), *chunks_of_forward())
-        (asked,) = [command.request for command in done if isinstance(command, commands.AskTrainer)]
+        (asked,) = [command.request for command in done if isinstance(command, commands.AskForHop)]
         assert isinstance(asked, Forward)
         return asked.hop
 
@@ -68,12 +68,12 @@ def answer(number: int, window: int = 2) -> list[Message]:
     return [HopAnswer(number, 2.5, window, 7), Chunk(Part.GRADIENT, 0, bytes(VALUES))]
 
 
-def notices(done: list[Command]) -> list[tuple[int, int, Notice]]:
+def notices(done: list[Command]) -> list[tuple[int, int, NoticeKind]]:
     return [(command.lane, command.message.number, command.message.notice) for command in done if isinstance(command, commands.SendNotice)]
 
 
 def outcomes(done: list[Command]) -> list[HopOutcome]:
-    return [command.outcome for command in done if isinstance(command, commands.Report)]
+    return [command.outcome for command in done if isinstance(command, commands.HopOver)]
 
 
 def fault(done: list[Command]) -> str:
@@ -89,8 +89,8 @@ def test_a_hop_goes_up_and_its_gradient_comes_down() -> None:
     sent = middle.leave(hop)
     assert (sent.micro_batch, sent.measure) == (NAME, False)
     done = middle.say(HIGH, *answer(sent.number))
-    assert commands.Store(hop, hop_file(hop, HopFile.PARTNER_BACKWARD), bytes(VALUES)) in done
-    assert done[-1] == commands.AskTrainer(Backward(hop, 2.5))
+    assert commands.StoreChunk(hop, hop_file(hop, HopFile.PARTNER_BACKWARD), bytes(VALUES)) in done
+    assert done[-1] == commands.AskForHop(Backward(hop, 2.5))
     (back,) = middle.take(events.TrainerReplied(Returned(hop, 2.5)))
     assert isinstance(back, commands.SendHop) and back.lane == LOW
     assert isinstance(back.message, HopAnswer) and (back.message.number, back.message.loss) == (4, 2.5)
@@ -131,7 +131,7 @@ WRONG_FROM_BELOW: dict[str, list[Message]] = {
         HopForward(3, NAME, False, 0),
     ],
     "a HopAnswer out of turn": [HopAnswer(1, 1.0, 1, 0)],
-    "a HopNotice out of turn": [HopNotice(1, Notice.DECLINED)],
+    "a HopNotice out of turn": [HopNotice(1, NoticeKind.DECLINED)],
 }
 WRONG_FROM_ABOVE: dict[str, list[Message]] = {
     "waits for none": answer(2),
@@ -140,9 +140,9 @@ WRONG_FROM_ABOVE: dict[str, list[Message]] = {
     "expected gradient at 0": [HopAnswer(1, 1.0, 1, 0), Chunk(Part.ACTIVATIONS, 0, bytes(VALUES))],
     "before the bytes of the answer": [HopAnswer(1, 1.0, 1, 0), HopAnswer(1, 1.0, 1, 0)],
     "a chunk that no hop expects": [*answer(1), Chunk(Part.GRADIENT, 0, b"x")],
-    "which was not sent": [HopNotice(2, Notice.DECLINED)],
+    "which was not sent": [HopNotice(2, NoticeKind.DECLINED)],
     "a HopForward out of turn": [HopForward(1, NAME, False, 0)],
-    "a HopNotice out of turn": [HopNotice(1, Notice.WITHDRAWN)],
+    "a HopNotice out of turn": [HopNotice(1, NoticeKind.WITHDRAWN)],
 }
 
 
@@ -168,7 +168,7 @@ def test_a_higher_holder_that_breaks_the_rules_loses_its_lane_and_the_hop_is_kep
     assert not middle.carrier.down
     if reason != "a chunk that no hop expects":  # by then the gradient is complete
         assert middle.carrier.hops[hop].state is HopState.READY
-        assert (LOW, 1, Notice.DELAYED) in notices(done)
+        assert (LOW, 1, NoticeKind.DELAYED) in notices(done)
 
 
 def test_a_hop_that_is_declined_above_goes_to_another_holder_at_once() -> None:
@@ -176,8 +176,8 @@ def test_a_hop_that_is_declined_above_goes_to_another_holder_at_once() -> None:
     middle.take(events.LaneOpened(DownLane.opened(3, ALICE.peer_id, 2, middle.carrier.stage)))
     hop = middle.arrive()
     (sent,) = [command for command in middle.take(events.TrainerReplied(Forwarded(hop))) if isinstance(command, commands.SendHop)]
-    done = middle.say(sent.lane, HopNotice(sent.message.number, Notice.DECLINED))
-    assert notices(done) == [(LOW, 1, Notice.DELAYED)]
+    done = middle.say(sent.lane, HopNotice(sent.message.number, NoticeKind.DECLINED))
+    assert notices(done) == [(LOW, 1, NoticeKind.DELAYED)]
     (again,) = [command for command in done if isinstance(command, commands.SendHop)]
     assert again.lane == 5 - sent.lane and again.files == sent.files, "the same bytes"
 
@@ -188,22 +188,22 @@ def test_after_three_tries_a_hop_is_declined_and_no_stage_below_tries_again() ->
     sent = middle.leave(hop)
     for number in range(1, MOST_TRIES):
         assert sent.number == number
-        assert notices(middle.say(HIGH, HopNotice(number, Notice.DECLINED))) == [(LOW, 1, Notice.DELAYED)]
+        assert notices(middle.say(HIGH, HopNotice(number, NoticeKind.DECLINED))) == [(LOW, 1, NoticeKind.DELAYED)]
         (again,) = [command for command in middle.pass_time() if isinstance(command, commands.SendHop)]
         assert isinstance(again.message, HopForward)
         sent = again.message
-    done = middle.say(HIGH, HopNotice(MOST_TRIES, Notice.DECLINED))
-    assert notices(done) == [(LOW, 1, Notice.DECLINED)] and outcomes(done) == [HopOutcome.DECLINED]
+    done = middle.say(HIGH, HopNotice(MOST_TRIES, NoticeKind.DECLINED))
+    assert notices(done) == [(LOW, 1, NoticeKind.DECLINED)] and outcomes(done) == [HopOutcome.DECLINED]
     assert commands.RemoveHop(hop) in done and middle.carrier.is_quiet
 
 
 def test_a_lane_that_declines_rests_a_little_longer_each_time() -> None:
     middle = Middle()
     sent = middle.leave(middle.arrive())
-    middle.say(HIGH, HopNotice(sent.number, Notice.DECLINED))
+    middle.say(HIGH, HopNotice(sent.number, NoticeKind.DECLINED))
     assert middle.carrier.next_s == middle.now_s + 1.0
     middle.pass_time()
-    middle.say(HIGH, HopNotice(2, Notice.DECLINED))
+    middle.say(HIGH, HopNotice(2, NoticeKind.DECLINED))
     assert middle.carrier.next_s == middle.now_s + 2.0
 
 
@@ -214,6 +214,14 @@ def test_a_silent_holder_loses_its_lane_and_what_it_was_waited_for_is_known() ->
     (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
     assert closed.fault is None and FIRST_PATIENCE_S <= closed.silent_s < FIRST_PATIENCE_S + 1
     assert not middle.carrier.down and middle.carrier.hops[100].state is HopState.READY
+
+
+def test_a_holder_that_is_only_slow_gets_longer_the_next_time() -> None:
+    stage = StageTerms(0, 3, TOKENS, VALUES, 4)
+    first, again = (DownLane.opened(1, BOB.peer_id, 2, stage, waited_s) for waited_s in (0.0, 30.0))
+    assert again.patience_s == first.patience_s + 90.0
+    first.note_answer(20.0)
+    assert first.patience_s == 60.0, "from its first answer on, by its answers"
 
 
 def test_patience_follows_the_usual_answer_and_a_delay_lengthens_it() -> None:
@@ -229,7 +237,7 @@ def test_patience_follows_the_usual_answer_and_a_delay_lengthens_it() -> None:
     assert lane.usual_s == 4.0 and lane.patience_s == 12.0
     assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0
     for number in range(1, 6):
-        middle.say(HIGH, HopNotice(2, Notice.DELAYED))
+        middle.say(HIGH, HopNotice(2, NoticeKind.DELAYED))
         assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0 * (1 + min(number, 4)), "not for ever"
 
 
@@ -237,16 +245,16 @@ def test_a_lower_holder_that_withdraws_a_hop_frees_all_of_it() -> None:
     middle = Middle()
     hop = middle.arrive()
     middle.leave(hop)
-    done = middle.say(LOW, HopNotice(1, Notice.WITHDRAWN))
-    assert notices(done) == [(HIGH, 1, Notice.WITHDRAWN)] and outcomes(done) == [HopOutcome.WITHDRAWN]
+    done = middle.say(LOW, HopNotice(1, NoticeKind.WITHDRAWN))
+    assert notices(done) == [(HIGH, 1, NoticeKind.WITHDRAWN)] and outcomes(done) == [HopOutcome.WITHDRAWN]
     assert middle.carrier.is_quiet
     assert middle.say(HIGH, *answer(1)) == [commands.HearClock(HIGH, 7)], "an answer that crossed the notice is read and dropped"
-    assert middle.say(LOW, HopNotice(1, Notice.WITHDRAWN)) == []
+    assert middle.say(LOW, HopNotice(1, NoticeKind.WITHDRAWN)) == []
 
 
 def test_a_hop_may_be_withdrawn_in_the_middle_of_its_bytes() -> None:
     middle = Middle()
-    middle.say(LOW, HopForward(1, NAME, False, 0), chunks_of_forward()[0], HopNotice(1, Notice.WITHDRAWN))
+    middle.say(LOW, HopForward(1, NAME, False, 0), chunks_of_forward()[0], HopNotice(1, NoticeKind.WITHDRAWN))
     assert middle.carrier.is_quiet
     middle.arrive(2)
 
@@ -256,7 +264,7 @@ def test_a_hop_may_be_withdrawn_in_the_middle_of_its_answer() -> None:
     hop = middle.arrive()
     middle.leave(hop)
     middle.say(HIGH, HopAnswer(1, 2.5, 2, 7), Chunk(Part.GRADIENT, 0, bytes(10)))
-    middle.say(LOW, HopNotice(1, Notice.WITHDRAWN))
+    middle.say(LOW, HopNotice(1, NoticeKind.WITHDRAWN))
     assert middle.say(HIGH, Chunk(Part.GRADIENT, 10, bytes(VALUES - 10))) == []
     assert middle.carrier.down[HIGH].incoming is None
 
@@ -264,7 +272,7 @@ def test_a_hop_may_be_withdrawn_in_the_middle_of_its_answer() -> None:
 def test_the_trainer_forgets_a_hop_that_is_withdrawn_and_its_late_reply_leaves_no_file() -> None:
     middle = Middle()
     hop = middle.arrive()
-    assert commands.TellLost(hop) in middle.say(LOW, HopNotice(1, Notice.WITHDRAWN))
+    assert commands.TellLost(hop) in middle.say(LOW, HopNotice(1, NoticeKind.WITHDRAWN))
     assert middle.take(events.TrainerReplied(Forwarded(hop))) == [commands.RemoveHop(hop)]
 
 
@@ -276,15 +284,17 @@ def test_a_micro_batch_that_was_added_or_is_under_way_is_declined(is_over: bool)
         last.take(events.TrainerReplied(Returned(hop, 2.0)))
         last.take(events.HopSent(hop))
     done = last.say(LOW, HopForward(2, NAME, False, 0))
-    assert notices(done) == [(LOW, 2, Notice.DECLINED)]
-    assert not [command for command in last.say(LOW, *chunks_of_forward()) if isinstance(command, commands.Store)], "its bytes are dropped"
+    assert notices(done) == [(LOW, 2, NoticeKind.DECLINED)]
+    assert not [command for command in last.say(LOW, *chunks_of_forward()) if isinstance(command, commands.StoreChunk)], (
+        "its bytes are dropped"
+    )
 
 
 def test_a_micro_batch_that_the_trainer_may_have_added_is_declined() -> None:
     last = Middle(stage=2)
     hop = last.arrive()
-    assert notices(last.take(events.TrainerGone(hop))) == [(LOW, 1, Notice.DECLINED)]
-    assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, Notice.DECLINED)]
+    assert notices(last.take(events.HopLost(hop))) == [(LOW, 1, NoticeKind.DECLINED)]
+    assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, NoticeKind.DECLINED)]
 
 
 def test_held_out_text_may_come_again() -> None:
@@ -301,7 +311,7 @@ def test_without_a_next_stage_hops_are_declined_and_lower_holders_soon_look_else
     hop = middle.arrive()
     middle.leave(hop)
     middle.take(events.LaneGone(HIGH))
-    assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, Notice.DECLINED)]
+    assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, NoticeKind.DECLINED)]
     assert middle.carrier.next_s == middle.now_s + NOBODY_ABOVE_S
     done = middle.pass_time()
     assert commands.CloseLane(LOW, "nobody holds the next stage") in done and middle.carrier.is_quiet
@@ -332,17 +342,17 @@ def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
 def test_a_holder_that_stops_answers_what_is_under_way_and_takes_nothing_new() -> None:
     middle = Middle()
     hop = middle.arrive()
-    middle.take(events.Stopped())
-    assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, Notice.DECLINED)]
+    middle.take(events.HopsStopped())
+    assert notices(middle.say(LOW, HopForward(2, b"m" * 16, False, 0), *chunks_of_forward())) == [(LOW, 2, NoticeKind.DECLINED)]
     sent = middle.leave(hop)
-    assert middle.say(HIGH, *answer(sent.number))[-1] == commands.AskTrainer(Backward(hop, 2.5))
+    assert middle.say(HIGH, *answer(sent.number))[-1] == commands.AskForHop(Backward(hop, 2.5))
 
 
 def test_a_file_that_the_trainer_has_lost_ends_the_hop_on_both_sides() -> None:
     middle = Middle()
     hop = middle.arrive()
     middle.leave(hop)
-    assert notices(middle.take(events.TrainerGone(hop))) == [(HIGH, 1, Notice.WITHDRAWN), (LOW, 1, Notice.DECLINED)]
+    assert notices(middle.take(events.HopLost(hop))) == [(HIGH, 1, NoticeKind.WITHDRAWN), (LOW, 1, NoticeKind.DECLINED)]
 
 
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import PeersSeen, ProcessReported
-from gossamer.peer.machine.states import changed
+from gossamer.peer.machine.states import CARRYING, NO_HOLDER, STARVED, changed
 from gossamer.peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 
 BOTH = (TRAINER, NODE)
@@ -166,3 +166,21 @@ def test_health_of_a_peer_through_its_day() -> None:
     assert "killed by SIGKILL" in condition.trouble(101.0)
     condition.ending = changed("failed", "not invited")
     assert condition.trouble(101.0) == "failed: not invited"
+
+
+def test_a_stage_that_nobody_holds_is_waited_for_with_a_way_out() -> None:
+    condition = training()
+    report(condition, NODE, STARVED, "nobody holds stage 2 of 2, last seen 10 s ago")
+    described = condition.describe(1, 101.0)
+    assert (described.state, described.reason) == ("waiting", "nobody holds stage 2 of 2, last seen 10 s ago")
+    assert described.way_out == NO_HOLDER
+    assert not condition.trouble(101.0), "nothing is wrong with this peer"
+    report(condition, NODE, CARRYING, "")
+    assert read_of(condition, 1, 101.0) == ("training", "meeting others")
+
+
+def test_trouble_of_a_trainer_comes_before_a_missing_stage() -> None:
+    condition = training()
+    report(condition, NODE, STARVED, "nobody holds stage 2 of 2")
+    condition.note_exit(TRAINER, "killed", 1.0)
+    assert condition.describe(1, 101.0).state == "starting"

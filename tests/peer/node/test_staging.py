@@ -1,0 +1,78 @@
+"""The choice of the stage that a peer holds."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.machine.home import Home
+from gossamer.peer.node.staging import StageChoice
+from gossamer.peer.swarm.lifecycle import Lifecycle
+from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.protocol.errors import BadSettings
+from tests.peer.swarm.test_address_book_stages import book_of
+from tests.protocol.samples import STAGE_TERMS
+
+
+class SeenDirectory:
+    """A presence whose first look at the directory is over."""
+
+    async def first_look(self, most_s: float) -> bool:
+        return True
+
+
+def choice(folder: Path, stages: list[int], seed: int = 0) -> StageChoice:
+    home = Home(folder)
+    home.create()
+    return StageChoice(home, SybilGroups(book_of(stages, own=0), STAGE_TERMS), SeenDirectory(), Lifecycle(), random.Random(seed))  # type: ignore[arg-type]
+
+
+def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0) -> int:
+    async def choose() -> int:
+        choosing = choice(folder, stages, seed)
+        now_s = asyncio.get_running_loop().time()
+        for entry in choosing.groups.book._entries.values():
+            entry.seen_s = now_s
+        stage = await choosing.choose(fits)
+        assert choosing.lifecycle.stage == stage + 1, "it is announced before the trainer is ready"
+        return stage
+
+    return asyncio.run(choose())
+
+
+def test_the_first_peer_of_a_run_takes_the_first_stage_that_fits(tmp_path: Path) -> None:
+    assert chosen(tmp_path / "a", [], (0, 1, 2)) == 0
+    assert chosen(tmp_path / "b", [], (1, 2)) == 1
+
+
+def test_a_joining_peer_takes_the_stage_that_nobody_holds(tmp_path: Path) -> None:
+    assert chosen(tmp_path, [1, 3, 3], (0, 1, 2)) == 1
+
+
+def test_of_the_stages_that_fit_it_takes_the_one_with_the_fewest_holders(tmp_path: Path) -> None:
+    assert chosen(tmp_path, [1, 1, 2, 3, 3], (0, 2)) in (0, 2)
+    assert chosen(tmp_path / "other", [1, 1, 2, 3, 3], (0, 1, 2)) == 1
+
+
+def test_equal_stages_are_drawn(tmp_path: Path) -> None:
+    drawn = Counter(chosen(tmp_path / str(seed), [1, 2], (0, 1), seed) for seed in range(20))
+    assert set(drawn) == {0, 1}
+
+
+def test_the_choice_is_kept_in_the_home(tmp_path: Path) -> None:
+    assert chosen(tmp_path, [1], (0, 1)) == 1
+    assert chosen(tmp_path, [2, 2, 2], (0, 1)) == 1, "though another stage needs it more by now"
+    assert Home(tmp_path).stage.read_text() == "2\n"
+    assert chosen(tmp_path, [2], (0,)) == 0, "unless it does not fit any more"
+
+
+def test_an_unreadable_choice_is_reported_with_what_to_do(tmp_path: Path) -> None:
+    Home(tmp_path).create()
+    Home(tmp_path).stage.write_text("last\n")
+    with pytest.raises(BadSettings, match="does not hold the number of a stage") as caught:
+        chosen(tmp_path, [], (0, 1))
+    assert "remove it" in caught.value.hint

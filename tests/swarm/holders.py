@@ -1,0 +1,349 @@
+"""A staged run in virtual time: the real node of every holder over a network in memory, and trainers that compute nothing.
+
+A scripted trainer writes files of the right size, takes time, counts what it was asked, and makes a step with each batch of micro-batches.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Backward, Begin, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, Writer, hop_file
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.peer.link.socket import LinkLost
+from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.node.carrying import Carrying
+from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
+from gossamer.peer.pipeline.driver import Pipeline
+from gossamer.peer.supervisor.condition import Condition
+from gossamer.protocol.identity import Identity, PeerId
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link as Wire
+from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.protocol.scripted import ScriptedNetwork
+
+TOKEN_BYTES, VALUE_BYTES, IN_BATCH = 36, 300_000, 4  # several chunks, so that faults fall between them
+ADDRESSES = ("/ip4/192.0.2.1/tcp/4001",)
+PROGRESS_S = 1.0
+STILL = "the scripted trainer exchanges no weights"
+
+
+@dataclass
+class ScriptedTrainer:
+    """The trainer of one holder and the node's end of the link to it, in memory."""
+
+    payloads: PayloadFolder
+    fits: tuple[int, ...]
+    num_stages: int
+    service_s: float
+    choose_stage: Callable[[tuple[int, ...]], Awaitable[int]] | None = None
+    stage: int | None = None
+    added: Counter[str] = field(default_factory=Counter)  # gradients, by the micro-batch's name
+    names: dict[int, str] = field(default_factory=dict)
+    measured: set[int] = field(default_factory=set)
+    losses: list[float] = field(default_factory=list)  # of held-out text, at stage 0
+    followed: list[int] = field(default_factory=list)
+    lost: list[int] = field(default_factory=list)
+    wrong_bytes: int = 0  # added to the size of each output
+    is_up: bool = True
+    has_begun: bool = False
+    total_steps: int = 1_000_000
+    _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _asked: dict[int, asyncio.Task[HopReply]] = field(default_factory=dict)
+    _begun: Iterator[int] = field(default_factory=lambda: itertools.count(1))
+
+    @property
+    def steps(self) -> int:
+        return sum(self.added.values()) // IN_BATCH
+
+    @property
+    def plan(self) -> ModelPlan:
+        assert self.stage is not None
+        return ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(self.stage, self.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
+
+    # ------------------------------------------------------------------ the node's end of the link
+
+    @property
+    def connected(self) -> bool:
+        return self.is_up
+
+    async def connect(self) -> ModelPlan:
+        if self.stage is None:
+            assert self.choose_stage is not None
+            self.stage = await self.choose_stage(self.fits)
+        return self.plan
+
+    async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
+        while True:
+            if self.is_up:
+                phase = RunPhase.TRAIN if self.steps < self.total_steps else RunPhase.FINISH
+                on_report(messages.Progress(self.steps, phase, self.has_begun, tokens=sum(self.added.values())))
+            await asyncio.sleep(PROGRESS_S)
+
+    def notify(self, request: messages.Notification) -> None:
+        match request:
+            case messages.Start():
+                self.has_begun = True
+            case messages.Lost(hop):
+                self.lost.append(hop)
+            case messages.FollowClock(global_step):
+                self.followed.append(global_step)
+
+    async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
+        if not self.is_up:
+            raise LinkLost("the trainer is not there")
+        if isinstance(request, messages.BringUp | messages.WriteResult):
+            return messages.Written(request.name, STILL)
+        reply = messages.not_done(request, STILL)
+        assert reply is not None
+        return reply
+
+    async def pass_hop(self, request: HopRequest) -> HopReply:
+        if not self.is_up:
+            raise LinkLost("the trainer is not there")
+        self._asked[request.hop] = working = asyncio.create_task(self._carry_out(request))
+        try:
+            await asyncio.wait([working])
+            if working.cancelled():
+                raise LinkLost("the trainer went away")
+            return working.result()
+        finally:
+            self._asked.pop(request.hop, None)
+            working.cancel()
+
+    def kill(self) -> None:
+        """Die: requests fail, own files and gradients are gone."""
+        self.is_up = False
+        for asked in self._asked.values():
+            asked.cancel()
+        self.payloads.clear(Writer.TRAINER)
+
+    # ------------------------------------------------------------------ what a trainer does
+
+    async def _carry_out(self, request: HopRequest) -> HopReply:
+        async with self._turn:
+            await asyncio.sleep(self.service_s)
+            return self._reply(request)
+
+    def _reply(self, request: HopRequest) -> HopReply:
+        if not isinstance(request, Backward):
+            self.names[request.hop] = request.name
+        assert self.stage is not None
+        match request:
+            case Begin(hop):
+                is_measured = next(self._begun) % 20 == 0
+                self.measured |= {hop} if is_measured else set()
+                self.payloads.write(hop_file(hop, HopFile.OWN_TOKENS), bytes(TOKEN_BYTES))
+                self._write(hop, HopFile.OWN_FORWARD)
+                return Forwarded(hop, is_measured)
+            case Forward(hop) if self.stage < self.num_stages - 1:
+                self._need(hop, HopFile.PARTNER_FORWARD)
+                self._write(hop, HopFile.OWN_FORWARD)
+                return Forwarded(hop)
+            case Forward(hop):
+                self._need(hop, HopFile.PARTNER_FORWARD)
+                if not request.measure:
+                    self._add(hop)
+                return Returned(hop, 2.5)
+        if request.hop in self.measured:
+            self.losses.append(request.loss)
+        else:
+            self._need(request.hop, HopFile.PARTNER_BACKWARD)
+            self._add(request.hop)
+        return Returned(request.hop, request.loss)
+
+    def _need(self, hop: int, file: HopFile) -> None:
+        assert hop in self.lost or len(self.payloads.read(hop_file(hop, file))) == VALUE_BYTES
+
+    def _add(self, hop: int) -> None:
+        self.added[self.names[hop]] += 1
+        if self.stage:
+            self._write(hop, HopFile.OWN_BACKWARD)
+
+    def _write(self, hop: int, file: HopFile) -> None:
+        self.payloads.write(hop_file(hop, file), bytes(VALUE_BYTES + self.wrong_bytes))
+
+
+class Holder:
+    """One peer of a staged run: its home outlives it, the rest is made anew at each start."""
+
+    def __init__(self, run: StagedRun, number: int, fits: tuple[int, ...], service_s: float) -> None:
+        self.run = run
+        self.identity = Identity(number.to_bytes(4, "little") * 8)
+        self.home = Home(run.folder / f"holder-{number}")
+        self.home.create()
+        self.fits, self.service_s = fits, service_s
+        self.payloads = PayloadFolder(self.home.path / "payloads")
+        self.status = Status()
+        self.condition = Condition(("trainer", "node"))
+        self.failure: BaseException | None = None
+        self.all_added: Counter[str] = Counter()
+        self._num_starts = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def peer_id(self) -> PeerId:
+        return self.identity.peer_id
+
+    @property
+    def is_started(self) -> bool:
+        return self._num_starts > 0
+
+    @property
+    def is_training(self) -> bool:
+        return self.peer.node is not None and self.peer.node.carrying is not None and self.trainer.has_begun
+
+    @property
+    def carrying(self) -> Carrying:
+        assert self.peer.node is not None and self.peer.node.carrying is not None
+        return self.peer.node.carrying
+
+    @property
+    def pipeline(self) -> Pipeline:
+        return self.carrying.pipeline
+
+    def start(self) -> Holder:
+        self._num_starts += 1
+        for writer in Writer:
+            self.payloads.clear(writer)
+        run, network = self.run, self.run.network
+        self.trainer = ScriptedTrainer(
+            self.payloads, self.fits, run.manifest.num_stages, self.service_s, total_steps=run.manifest.run.total_steps
+        )
+        own = OwnSide(self.trainer, self.payloads, Journal(self.home.journal))  # type: ignore[arg-type]
+        held = HeldRun(run.manifest.run_id, run.signed, is_founder=True)
+        rng = random.Random(f"{run.seed}/{self.peer_id}/{self._num_starts}")
+        self.peer = NodePeer(self.home, held, self.identity, own, network.now_s, rng, self._on_event)
+        self.own = own
+        transport = network.start_peer(self.peer_id, self._answer, None, None, self.peer.is_banned, self.peer.has_met)
+        self._spawn(self._serve(PeerNetwork(transport, network.peers[self.peer_id], lambda: ADDRESSES, self._connected)))
+        return self
+
+    def kill(self) -> None:
+        """kill -9 of the whole peer."""
+        self.all_added += self.trainer.added
+        self.run.network.kill(self.peer_id)
+
+    def died(self) -> None:
+        self.trainer.kill()
+        for task in self._tasks:
+            task.cancel()
+        self.own.journal.close()
+
+    def described(self) -> tuple[str, str, str]:
+        """Return state, reason and way out, as the supervisor tells them of a peer whose trainer trains."""
+        now_s = self.run.network.now_s()
+        self.condition.words["trainer"].state = "training"
+        self.condition.reported_s = now_s
+        state = self.condition.describe(1, now_s)
+        return state.state, state.reason, state.way_out
+
+    def _on_event(self, event: Event) -> None:
+        self.status = apply(self.status, event)
+        self.condition.take_event("node", event, self.run.network.now_s())
+
+    async def _connected(self) -> list[PeerId]:
+        return self.run.network.connected(self.peer_id)
+
+    async def _serve(self, network: PeerNetwork) -> None:
+        try:
+            await self.peer.run(network)
+        except Exception as error:
+            self.failure = error
+
+    async def _answer(self, purpose: Purpose, stream: Stream) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            await self.peer.answer(purpose, stream)
+        finally:
+            self._tasks.discard(task)
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task: asyncio.Task[None] = asyncio.ensure_future(work)  # type: ignore[arg-type]
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+class StagedRun:
+    """Holders on one network."""
+
+    def __init__(self, folder: Path, num_stages: int, num_holders: int, seed: int = 0, total_steps: int = 1_000_000) -> None:
+        self.folder, self.seed = folder, seed
+        self.network = ScriptedNetwork(seed, Wire(latency_s=0.02, jitter_s=0.01, bytes_per_s=2e7))
+        self.network.on_death(lambda peer_id: [one.died() for one in self.holders if one.peer_id == peer_id and one.is_started])
+        self.holders: list[Holder] = []
+        members = [str(Identity(number.to_bytes(4, "little") * 8).peer_id) for number in range(1, 2 * num_holders + 2)]
+        manifest = Manifest.checked(
+            {"run": {"access": "allowlist", "members": members, "total_steps": total_steps}, "stages": {"count": num_stages}}
+        )
+        assert isinstance(manifest, StagedManifest)
+        self.manifest = manifest
+        self.signed = SignedManifest.sign(manifest, Identity(b"h" * 32))
+        for _ in range(num_holders):
+            self.add()
+
+    def add(self, service_s: float = 0.2, fits: tuple[int, ...] | None = None) -> Holder:
+        """Make a peer that is not started yet."""
+        holder = Holder(self, len(self.holders) + 1, fits or tuple(range(self.manifest.num_stages)), service_s)
+        self.holders.append(holder)
+        return holder
+
+    def of(self, stage: int) -> list[Holder]:
+        return [holder for holder in self.holders if holder.trainer.stage == stage]
+
+    async def start(self) -> None:
+        """Start the holders one after the other, so that each sees who holds what."""
+        for holder in self.holders:
+            holder.start()
+            await self.until(lambda holder=holder: holder.is_training)  # type: ignore[misc]
+            await asyncio.sleep(2.0)
+
+    async def until(self, condition: Callable[[], object], within_s: float = 60.0) -> None:
+        loop = asyncio.get_running_loop()
+        until_s = loop.time() + within_s
+        while not condition():
+            self.check()
+            assert loop.time() < until_s, "it did not come to pass"
+            await asyncio.sleep(0.05)
+
+    def check(self) -> None:
+        for holder in [holder for holder in self.holders if holder.is_started]:
+            if holder.failure is not None:
+                raise holder.failure
+            assert not holder.trainer.added or max(holder.trainer.added.values()) == 1, "a micro-batch is added twice"
+
+    async def close(self) -> None:
+        for holder in self.holders:
+            if self.network.is_up(holder.peer_id):
+                holder.kill()
+        await self.network.close()
+        await asyncio.sleep(5.0)
+        left = [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]
+        assert not left, f"tasks left behind: {left}"
+
+
+def play(run: StagedRun, story: Callable[[StagedRun], Awaitable[None]]) -> None:
+    """Let a story happen in virtual time, and see that it leaves nothing behind."""
+
+    async def inside() -> None:
+        await run.start()
+        await story(run)
+        run.check()
+        await run.close()
+
+    virtual_time.run(inside())

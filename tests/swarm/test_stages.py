@@ -1,0 +1,182 @@
+"""Real nodes of a staged run among each other, with trainers that compute nothing."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.machine.states import NO_HOLDER
+from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
+
+
+@pytest.mark.parametrize(("num_stages", "num_holders"), [(2, 2), (3, 3), (2, 4)])
+def test_holders_choose_their_stages_by_need_and_train_together(num_stages: int, num_holders: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        assert [len(run.of(stage)) for stage in range(num_stages)] == [num_holders // num_stages] * num_stages
+        await run.until(lambda: all(holder.trainer.steps >= 5 for holder in run.holders))
+        for holder in run.holders:
+            stage = holder.trainer.stage
+            assert holder.status.stage == f"{stage + 1} of {num_stages}"
+            assert holder.peer.node.meetings.caller.book.stage == stage + 1
+            assert {entry.stage for entry in holder.peer.book.live(asyncio.get_running_loop().time())} <= {0, stage + 1}
+
+    play(StagedRun(tmp_path, num_stages, num_holders), story)
+
+
+def test_bytes_losses_and_lanes_are_counted(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: first.trainer.steps >= 20 and first.trainer.losses)
+        await asyncio.sleep(6.0)
+        hops = first.status.hops
+        assert (hops["lanes_below"], hops["lanes_above"]) == (0, 1) and hops["loss"] == 2.5
+        assert hops["outcomes"]["measured"] == len(first.trainer.losses) >= 4
+        there = hops["outcomes"]["trained"] + hops["outcomes"]["measured"]
+        assert 1.0 < hops["sent"] / (there * (TOKEN_BYTES + VALUE_BYTES)) < 1.1
+        assert 0.95 < hops["received"] / (hops["outcomes"]["trained"] * VALUE_BYTES) < 1.1
+        assert last.status.hops["outcomes"]["answered"] >= there
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_the_clocks_of_neighbours_reach_the_trainer(tmp_path: Path) -> None:
+    """Two drivers share one last stage, which makes twice as many steps as each of them."""
+
+    async def story(run: StagedRun) -> None:
+        run.add(fits=(0,)).start()
+        await run.until(lambda: run.of(1)[0].trainer.steps >= 20)
+        assert any(driver.trainer.followed for driver in run.of(0))
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_killed_holder_is_missed_for_a_few_seconds_only(stage: int, tmp_path: Path) -> None:
+    """Its neighbours go on with the other holder of the stage, and with it once it is back."""
+
+    async def story(run: StagedRun) -> None:
+        victim = run.of(stage)[0]
+        rest = [holder for holder in run.holders if holder is not victim]
+        await asyncio.sleep(5.0)
+        victim.kill()
+        drivers = [holder for holder in rest if holder.trainer.stage == 0]
+        before = {driver.peer_id: driver.trainer.steps for driver in drivers}
+        await run.until(lambda: all(driver.trainer.steps > before[driver.peer_id] + 2 for driver in drivers), 15.0)
+        victim.start()
+        await run.until(lambda: victim.is_training and victim.trainer.steps >= 2, 40.0)
+        assert victim.trainer.stage == stage, "its home keeps the choice"
+
+    play(StagedRun(tmp_path, 3, 6), story)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_trainer_that_dies_loses_its_hops_and_nothing_else(stage: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(5.0)
+        victim = run.of(stage)[0]
+        victim.trainer.kill()
+        await asyncio.sleep(3.0)
+        victim.trainer.is_up = True
+        victim.trainer.added.clear()
+        await run.until(lambda: victim.trainer.steps >= 5)
+        assert victim.pipeline.lanes
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_stage_that_nobody_holds_is_reported_with_a_way_out_and_the_run_goes_on_with_its_next_holder(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(5.0)
+        (first,), (last,) = run.of(0), run.of(1)
+        last.kill()
+        await asyncio.sleep(15.0)
+        state, reason, way_out = first.described()
+        assert state == "waiting" and reason.startswith("no holder of stage 2 of 2"), "its record is still in force"
+        steps = first.trainer.steps
+        await asyncio.sleep(400.0)
+        assert first.trainer.steps == steps
+        state, reason, way_out = first.described()
+        assert (state, way_out) == ("waiting", NO_HOLDER)
+        last.start()
+        await run.until(lambda: first.trainer.steps > steps + 2, 70.0)
+        await asyncio.sleep(6.0)
+        assert first.described()[0] == "training"
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_the_only_holder_of_a_stage_is_warned(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(65.0)
+        assert all("with this peer's disk the stage would be lost" in holder.status.warnings[0] for holder in run.holders)
+        run.add().start()
+        await run.until(lambda: run.holders[2].trainer.stage is not None)
+        (shared,) = [holder for holder in run.of(run.holders[2].trainer.stage) if holder is not run.holders[2]]
+        await run.until(lambda: not shared.status.warnings, 30.0)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_hop_of_a_wrong_size_never_leaves_its_holder(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: last.trainer.steps >= 2)
+        first.trainer.wrong_bytes = 1
+        await asyncio.sleep(5.0)
+        added = sum(last.trainer.added.values())
+        await asyncio.sleep(5.0)
+        assert sum(last.trainer.added.values()) == added and last.pipeline.lanes, "nobody is to blame on the line"
+        assert not last.peer.is_banned(first.peer_id)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_holder_that_falls_silent_is_replaced(tmp_path: Path) -> None:
+    """It takes hops and never answers: patience, then another holder, and its own calls are refused for a while."""
+
+    async def story(run: StagedRun) -> None:
+        await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders))
+        silent, other = run.of(1)
+        silent.trainer.service_s = 1e6
+        await asyncio.sleep(15.0)
+        before = {driver.peer_id: driver.trainer.steps for driver in run.of(0)}
+        await run.until(lambda: all(driver.trainer.steps > before[driver.peer_id] + 5 for driver in run.of(0)), 30.0)
+        assert other.trainer.steps > silent.trainer.steps
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_a_run_that_is_over_ends_its_lanes(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders))
+        await run.until(lambda: not any(holder.pipeline.lanes for holder in run.holders), 10.0)
+        await asyncio.sleep(3.0)  # for what the trainers have in hand
+        for holder in run.holders:
+            assert holder.pipeline.carrier.is_quiet and not list(holder.payloads.path("").glob("hop-*"))
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=10), story)
+
+
+def test_a_peer_that_leaves_answers_what_is_under_way(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders))
+        (last,) = run.of(1)
+        last.peer.stop()
+        await run.until(lambda: not last.pipeline.lanes, 10.0)
+        assert last.pipeline.carrier.is_quiet
+        assert run.of(0)[0].status.hops["outcomes"].get("passed_over", 0) == 0
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_two_batches_are_the_most_that_is_under_way(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        most = 0
+        for _ in range(200):
+            await asyncio.sleep(0.1)
+            most = max(most, *(len(holder.pipeline.carrier.hops) for holder in run.holders))
+        assert 2 <= most <= 2 * IN_BATCH
+
+    play(StagedRun(tmp_path, 3, 3), story)

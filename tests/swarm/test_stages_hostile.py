@@ -1,0 +1,127 @@
+"""Real nodes of a staged run beside a stranger with a valid key, and kills at any message of a hop."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.pipeline.greeting import LaneSide
+from gossamer.peer.swarm.membership import Membership, OwnCredential
+from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, Unreachable
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import CHUNK_BYTES
+from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, NoticeKind, Part, RunPhase
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
+
+MALLORY = Identity((5).to_bytes(4, "little") * 8)  # on the list of members, and in no test a holder
+
+
+def membership(run: StagedRun, stage: int) -> Membership:
+    """Return what a member says of itself that holds a stage."""
+    plan = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(stage, 2, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
+    return Membership.of(MALLORY, run.manifest, OwnCredential()).with_plan(plan)
+
+
+async def greeted(run: StagedRun, victim: int, stage: int) -> Stream:
+    """Open a lane to the holder of a stage, as the holder of another one."""
+    await run.until(lambda: run.of(victim)[0].trainer.steps >= 2)
+
+    async def refuse(purpose: Purpose, stream: Stream) -> None:
+        await stream.close()
+
+    transport = run.network.start_peer(MALLORY.peer_id, refuse)
+    stream: Stream = await transport.connect(run.of(victim)[0].peer_id, (), Purpose.PASS)
+    own = LaneSide(membership(run, stage), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, 1, (), run.network.now_s())
+    await own.open(stream, victim + 1, random.Random(1))
+    return stream
+
+
+def forward(number: int) -> Iterator[Message]:
+    yield HopForward(number, bytes([number]) * 16, False, 0)
+    yield Chunk(Part.TOKENS, 0, bytes(TOKEN_BYTES))
+    for offset in range(0, VALUE_BYTES, CHUNK_BYTES):
+        yield Chunk(Part.ACTIVATIONS, offset, bytes(min(CHUNK_BYTES, VALUE_BYTES - offset)))
+
+
+def bad_forward(last: Message) -> Callable[[], list[Message]]:
+    return lambda: [*list(forward(1))[:3], last]
+
+
+HOSTILE: dict[str, Callable[[], list[Message]]] = {
+    "too long": bad_forward(Chunk(Part.ACTIVATIONS, CHUNK_BYTES, bytes(VALUE_BYTES - CHUNK_BYTES + 1))),
+    "out of order": bad_forward(Chunk(Part.ACTIVATIONS, CHUNK_BYTES + 1, b"x")),
+    "another part": bad_forward(Chunk(Part.GRADIENT, 0, b"x")),
+    "over credit": lambda: [message for number in range(1, 40) for message in forward(number)],
+    "an answer from below": lambda: [HopAnswer(1, 1.0, 1, 0)],
+    "a notice from above": lambda: [HopNotice(1, NoticeKind.DELAYED)],
+    "another greeting": lambda: [*forward(1), membership_lane()],
+}
+
+
+def membership_lane() -> Lane:
+    lane = Lane(4, bytes(32), MALLORY.peer_id, MALLORY.peer_id, bytes(16), b"", 1, 0, RunPhase.TRAIN, 0, None, ())
+    return lane.signed(MALLORY)
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+def test_a_lower_holder_that_breaks_the_rules_is_banned_and_nothing_else_suffers(how: str, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        stream, last = await greeted(run, victim=1, stage=0), run.of(1)[0]
+        with pytest.raises(PeerGone):
+            for message in HOSTILE[how]():
+                await stream.send(message)
+            while True:
+                await stream.receive()
+        await asyncio.sleep(1.0)
+        assert last.peer.is_banned(MALLORY.peer_id)
+        steps = last.trainer.steps
+        await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
+        assert not last.peer.is_banned(run.of(0)[0].peer_id)
+        with pytest.raises((Unreachable, Refused, PeerGone)):
+            await greeted(run, victim=1, stage=0)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_a_lane_from_a_stage_that_is_no_neighbour_is_refused(stage: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        with pytest.raises(Refused) as caught:
+            await greeted(run, victim=1, stage=stage)
+        assert caught.value.code is RefusalCode.WRONG_TERMS
+        assert not run.of(1)[0].peer.is_banned(MALLORY.peer_id)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+@pytest.mark.parametrize(("stage", "seed"), [(stage, seed) for stage in range(3) for seed in range(4)])
+def test_a_kill_at_any_message_of_a_hop(stage: int, seed: int, tmp_path: Path) -> None:
+    """Whatever message a holder dies at: nobody adds twice, drivers go on, and a run that rests keeps no hop and no file."""
+
+    async def story(run: StagedRun) -> None:
+        rng = random.Random(f"{stage}/{seed}")
+        victim = rng.choice(run.of(stage))
+        run.network.counted = frozenset({Purpose.PASS})
+        side = rng.choice(("sent", "received"))
+        counts = run.network.counts[victim.peer_id]
+        at = getattr(counts, f"num_{side}") + rng.randint(1, 60)
+        run.network.kill_at(victim.peer_id, **{side: at}, is_delivered=rng.random() < 0.5)
+        await run.until(lambda: not run.network.is_up(victim.peer_id), 60.0)
+        drivers = [holder for holder in run.of(0) if holder is not victim]
+        before = {driver.peer_id: driver.trainer.steps for driver in drivers}
+        await run.until(lambda: all(driver.trainer.steps > before[driver.peer_id] + 1 for driver in drivers), 30.0)
+        victim.start()
+        await run.until(lambda: victim.is_training and victim.trainer.steps >= 1, 60.0)
+        for driver in run.of(0):
+            driver.peer.stop()
+        await asyncio.sleep(20.0)
+        for holder in run.holders:
+            assert holder.pipeline.carrier.is_quiet and not list(holder.payloads.path("").glob("hop-*"))
+
+    play(StagedRun(tmp_path, 3, 6, seed), story)
