@@ -139,9 +139,8 @@ class Carrier:
                     self._take_chunk(lane, message)
                 case UpLane(), HopNotice(notice=NoticeKind.WITHDRAWN):
                     self._withdraw_by_partner(lane, message.number)
-                case DownLane(), HopNotice(notice=NoticeKind.DECLINED):
-                    if (declined := lane.take_decline(message.number, self._now_s)) is not None:
-                        self._try_again(self.hops[declined], "declined by the next stage")
+                case DownLane(), HopNotice(notice=(NoticeKind.DECLINED | NoticeKind.KNOWN) as notice):
+                    self._take_decline(lane, message.number, is_known=notice is NoticeKind.KNOWN)
                 case DownLane(), HopNotice(notice=NoticeKind.DELAYED):
                     self._allow_longer(lane, message.number)
                 case _:
@@ -172,11 +171,9 @@ class Carrier:
         """Return why a hop that arrives is not carried out; empty if it is."""
         if self._is_stopping:
             return "leaving"
-        if (
-            hop.name in self._added
-            or hop.name in self._lost.values()
-            or any(other.name == hop.name for other in self.hops.values() if other is not hop)
-        ):
+        under_way = (other.name for other in self.hops.values() if other is not hop)
+        hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
+        if hop.is_known:
             return "this micro-batch is here already"
         return "" if self.is_complete else "nobody holds the next stage"
 
@@ -327,6 +324,18 @@ class Carrier:
         hop.state = HopState.BACKWARD
         self._do(commands.AskForHop(Backward(hop.number, hop.loss)))
 
+    def _take_decline(self, lane: DownLane, number: int, *, is_known: bool) -> None:
+        """Try a declined hop again, except where it is known to every holder that could be asked: there no try helps."""
+        declined = lane.take_decline(number, self._now_s, is_known=is_known)
+        if declined is None:
+            return
+        hop = self.hops[declined]
+        if is_known and all(other in hop.tried for other in self.down):
+            hop.is_known, hop.away = True, None
+            self._give_up(hop, "the next stage has this micro-batch already")
+        else:
+            self._try_again(hop, "declined by the next stage")
+
     def _allow_longer(self, lane: DownLane, number: int) -> None:
         """Wait longer for a hop that is tried again above, and have the lower stage wait too; not for ever."""
         hop = self.hops.get(lane.unanswered.get(number, -1))
@@ -387,7 +396,8 @@ class Carrier:
         if lane.incoming is not None and lane.incoming.hop == hop.number:
             lane.incoming.hop = None  # the rest of the bytes still comes
         if is_declined and lane.number in self.up:
-            self._do(commands.SendNotice(lane.number, HopNotice(source.number, NoticeKind.DECLINED)))
+            kind = NoticeKind.KNOWN if hop.is_known else NoticeKind.DECLINED
+            self._do(commands.SendNotice(lane.number, HopNotice(source.number, kind)))
 
     def _lose_lane(self, number: int) -> None:
         """Forget a lane: hops that came from it are not wanted any more, hops that went to it are tried again."""

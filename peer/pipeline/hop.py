@@ -65,6 +65,7 @@ class Hop:
     source: HopSource | None  # None: begun here
     state: HopState
     measure: bool = False
+    is_known: bool = False  # a holder that was asked has added this micro-batch already, or may have
     tries: int = 0  # how often it was sent to the next stage
     tried: set[int] = field(default_factory=set)  # the lanes
     away: Away | None = None  # in the states AWAY and RETURNING

@@ -270,6 +270,7 @@ class NoticeKind(IntEnum):
 
     DECLINED = 1  # from the higher stage: it is not carried out
     DELAYED = 2  # from the higher stage: it has sent the hop to another holder, and needs as long again
+    KNOWN = 4  # from the higher stage: declined, because it has or may have added this micro-batch already
     WITHDRAWN = 3  # from the lower stage: the answer is not wanted any more; the rest of its bytes do not follow
 
 

@@ -68,6 +68,7 @@ class Notice(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NOTICE_UNSPECIFIED: _ClassVar[Notice]
     NOTICE_DECLINED: _ClassVar[Notice]
     NOTICE_DELAYED: _ClassVar[Notice]
+    NOTICE_KNOWN: _ClassVar[Notice]
     NOTICE_WITHDRAWN: _ClassVar[Notice]
 PHASE_TRAIN: Phase
 PHASE_FINISH: Phase
@@ -113,6 +114,7 @@ CONTENTS_RUN_CURVE: ContentsKind
 NOTICE_UNSPECIFIED: Notice
 NOTICE_DECLINED: Notice
 NOTICE_DELAYED: Notice
+NOTICE_KNOWN: Notice
 NOTICE_WITHDRAWN: Notice
 
 class Frame(_message.Message):

@@ -284,7 +284,7 @@ def test_a_micro_batch_that_was_added_or_is_under_way_is_declined(is_over: bool)
         last.take(events.TrainerReplied(Returned(hop, 2.0)))
         last.take(events.HopSent(hop))
     done = last.say(LOW, HopForward(2, NAME, False, 0))
-    assert notices(done) == [(LOW, 2, NoticeKind.DECLINED)]
+    assert notices(done) == [(LOW, 2, NoticeKind.KNOWN)]
     assert not [command for command in last.say(LOW, *chunks_of_forward()) if isinstance(command, commands.StoreChunk)], (
         "its bytes are dropped"
     )
@@ -294,7 +294,25 @@ def test_a_micro_batch_that_the_trainer_may_have_added_is_declined() -> None:
     last = Middle(stage=2)
     hop = last.arrive()
     assert notices(last.take(events.HopLost(hop))) == [(LOW, 1, NoticeKind.DECLINED)]
-    assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, NoticeKind.DECLINED)]
+    assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, NoticeKind.KNOWN)]
+
+
+def test_a_micro_batch_that_is_known_above_is_given_up_at_once_and_the_lane_does_not_rest() -> None:
+    middle = Middle()
+    sent = middle.leave(middle.arrive())
+    done = middle.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN))
+    assert notices(done) == [(LOW, 1, NoticeKind.KNOWN)] and outcomes(done) == [HopOutcome.DECLINED]
+    assert middle.carrier.down[HIGH].credit(middle.now_s) == 2
+
+
+def test_a_micro_batch_that_one_holder_knows_goes_to_one_that_was_not_asked() -> None:
+    middle = Middle()
+    hop = middle.arrive()
+    sent = middle.leave(hop)
+    middle.take(events.LaneOpened(DownLane.opened(3, ALICE.peer_id, 2, middle.carrier.stage)))
+    done = middle.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN))
+    (again,) = [command for command in done if isinstance(command, commands.SendHop)]
+    assert again.lane == 3 and notices(done) == [(LOW, 1, NoticeKind.DELAYED)]
 
 
 def test_held_out_text_may_come_again() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from gossamer.peer.pipeline.commands import HopOutcome
@@ -62,6 +62,7 @@ def test_equal_holders_take_equal_shares() -> None:
     num_holders=st.integers(1, 3),
     faults=st.lists(st.tuples(st.integers(1, 3000), st.sampled_from(FAULTS)), min_size=1, max_size=5),
 )
+@example(seed=12045903, num_stages=3, num_holders=1, faults=[(1, "lane"), (50, "holder")])  # the last stage has added what comes again
 def test_faults_at_any_event(seed: int, num_stages: int, num_holders: int, faults: list[tuple[int, str]]) -> None:
     """Each event of each holder is followed by a check. Drivers make progress, and every hop ends, once the faults are over."""
     world = World(num_stages, num_holders, seed)
