@@ -191,7 +191,7 @@ def test_the_list_is_the_order_of_a_run(way: Direction, tmp_path: Path) -> None:
 def test_a_meeting_passes_few_files() -> None:
     page = PAGE.read_text()
     files = [file for file, _ in steps(MEETING.parts(page)[1])]
-    assert len(files) <= 26 and len([file for file in files if file.startswith("peer/trainer/")]) <= 8
+    assert len(files) <= 26 and len([file for file in files if file.startswith("peer/trainer/")]) <= 9
     assert len(MEETING.passing(page)) <= 8
 
 
