@@ -90,7 +90,7 @@ class StageReport:
     def _why(self, missing: int) -> str:
         """Say why no holder of a stage, counted from one, carries hops with us."""
         name = f"stage {missing} of {self.stage.count}"
-        if self.book.holders(missing, loop_s()):
+        if any(not entry.failures for entry in self.book.holders(missing, loop_s())):
             refusal = self._refusals.get(missing)
             return f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
         seen_s = self.book.last_seen_s(missing)
