@@ -82,6 +82,11 @@ def run(case: Case) -> Finding:
     name = f"{manifest.run.name!r}, {manifest.run.total_steps} steps"
     if isinstance(manifest, ProgramManifest):
         return ok(f"{name}: a program of its members ({manifest.program_words}); what it computes is not counted below")
+    if manifest.num_stages > 1:
+        return warn(
+            f"{name}: a language model in {manifest.num_stages} stages; peers of every stage can read the text that is trained on",
+            "join only with people to whom you would show the text",
+        )
     return ok(f"{name}: a language model on text")
 
 

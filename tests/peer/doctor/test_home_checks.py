@@ -134,3 +134,11 @@ def test_the_invite_of_the_home_is_checked(tmp_path: Path) -> None:
     home = made_home(tmp_path / "home")
     Home(home.path).invite.write_text(invite_text(lifetime_s=-HOUR_S))
     names(found("invite", home.path), Level.FAIL, "expired")
+
+
+def test_a_staged_run_says_who_can_read_the_text(tmp_path: Path) -> None:
+    home = made_home(tmp_path / "home")
+    identity = Identity.load_or_create(home.identity)
+    staged = Manifest.checked({"stages": {"count": 2}}).with_host(identity.peer_id)
+    home.manifest.write_bytes(SignedManifest.sign(staged, identity).to_bytes())
+    names(found("run", home.path), Level.WARN, "in 2 stages", "can read the text")
