@@ -28,6 +28,7 @@ LOOK_S: Final = 2.0  # between two questions to a machine
 ANSWER_S: Final = 5.0  # that a machine may take
 MOST_BYTES: Final = 1 << 18  # of an answer
 MOST_PEERS: Final = 64  # of one machine
+MOST_TOKENS: Final = 1 << 62  # what is larger, or no number, is no answer of a page
 PATH: Final = "machine"  # where a page tells of its peers
 HERE: Final = "this machine"
 ENDED: Final = ("left", "done", "failed")
@@ -45,8 +46,8 @@ class PeerRow:
     state: Text
     sentence: Text  # state, since when, why, what ends it
     runs: bool
-    tokens_per_second: float
-    tokens: int
+    tokens_per_second: Annotated[float, Field(ge=0.0, le=MOST_TOKENS)]
+    tokens: Annotated[int, Field(ge=0, le=MOST_TOKENS)]
     unit: Text
 
     @classmethod
@@ -221,11 +222,21 @@ class _NoRedirect(urllib.request.HTTPRedirectHandler):
 _OPENER: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}), _NoRedirect())
 
 
+def _read(answer: http.client.HTTPResponse) -> bytes:
+    """Read an answer, within ANSWER_S in all and up to one byte more than MOST_BYTES. Raises OSError."""
+    until_s, content = time.monotonic() + ANSWER_S, b""
+    while len(content) <= MOST_BYTES and (data := answer.read1(MOST_BYTES + 1 - len(content))):
+        content += data
+        if time.monotonic() > until_s:  # each read has the time-out of the socket alone
+            raise TimeoutError
+    return content
+
+
 def asked(url: str) -> list[PeerRow]:
     """Return the rows of the machine at a URL. Blocks for some seconds at most. Raises BadSettings in words without the token."""
     try:
         with _OPENER.open(url, timeout=ANSWER_S) as answer:  # http or https: `machines_of` checks it
-            content = answer.read(MOST_BYTES + 1)
+            content = _read(answer)
     except urllib.error.HTTPError as error:
         known = {
             403: "it refuses the token, or the near port of the tunnel is not its own port",

@@ -9,11 +9,13 @@ import json
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from gossamer.cli.dashboard import listening, server
+from gossamer.cli.page import machines
 from gossamer.cli.page.machines import MOST_BYTES, Machines, PeerRow, asked, machines_of, together
 from gossamer.cli.page.server import application
 from gossamer.peer.machine.home import Home
@@ -105,7 +107,19 @@ def test_a_token_follows_no_redirect_and_no_proxy(monkeypatch: pytest.MonkeyPatc
         assert not requests
 
 
-@pytest.mark.parametrize("content", [b"<html>", b'[{"peer_id": 3}]', b"[" + b" " * MOST_BYTES + b"]", json.dumps(["x"] * 100).encode()])
+def row_with(figure: str) -> bytes:
+    """A page's answer in which `tokens` is this text."""
+    return json.dumps([asdict(TRAINING)]).replace("4000", figure).encode()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"<html>", b'[{"peer_id": 3}]', b"[" + b" " * MOST_BYTES + b"]", json.dumps(["x"] * 100).encode()),
+        *map(row_with, ("-1", "9" * 400, "NaN", "Infinity")),
+        row_with("4000").replace(b"120.0", b"NaN"),
+    ],
+)
 def test_what_is_no_page_of_ours_is_said_to_be_none(content: bytes) -> None:
     with other(content) as (address, _), pytest.raises(BadSettings, match="no page of this release"):
         asked(url_of(address))
@@ -160,6 +174,29 @@ def test_tokens_and_samples_are_not_added_up() -> None:
     assert (
         together([TRAINING, samples]) == "a run: 1 peer, 120 tokens/s, 4000 tokens in all; another: 1 peer, 5 samples/s, 50 samples in all"
     )
+
+
+def test_an_answer_that_drips_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machines, "ANSWER_S", 0.2)
+
+    class Dripping(Other):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            with contextlib.suppress(OSError):  # the other side goes
+                for _ in range(100):
+                    self.wfile.write(b" ")
+                    time.sleep(0.05)
+
+    with http.server.HTTPServer(("127.0.0.1", 0), Dripping) as serving:
+        thread = threading.Thread(target=serving.serve_forever)
+        thread.start()
+        try:
+            with pytest.raises(BadSettings, match=r"nothing came within|within 0 s"):
+                asked(url_of(f"http://127.0.0.1:{serving.server_port}/?token={TOKEN}"))
+        finally:
+            serving.shutdown()
+            thread.join()
 
 
 def test_a_machine_that_does_not_answer_delays_nobody() -> None:
