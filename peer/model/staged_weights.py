@@ -33,11 +33,20 @@ def whole_weights(first: Trained, others: Sequence[Home], use_slow_weights: bool
     manifest = first.manifest
     assert isinstance(manifest, StagedManifest)
     cuts, held = manifest_cuts(manifest), dict[int, list[Mapping[str, Tensor]]]()
+    steps = dict[int, tuple[int, int]]()  # by stage: the least and the most global step
     for home, trained in [(None, first), *((home, load_trained(home, show)) for home in others)]:
         if home is not None and trained.manifest.run_id != manifest.run_id:
             raise BadSettings(f"{home.path} holds another run", hint="name homes of peers of the same run")
-        stage = stage_of_checkpoint(trained, cuts)
+        stage, step = stage_of_checkpoint(trained, cuts), int(trained.checkpoint.state["clock_steps"])
+        least, most = steps.get(stage, (step, step))
+        steps[stage] = min(least, step), max(most, step)
         held.setdefault(stage, []).append(slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))
+    for stage, (least, most) in steps.items():
+        if most - least > manifest.outer.max_clock_gap_steps:
+            raise BadSettings(
+                f"homes of stage {stage + 1} are at step {least} and at step {most}: their average would be worse than either",
+                hint="leave out the one that is behind",
+            )
     if missing := [cut.stage + 1 for cut in cuts if cut.stage not in held]:
         raise BadSettings(f"stage {missing[0]} of {len(cuts)} is not among the given homes", hint=NAME_ANOTHER)
     return [several[0] if len(several) == 1 else mean_weights(several) for _, several in sorted(held.items())]

@@ -61,6 +61,7 @@ class SyncView:
     is_waiting: bool = False  # the trainer has not begun, and waits for Start or a state
     has_start: bool = False  # it has the run's initial weights
     is_founder: bool = False
+    is_staged: bool = False  # we hold one stage of the model: the others here are those that hold it too
     others_have_begun: bool = False  # half of those that announce themselves
     are_steps_fresh: bool = False  # others were just asked for their global steps, in place of what they announced
 
@@ -109,7 +110,8 @@ def decide(view: SyncView) -> Decision | None:
         return target
     # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us. Those that
     # come back from an absence catch up with us instead, so the time before they came back does not count.
-    is_ahead = view.has_partners and view.is_far and view.refused_s > STEP_BACK_S + view.giving_s
+    # In a staged run nobody goes back: the holders of the other stages are where we are, and carry no hops with one that is not.
+    is_ahead = view.has_partners and view.is_far and view.refused_s > STEP_BACK_S + view.giving_s and not view.is_staged
     return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
 
 

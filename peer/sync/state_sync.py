@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import statistics
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
@@ -23,7 +24,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import Act, SyncView, Wanted, decide, fragment_to_sync, wanted
+from gossamer.peer.sync.decision import START_SHARE, Act, SyncView, Wanted, decide, fragment_to_sync, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -172,6 +173,7 @@ class StateSync:
             is_waiting=is_waiting,
             has_start=self.has_start,
             is_founder=self.is_founder or self._founds_stage,
+            is_staged=self.groups.book.stage > 0,
             others_have_begun=is_waiting and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
@@ -189,9 +191,17 @@ class StateSync:
 
     @property
     def _founds_stage(self) -> bool:
-        """Whether this is a staged run in which no other holder of our stage was ever seen: there is nobody to take weights from."""
-        book = self.groups.book
-        return book.stage > 0 and book.last_seen_s(book.stage) is None
+        """Whether this peer begins its stage of a staged run: nobody has trained it, and of those about to hold it we come first.
+
+        Once the other stages are under way nobody begins a stage anew: its weights would be random beside theirs.
+        """
+        book, now_s, own = self.groups.book, loop_s(), self.membership.identity.peer_id
+        if not book.stage:
+            return False
+        run_steps = statistics.median_low([entry.global_step for entry in book.everybody(now_s)] or [0])
+        others = book.claimed(book.stage, now_s)
+        is_new = run_steps <= self.membership.terms.max_clock_gap_steps // START_SHARE
+        return is_new and not any(entry.global_step > 0 for entry in others) and all(own < entry.peer_id for entry in others)
 
     def _left_behind_steps(self) -> int:
         """Return where the partners are that went on while we were away; 0 where there are none.

@@ -107,6 +107,17 @@ def test_a_stage_that_nobody_holds_is_reported_with_a_way_out_and_the_run_goes_o
     play(StagedRun(tmp_path, 2, 2), story)
 
 
+def test_of_two_that_join_an_empty_stage_at_once_one_begins_it(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        newcomers = [run.add(fits=(1,)), run.add(fits=(1,))]
+        for holder in newcomers:
+            holder.start()
+        await run.until(lambda: any(holder.is_training for holder in newcomers), 30.0)
+        await run.until(lambda: run.of(0)[0].trainer.steps >= 3, 30.0)
+
+    play(StagedRun(tmp_path, 2, 1), story)
+
+
 def test_the_only_holder_of_a_stage_is_warned(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await asyncio.sleep(65.0)

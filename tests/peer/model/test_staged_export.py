@@ -42,7 +42,9 @@ def staged_manifest(name: str = "staged") -> StagedManifest:
 MANIFEST = staged_manifest()
 
 
-def home_of_stage(path: Path, stage: int, seed: int, manifest: StagedManifest = MANIFEST, slow_seed: int = 1) -> Home:
+def home_of_stage(
+    path: Path, stage: int, seed: int, manifest: StagedManifest = MANIFEST, slow_seed: int = 1, global_step: int = 42
+) -> Home:
     """Make a home whose checkpoint holds one stage of the weights of these seeds."""
     home = Home(path)
     home.create()
@@ -52,7 +54,7 @@ def home_of_stage(path: Path, stage: int, seed: int, manifest: StagedManifest = 
     tensors = {f"fast/{name}": fast[name] for name in shapes}
     for codec in fragment_codecs(manifest, shapes):
         tensors[f"slow/{codec.fragment.id}"] = gather(codec.fragment, slow)
-    save(home.checkpoints, CheckpointContents(manifest.run_id, 40, tensors, {"clock_steps": 42, "tokens": 1000}))
+    save(home.checkpoints, CheckpointContents(manifest.run_id, 40, tensors, {"clock_steps": global_step, "tokens": 1000}))
     return home
 
 
@@ -92,6 +94,9 @@ def test_what_cannot_be_put_together_is_refused(tmp_path: Path) -> None:
     other = home_of_stage(tmp_path / "other", 1, 2, staged_manifest("other"))
     with pytest.raises(BadSettings, match="holds another run"):
         export_model(first, tmp_path / "out", others=[other])
+    behind = [home_of_stage(tmp_path / str(step), 1, 2, global_step=step) for step in (42, 9000)]
+    with pytest.raises(BadSettings, match="homes of stage 2 are at step 42 and at step 9000"):
+        export_model(first, tmp_path / "out", others=behind)
     with pytest.raises(BadSettings, match="no loss of its own"):
         evaluate_home(first)
     whole = trained_home(tmp_path / "whole", Manifest.checked({"run": {"access": "open"}, "model": {"config": LLAMA}}), 2)

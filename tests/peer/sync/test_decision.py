@@ -65,6 +65,7 @@ TO_STAY = [
     ("far ahead for long: keep the weights, set the global step back", AHEAD, FRESH, StepBack(145)),
     ("far ahead, but not for long: wait for the others", AHEAD, {**FRESH, "refused_s": STEP_BACK_S}, None),
     ("far ahead, and a partner takes our state: let it catch up", AHEAD, {**FRESH, "refused_s": 500.0, "giving_s": 500.0}, None),
+    ("a holder of a stage never goes back", AHEAD, {**FRESH, "is_staged": True}, None),
     ("but not longer than that takes", AHEAD, {**FRESH, "refused_s": 561.0, "giving_s": 500.0}, StepBack(145)),
     ("back from an absence: ask", IN_STEP, {"is_back": True}, Act.ASK_CLOCKS),
     ("and train on where nobody went on without us", IN_STEP, {**FRESH, "is_back": True}, None),
