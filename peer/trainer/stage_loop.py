@@ -31,6 +31,7 @@ from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
+from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
@@ -215,11 +216,10 @@ class StageLoop:
         seed_generators(self.device, hop_seed(under_way.name, self._cut.stage))
         if under_way.measures:
             with evaluating(self._stage):
-                return Returned(hop, float(next_token_loss(self._stage, tokens, self.computing.dtype, received)))
+                return Returned(hop, checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received))))
         self._need_new(under_way)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
-        if not math.isfinite(value := float(loss.detach())):
-            raise ValueError(f"the loss is {value}")
+        value = checked_loss(float(loss.detach()))
         self._add(hop, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)), received)
         self._count(under_way.name, value, tokens)
         return Returned(hop, value)
@@ -229,8 +229,7 @@ class StageLoop:
         under_way = self._under_way.pop(hop, None)
         if under_way is None:
             raise ValueError("its forward pass is not known here")
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss}")
+        checked_loss(loss)
         tokens = self._tokens(hop)
         if under_way.measures:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
@@ -318,6 +317,13 @@ def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
     num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
     value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
     return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
+
+
+def checked_loss(loss: float) -> float:
+    """Return a loss, nats per token. Raises ValueError for one that no answer to a hop may carry."""
+    if not 0 <= loss <= limits.LOSS:  # false for NaN
+        raise ValueError(f"the loss is {loss}")
+    return loss
 
 
 def hop_seed(name: str, stage: int) -> int:

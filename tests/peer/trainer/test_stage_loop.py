@@ -277,13 +277,28 @@ def test_a_gradient_of_a_hop_that_is_not_known_is_declined(tmp_path: Path) -> No
     assert reasons(holder.taken()) == ["its forward pass is not known here"]
 
 
-def test_a_loss_that_is_not_finite_is_declined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weight", [torch.inf, 1e4])
+@pytest.mark.parametrize("measure", [False, True])
+def test_the_last_stage_declines_a_loss_that_no_answer_may_carry(tmp_path: Path, weight: float, measure: bool) -> None:
     holder = last_holder(tmp_path)
     with torch.no_grad():
-        holder.stage.lm_head.weight[7] = torch.inf
-    holder.forward(0, *micro_batch())
+        holder.stage.lm_head.weight[7] = weight * torch.randn(64, generator=torch.Generator().manual_seed(1)).sign()
+    holder.forward(0, *micro_batch(), measure=measure)
     holder.serve()
     assert "the loss is" in reasons(holder.taken())[0]
+    assert not gradients(holder)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 1000.5, 1.7e308])
+def test_a_lower_stage_declines_a_loss_that_no_answer_may_carry(tmp_path: Path, loss: float) -> None:
+    manifest = staged_manifest(3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    holder.forward(0, *micro_batch())
+    holder.serve()
+    holder.taken()
+    holder.backward(0, coded(torch.ones(2, 16, 64)), loss)
+    holder.serve()
+    assert reasons(holder.taken()) == [f"the loss is {loss}"]
     assert not gradients(holder)
 
 
