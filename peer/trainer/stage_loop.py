@@ -31,6 +31,7 @@ from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
+from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, Magnitudes
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.terms import StageTerms
@@ -98,6 +99,7 @@ class StageLoop:
         self._codec = ACTIVATIONS[manifest.stages.activations]
         self._under_way: dict[int, UnderWay] = {}  # by hop
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
+        self._activations, self._gradients = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT)
         self._own_steps = 0
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
@@ -178,6 +180,7 @@ class StageLoop:
                 return self._begin(hop, name)
             case Forward(hop, name, measures):
                 tokens, received = self._tokens(hop), self._read(hop, HopFile.PARTNER_FORWARD)
+                self._activations.check(received)
                 self._note(hop, name, measures=measures)
                 if self._cut.is_last:
                     return self._finish(hop, tokens, received)
@@ -238,6 +241,7 @@ class StageLoop:
             raise ValueError(f"the gradient is {late} steps late")
         self._need_new(under_way)
         gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
+        self._gradients.check(gradient, int(num_targets(tokens)) / gradient[..., 0].numel())
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
         output = self._output(under_way.name, tokens, received)
         self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
@@ -245,7 +249,10 @@ class StageLoop:
         return Returned(hop, loss)
 
     def _add(self, hop: int, backward: Callable[[], None], received: Tensor | None) -> None:
-        """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite."""
+        """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite.
+
+        It then is because of own weights: what a partner sends is checked before.
+        """
         if not self._losses:
             self.devices.clear()
         try:
