@@ -1,7 +1,8 @@
 """The lanes of one node: which to have, who may open one to us, and what the neighbours say.
 
 A holder keeps lanes to a few random holders of the next stage and draws one of them anew each minute, so that micro-batches mix in a large
-swarm. A holder that nobody calls opens a lane to the stage below itself: routers cost reach only where both sides are closed.
+swarm. A holder that nobody calls opens a lane to the stage below itself: routers cost reach only where both sides are closed. Whom to call
+is drawn by Sybil group, and lanes that strangers have opened to us replace none of those that we have opened.
 """
 
 from __future__ import annotations
@@ -25,10 +26,12 @@ from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -36,12 +39,25 @@ log = logging.getLogger(__name__)
 
 DOWN_LANES = 4
 MOST_UP_LANES = 8
+MOST_INBOUND_DOWN_LANES = 4  # beside those that we have opened
+IDLE_S = 30.0  # a lane without a hop for so long makes room for another one
+MOST_CARRIED = 1024  # partners that are remembered
 LOOK_S = 1.0  # between two looks at which lanes are missing
 REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
-OVER_S = 5.0  # all holders of a neighbouring stage must have ended for so long: news of another one may be on its way
+OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
+OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
+
+
+@dataclass(slots=True)
+class LaneTimes:
+    """One open lane as this module sees it; loop time."""
+
+    is_called: bool  # by us
+    opened_s: float
+    active_s: float  # when the last hop or answer came
 
 
 @dataclass(slots=True)
@@ -56,15 +72,18 @@ class Carrying:
     link: NodeEnd
     rng: random.Random
     report: StageReport
+    groups: SybilGroups
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
-    _opened_s: dict[int, float] = field(default_factory=dict)  # when each lane was opened; loop time
+    _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
+    _carried: dict[PeerId, None] = field(default_factory=dict)  # partners that have answered or brought a hop, the newest last
+    _greeting: dict[PeerId, bool] = field(default_factory=dict)  # who opens a lane to us now, and whether from the stage below
     _calling: set[PeerId] = field(default_factory=set)
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _retired: set[int] = field(default_factory=set)  # lanes that end with their last hop
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
     _over_since_s: float | None = None  # since when all holders of a neighbouring stage have ended; loop time
-    _told_steps: int = 0  # the highest global step that the trainer was told
+    _told_steps: int = 0  # the highest global step that the trainer was told since its last step
 
     @property
     def stage(self) -> StageTerms:
@@ -104,6 +123,7 @@ class Carrying:
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""
         self.peer_exchange.book.note_global_step(open_lane.lane.partner, global_step)
+        self._times[open_lane.lane.number].active_s = loop_s()
         own_steps = self.lifecycle.global_step
         is_near = own_steps < global_step <= own_steps + self.membership.terms.max_clock_gap_steps
         if is_near and global_step > self._told_steps:
@@ -119,6 +139,8 @@ class Carrying:
     def _look(self) -> None:
         carrier = self.pipeline.carrier
         is_training = self._is_training
+        if carrier.global_step != self.lifecycle.global_step:
+            self._told_steps = self.lifecycle.global_step
         changes = (carrier.global_step, carrier.may_begin) != (self.lifecycle.global_step, is_training)
         carrier.global_step, carrier.may_begin = self.lifecycle.global_step, is_training
         if changes:
@@ -129,7 +151,7 @@ class Carrying:
             return
         self._end_with_neighbours()
         self._retire()
-        num_down = len(carrier.down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
+        num_down = len(self._called_down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
         if not self.stage.is_last and num_down < DOWN_LANES:
             self._call(self._next_stage)
         if carrier.up or self.stage.is_first or not carrier.is_complete:
@@ -138,12 +160,17 @@ class Carrying:
             self._call(self._next_stage - 2)
 
     def _end_with_neighbours(self) -> None:
-        """End the training where nobody carries hops with us, and all holders of a neighbouring stage have come to the end of the run."""
+        """End the training where nobody carries hops with us, and all holders of a neighbouring stage have come to the end of the run.
+
+        Only holders that have carried hops with us count, and those that are away for a while have not ended: no stranger ends a run.
+        """
         carrier, own = self.pipeline.carrier, self._next_stage - 1
         apart = [] if self.stage.is_last or carrier.is_complete else [own + 1]
         apart += [] if self.stage.is_first or carrier.up else [own - 1]
-        holders = [self.peer_exchange.book.holders(stage, loop_s()) for stage in apart]
-        if not any(there and all(entry.finished for entry in there) for there in holders):
+        claimed = [self.peer_exchange.book.claimed(stage, loop_s()) for stage in apart]
+        holders = [[entry for entry in there if entry.peer_id in self._carried] for there in claimed]
+        may_be_over = OVER_SHARE * self.lifecycle.global_step >= self.membership.total_steps
+        if not (may_be_over and any(there and all(entry.finished and not entry.paused for entry in there) for there in holders)):
             self._over_since_s = None
             return
         self._over_since_s = self._over_since_s or loop_s()
@@ -161,12 +188,18 @@ class Carrying:
         """The next stage, counted from one."""
         return self.stage.stage + 2
 
+    @property
+    def _called_down(self) -> list[DownLane]:
+        """The lanes to the next stage that we have opened."""
+        return [lane for lane in self.pipeline.carrier.down.values() if self._times[lane.number].is_called]
+
     def _retire(self) -> None:
         """Draw a lane anew each minute, if there are other holders; a lane ends when its last hop is answered."""
         down, now_s = self.pipeline.carrier.down, loop_s()
-        if len(down) >= DOWN_LANES and now_s - self._redrawn_s >= REDRAW_S and self._candidates(self._next_stage):
+        called = self._called_down
+        if len(called) >= DOWN_LANES and now_s - self._redrawn_s >= REDRAW_S and self._candidates(self._next_stage):
             self._redrawn_s = now_s
-            lane = self.rng.choice(list(down.values()))
+            lane = self.rng.choice(called)
             lane.rests_until_s = float("inf")
             self._retired.add(lane.number)
         for number in list(self._retired):
@@ -185,7 +218,7 @@ class Carrying:
     def _call(self, stage: int) -> None:
         candidates = self._candidates(stage)
         if candidates:
-            entry = self.rng.choice(candidates)
+            entry = self.rng.choice(self.rng.choice(self.groups.group(candidates)))
             self._calling.add(entry.peer_id)
             spawn(self._open(entry, stage), self._calls, f"lane to {entry.peer_id.short()}")
 
@@ -197,7 +230,7 @@ class Carrying:
                 stream = await self.transport.connect(partner, entry.addresses, Purpose.PASS)
             theirs = await self._own_side(partner).open(stream, stage, self.rng)
             self._calling.discard(partner)
-            await self._carry(stream, theirs)
+            await self._carry(stream, theirs, is_called=True)
         except Refused as refusal:
             if refusal.code is RefusalCode.NOT_READY:
                 book.note_not_ready(partner, loop_s())
@@ -223,26 +256,48 @@ class Carrying:
         own = self._own_side(stream.partner)
         own.check(stream, first)
         self._need_room(stream.partner, first)
-        await own.answer(stream, first, self.rng)
+        self._greeting[stream.partner] = self._is_from_below(first)
+        try:
+            await own.answer(stream, first, self.rng)
+        finally:
+            del self._greeting[stream.partner]
         await self._carry(stream, first, window=own.window)
 
     def _need_room(self, partner: PeerId, first: Lane) -> None:
         """Raise Refused unless we may carry hops with a holder now. An older lane of the same holder has broken, and ends."""
-        carrier, is_from_below = self.pipeline.carrier, first.stage < self._next_stage - 1
+        carrier, is_from_below = self.pipeline.carrier, self._is_from_below(first)
         if (code := self.lifecycle.refusal) is not None:
             raise Refused(code)
         if is_from_below and not carrier.is_complete:
             raise Refused(RefusalCode.NOT_READY, f"nobody holds stage {self._next_stage} of {self.stage.count}")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "backing off after a lane with you that fell silent")
-        for open_lane in list(self.pipeline.lanes.values()):
-            if open_lane.lane.partner != partner:
-                continue
-            if loop_s() - self._opened_s.get(open_lane.lane.number, 0.0) < YOUNG_S:
-                raise Refused(RefusalCode.BUSY, "there is a lane between us")
+        own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]
+        if partner in self._greeting or any(loop_s() - self._times[one.lane.number].opened_s < YOUNG_S for one in own):
+            raise Refused(RefusalCode.BUSY, "there is a lane between us")
+        for open_lane in own:
             self.pipeline.end_lane(open_lane, "replaced by a newer lane")
-        if is_from_below and len(carrier.up) >= MOST_UP_LANES:
+        if is_from_below:
+            self._make_room(list(carrier.up), MOST_UP_LANES, is_from_below=True)
+        else:
+            inbound = [number for number in carrier.down if not self._times[number].is_called]
+            self._make_room(inbound, MOST_INBOUND_DOWN_LANES, is_from_below=False)
+
+    def _make_room(self, lanes: list[int], most: int, *, is_from_below: bool) -> None:
+        """Raise Refused unless one more lane fits, or one without hops can end: of the largest Sybil group the one that is idle longest."""
+        if len(lanes) + list(self._greeting.values()).count(is_from_below) < most:
+            return
+        there = [self.pipeline.lanes[number] for number in lanes if number in self.pipeline.lanes]
+        partners = [self.peer_exchange.book.get(one.lane.partner) for one in there]
+        sizes = {entry.peer_id: len(group) for group in self.groups.group(partners) for entry in group}
+        idle = [one for one in there if not one.lane.unanswered and loop_s() - self._times[one.lane.number].active_s >= IDLE_S]
+        if not idle:
             raise Refused(RefusalCode.BUSY, "as many lanes as I allow")
+        longest = min(idle, key=lambda one: (-sizes[one.lane.partner], self._times[one.lane.number].active_s))
+        self.pipeline.end_lane(longest, "idle, and others want a lane")
+
+    def _is_from_below(self, first: Lane) -> bool:
+        return first.stage < self._next_stage - 1
 
     # ------------------------------------------------------------------ one lane
 
@@ -252,7 +307,7 @@ class Carrying:
         records = exchange.records_for(partner)
         return LaneSide(self.membership, lifecycle.global_step, lifecycle.phase, window, records, exchange.time.now_s())
 
-    async def _carry(self, stream: Stream, theirs: Lane, window: int = 0) -> None:
+    async def _carry(self, stream: Stream, theirs: Lane, window: int = 0, *, is_called: bool = False) -> None:
         """Carry hops on a lane whose sides have greeted each other, and learn from how it ends."""
         number, partner, book = next(self._numbers), stream.partner, self.peer_exchange.book
         book.note_call(partner, loop_s(), theirs.global_step)
@@ -260,11 +315,14 @@ class Carrying:
         book.connected(partner, stream.observed)
         book.note_answer(partner, loop_s())
         self.peer_exchange.take_all(theirs.records)
-        self._opened_s[number] = loop_s()
+        self._times[number] = LaneTimes(is_called, loop_s(), loop_s())
+        lane = self._lane(number, partner, theirs, window)
         try:
-            end = await self.pipeline.carry(stream, self._lane(number, partner, theirs, window))
+            end = await self.pipeline.carry(stream, lane)
         finally:
-            del self._opened_s[number]
+            del self._times[number]
+            if lane.answers if isinstance(lane, DownLane) else lane.last:
+                keep_newest(self._carried, partner, None, MOST_CARRIED)
         self._learn(partner, end)
         if end.fault is not None:
             raise end.fault

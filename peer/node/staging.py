@@ -95,5 +95,6 @@ def make_carrying(
         lambda lane, global_step: carrying.on_clock(lane, global_step),
     )
     report = StageReport(stage, exchange.book, emit)
-    carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report)
+    groups = SybilGroups(exchange.book, membership.terms)
+    carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups)
     return carrying

@@ -31,6 +31,8 @@ from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
+from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, Magnitudes
+from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
@@ -97,6 +99,7 @@ class StageLoop:
         self._codec = ACTIVATIONS[manifest.stages.activations]
         self._under_way: dict[int, UnderWay] = {}  # by hop
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
+        self._activations, self._gradients = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT)
         self._own_steps = 0
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
@@ -177,6 +180,7 @@ class StageLoop:
                 return self._begin(hop, name)
             case Forward(hop, name, measures):
                 tokens, received = self._tokens(hop), self._read(hop, HopFile.PARTNER_FORWARD)
+                self._activations.check(received)
                 self._note(hop, name, measures=measures)
                 if self._cut.is_last:
                     return self._finish(hop, tokens, received)
@@ -215,11 +219,10 @@ class StageLoop:
         seed_generators(self.device, hop_seed(under_way.name, self._cut.stage))
         if under_way.measures:
             with evaluating(self._stage):
-                return Returned(hop, float(next_token_loss(self._stage, tokens, self.computing.dtype, received)))
+                return Returned(hop, checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received))))
         self._need_new(under_way)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
-        if not math.isfinite(value := float(loss.detach())):
-            raise ValueError(f"the loss is {value}")
+        value = checked_loss(float(loss.detach()))
         self._add(hop, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)), received)
         self._count(under_way.name, value, tokens)
         return Returned(hop, value)
@@ -229,8 +232,7 @@ class StageLoop:
         under_way = self._under_way.pop(hop, None)
         if under_way is None:
             raise ValueError("its forward pass is not known here")
-        if not math.isfinite(loss):
-            raise ValueError(f"the loss is {loss}")
+        checked_loss(loss)
         tokens = self._tokens(hop)
         if under_way.measures:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
@@ -239,6 +241,7 @@ class StageLoop:
             raise ValueError(f"the gradient is {late} steps late")
         self._need_new(under_way)
         gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
+        self._gradients.check(gradient, int(num_targets(tokens)) / gradient[..., 0].numel())
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
         output = self._output(under_way.name, tokens, received)
         self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
@@ -246,7 +249,10 @@ class StageLoop:
         return Returned(hop, loss)
 
     def _add(self, hop: int, backward: Callable[[], None], received: Tensor | None) -> None:
-        """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite."""
+        """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite.
+
+        It then is because of own weights: what a partner sends is checked before.
+        """
         if not self._losses:
             self.devices.clear()
         try:
@@ -318,6 +324,13 @@ def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
     num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
     value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
     return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
+
+
+def checked_loss(loss: float) -> float:
+    """Return a loss, nats per token. Raises ValueError for one that no answer to a hop may carry."""
+    if not 0 <= loss <= limits.LOSS:  # false for NaN
+        raise ValueError(f"the loss is {loss}")
+    return loss
 
 
 def hop_seed(name: str, stage: int) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
@@ -255,13 +254,13 @@ class HopAnswer(Bounded):
     """The answer to a HopForward. Chunks of the gradient of its activations follow, unless the hop only measures."""
 
     number: int  # as in the HopForward
-    loss: float  # nats per token, at the last stage
+    loss: float  # nats per token, at the last stage; at most 1000
     window: int  # hops that the sender accepts at once, from now on
     global_step: int  # the sender's global step
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        if not (math.isfinite(self.loss) and self.loss >= 0):
+        if not 0 <= self.loss <= limits.LOSS:  # false for NaN
             raise BadMessage(f"a loss of {self.loss}")
 
 

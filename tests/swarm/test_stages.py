@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
+from gossamer.peer.node.carrying import OVER_S
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
 
 
@@ -163,12 +164,50 @@ def test_a_holder_that_falls_silent_is_replaced(tmp_path: Path) -> None:
 def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to_end: int, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         (ends,), (other,) = run.of(first_to_end), run.of(1 - first_to_end)
-        await run.until(lambda: ends.trainer.steps >= 3)
+        await run.until(lambda: all(holder.trainer.steps >= 6 for holder in run.holders))
         ends.trainer.total_steps = ends.trainer.steps
-        await run.until(lambda: other.trainer.is_over, 60.0)
-        assert other.trainer.followed[-1] == other.trainer.total_steps
+        await asyncio.sleep(OVER_S - 5.0)
+        assert not other.trainer.is_over
+        await run.until(lambda: other.trainer.is_over, 30.0)
+        assert other.trainer.followed[-1] == 12
 
-    play(StagedRun(tmp_path, 2, 2), story)
+    play(StagedRun(tmp_path, 2, 2, total_steps=12), story)
+
+
+async def nobody_ends(run: StagedRun) -> None:
+    """Wait for longer than an end takes: nobody ends with the neighbouring stage."""
+    await asyncio.sleep(3 * OVER_S)
+    assert not any(holder.trainer.is_over for holder in run.holders)
+
+
+def test_nobody_ends_with_a_neighbour_that_claims_an_end_in_the_first_half_of_the_run(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (ends,) = run.of(1)
+        await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders))
+        ends.trainer.total_steps = ends.trainer.steps
+        await nobody_ends(run)
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=100), story)
+
+
+@pytest.mark.parametrize("is_paused", [True, False])
+def test_nobody_ends_with_a_stranger_or_while_a_partner_of_the_neighbouring_stage_is_away(is_paused: bool, tmp_path: Path) -> None:
+    """The stranger has reached the end of the run, and the only partner is paused, or its record says nothing of it."""
+
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
+        stranger = run.add(fits=(1,)).start()
+        stranger.trainer.total_steps = 0
+        last.trainer.service_s = 1e6
+        if is_paused:
+            last.peer.lifecycle.pause()
+        else:
+            last.kill()
+        await run.until(lambda: first.peer.book.get(stranger.peer_id).finished, 120.0)
+        await nobody_ends(run)
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=16), story)
 
 
 def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path: Path) -> None:
@@ -177,9 +216,25 @@ def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path:
         await run.until(lambda: len(run.of(0)) == 2 and all(holder.trainer.steps >= 2 for holder in run.holders))
         ends = run.of(0)[0]
         ends.trainer.total_steps = ends.trainer.steps
-        await asyncio.sleep(30.0)
+        await asyncio.sleep(3 * OVER_S)
         (other,) = run.of(1)
         assert not other.trainer.is_over and run.of(0)[1].trainer.steps > 8
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_the_clock_of_one_neighbour_does_not_hide_those_of_others_for_longer_than_a_step(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,) = run.of(0)
+        await run.until(lambda: first.trainer.steps >= 2)
+        carrying, (open_lane,) = first.carrying, first.pipeline.lanes.values()
+        far = carrying.lifecycle.global_step + carrying.membership.terms.max_clock_gap_steps
+        carrying.on_clock(open_lane, far)
+        assert first.trainer.followed[-1] == far
+        await run.until(lambda: carrying.pipeline.carrier.global_step >= 4)
+        near = carrying.lifecycle.global_step + 3
+        carrying.on_clock(open_lane, near)
+        assert first.trainer.followed[-1] == near
 
     play(StagedRun(tmp_path, 2, 2), story)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.node import carrying
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, Unreachable
@@ -22,22 +23,22 @@ from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, p
 MALLORY = Identity((5).to_bytes(4, "little") * 8)  # on the list of members, and in no test a holder
 
 
-def membership(run: StagedRun, stage: int) -> Membership:
+def membership(run: StagedRun, stage: int, who: Identity = MALLORY) -> Membership:
     """Return what a member says of itself that holds a stage."""
     plan = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(stage, 2, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
-    return Membership.of(MALLORY, run.manifest, OwnCredential()).with_plan(plan)
+    return Membership.of(who, run.manifest, OwnCredential()).with_plan(plan)
 
 
-async def greeted(run: StagedRun, victim: int, stage: int) -> Stream:
+async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLORY) -> Stream:
     """Open a lane to the holder of a stage, as the holder of another one."""
     await run.until(lambda: run.of(victim)[0].trainer.steps >= 2)
 
     async def refuse(purpose: Purpose, stream: Stream) -> None:
         await stream.close()
 
-    transport = run.network.start_peer(MALLORY.peer_id, refuse)
+    transport = run.network.start_peer(who.peer_id, refuse)
     stream: Stream = await transport.connect(run.of(victim)[0].peer_id, (), Purpose.PASS)
-    own = LaneSide(membership(run, stage), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, 1, (), run.network.now_s())
+    own = LaneSide(membership(run, stage, who), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, 1, (), run.network.now_s())
     await own.open(stream, victim + 1, random.Random(1))
     return stream
 
@@ -96,6 +97,52 @@ def test_a_lane_from_a_stage_that_is_no_neighbour_is_refused(stage: int, tmp_pat
             await greeted(run, victim=1, stage=stage)
         assert caught.value.code is RefusalCode.WRONG_TERMS
         assert not run.of(1)[0].peer.is_banned(MALLORY.peer_id)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+OTHERS = [Identity(number.to_bytes(4, "little") * 8) for number in (3, 4)]  # members that are holders in no test of two holders
+
+
+async def is_refused(run: StagedRun, victim: int, stage: int, who: Identity) -> bool:
+    try:
+        await greeted(run, victim, stage, who)
+    except Refused as refused:
+        assert refused.code is RefusalCode.BUSY
+        return True
+    return False
+
+
+@pytest.mark.parametrize(("victim", "limit"), [(0, "MOST_INBOUND_DOWN_LANES"), (1, "MOST_UP_LANES")])
+def test_idle_lanes_of_strangers_make_room(victim: int, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lane that carries hops stays. Strangers that call at the same moment get no more lanes than one after the other."""
+    monkeypatch.setattr(carrying, limit, 1 + victim)  # beside the lane of the two holders: one
+
+    async def story(run: StagedRun) -> None:
+        (holder,), (partner,) = run.of(victim), run.of(1 - victim)
+        await run.until(lambda: holder.trainer.steps >= 2)
+        refused = await asyncio.gather(*(is_refused(run, victim, 1 - victim, who) for who in OTHERS))
+        assert sorted(refused) == [False, True]
+        late = OTHERS[refused.index(True)]
+        assert await is_refused(run, victim, 1 - victim, late)
+        await asyncio.sleep(2 * carrying.IDLE_S)  # a stranger above that takes a hop is waited for first
+        assert not await is_refused(run, victim, 1 - victim, late)
+        await asyncio.sleep(1.0)
+        assert {one.lane.partner for one in holder.pipeline.lanes.values()} == {partner.peer_id, late.peer_id}
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(carrying, "DOWN_LANES", 2)
+    monkeypatch.setattr(carrying, "UNCALLED_S", 1e6)  # the newcomer calls nobody itself
+
+    async def story(run: StagedRun) -> None:
+        (first,) = run.of(0)
+        await greeted(run, 0, 1, MALLORY)
+        await greeted(run, 0, 1, OTHERS[1])
+        newcomer = run.add(fits=(1,)).start()
+        await run.until(lambda: newcomer.peer_id in [lane.partner for lane in first.carrying._called_down])
 
     play(StagedRun(tmp_path, 2, 2), story)
 

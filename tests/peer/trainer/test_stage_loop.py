@@ -277,13 +277,28 @@ def test_a_gradient_of_a_hop_that_is_not_known_is_declined(tmp_path: Path) -> No
     assert reasons(holder.taken()) == ["its forward pass is not known here"]
 
 
-def test_a_loss_that_is_not_finite_is_declined(tmp_path: Path) -> None:
+@pytest.mark.parametrize("weight", [torch.inf, 1e4])
+@pytest.mark.parametrize("measure", [False, True])
+def test_the_last_stage_declines_a_loss_that_no_answer_may_carry(tmp_path: Path, weight: float, measure: bool) -> None:
     holder = last_holder(tmp_path)
     with torch.no_grad():
-        holder.stage.lm_head.weight[7] = torch.inf
-    holder.forward(0, *micro_batch())
+        holder.stage.lm_head.weight[7] = weight * torch.randn(64, generator=torch.Generator().manual_seed(1)).sign()
+    holder.forward(0, *micro_batch(), measure=measure)
     holder.serve()
     assert "the loss is" in reasons(holder.taken())[0]
+    assert not gradients(holder)
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 1000.5, 1.7e308])
+def test_a_lower_stage_declines_a_loss_that_no_answer_may_carry(tmp_path: Path, loss: float) -> None:
+    manifest = staged_manifest(3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    holder.forward(0, *micro_batch())
+    holder.serve()
+    holder.taken()
+    holder.backward(0, coded(torch.ones(2, 16, 64)), loss)
+    holder.serve()
+    assert reasons(holder.taken()) == [f"the loss is {loss}"]
     assert not gradients(holder)
 
 
@@ -296,13 +311,39 @@ def test_a_gradient_that_overflows_leaves_none(tmp_path: Path) -> None:
     holder.taken()
     holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
     with torch.no_grad():
-        holder.stage.model.layers[manifest_cuts(manifest)[1].span.start].mlp.down_proj.weight.mul_(1e20)
+        holder.stage.model.layers[manifest_cuts(manifest)[1].span.start].mlp.down_proj.weight.mul_(1e36)
     holder.serve()
     holder.taken()
-    holder.backward(1, coded(torch.full((2, 16, 64), 7e28)), 5.0)
+    holder.backward(1, coded(torch.ones(2, 16, 64)), 5.0)
     holder.serve()
-    assert len(reasons(holder.taken())) == 1
+    assert "numbers that are not finite" in reasons(holder.taken())[0]
     assert not gradients(holder)
+
+
+@pytest.mark.parametrize("size", [1e4, 1e20, 7e28])
+def test_a_gradient_or_an_activation_of_a_huge_size_costs_its_own_hop_only(tmp_path: Path, size: float) -> None:
+    manifest = staged_manifest(3)
+    holder = Holder(manifest, manifest_cuts(manifest)[1], tmp_path)
+    for hop in range(4):
+        holder.forward(hop, *micro_batch(hop))
+    holder.serve()
+    holder.taken()
+    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)
+    holder.serve()
+    assert holder.taken() == [Returned(0, 5.0)]
+    before = gradients(holder)
+    one_token = torch.zeros(2, 16, 64)
+    one_token[1, 3] = size
+    holder.backward(1, coded(one_token), 5.0)
+    holder.forward(4, micro_batch(4)[0], coded(torch.full((2, 16, 64), 1e3 * size).clamp(max=7e28)))
+    assert not holder.serve()
+    assert all("the size of the values is" in reason for reason in reasons(holder.taken()))
+    assert all(torch.equal(gradient, before[name]) for name, gradient in gradients(holder).items())
+    for hop in (2, 3):
+        holder.backward(hop, coded(torch.ones(2, 16, 64)), 5.0)
+    assert holder.serve(), "the batch is whole"
+    assert holder.taken() == [Returned(2, 5.0), Returned(3, 5.0)]
+    assert all(bool(parameter.isfinite().all()) for parameter in holder.stage.parameters())
 
 
 # ---------------------------------------------------------------------- held-out text

@@ -258,7 +258,7 @@ def test_a_lane_signature_covers_every_field() -> None:
             replace(LANE, **{field: value}).verify(ALICE.peer_id)
 
 
-@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0])
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), -1.0, 1000.5, 1.7e308])
 def test_an_answer_with_an_impossible_loss_is_rejected(loss: float) -> None:
     with pytest.raises(BadMessage, match="a loss of"):
         HopAnswer(1, loss, 1, 0)
