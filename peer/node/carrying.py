@@ -167,15 +167,19 @@ class Carrying:
         carrier, own = self.pipeline.carrier, self._next_stage - 1
         apart = [] if self.stage.is_last or carrier.is_complete else [own + 1]
         apart += [] if self.stage.is_first or carrier.up else [own - 1]
-        claimed = [self.peer_exchange.book.claimed(stage, loop_s()) for stage in apart]
-        holders = [[entry for entry in there if entry.peer_id in self._carried] for there in claimed]
         may_be_over = OVER_SHARE * self.lifecycle.global_step >= self.membership.total_steps
-        if not (may_be_over and any(there and all(entry.finished and not entry.paused for entry in there) for there in holders)):
+        if not (may_be_over and any(map(self._has_ended, apart))):
             self._over_since_s = None
             return
         self._over_since_s = self._over_since_s or loop_s()
         if loop_s() - self._over_since_s >= OVER_S:
             self.link.notify(FollowClock(self.membership.total_steps, is_over=True))
+
+    def _has_ended(self, stage: int) -> bool:
+        """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not."""
+        book = self.peer_exchange.book
+        ended = any(entry.finished and entry.stage == stage for entry in map(book.get, self._carried))
+        return ended and all(entry.finished for entry in book.claimed(stage, loop_s()) if entry.peer_id in self._carried)
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""

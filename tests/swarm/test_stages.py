@@ -160,13 +160,17 @@ def test_a_holder_that_falls_silent_is_replaced(tmp_path: Path) -> None:
     play(StagedRun(tmp_path, 2, 4), story)
 
 
+@pytest.mark.parametrize("leaves", [False, True])
 @pytest.mark.parametrize("first_to_end", [0, 1])
-def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to_end: int, tmp_path: Path) -> None:
+def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to_end: int, leaves: bool, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         (ends,), (other,) = run.of(first_to_end), run.of(1 - first_to_end)
         await run.until(lambda: all(holder.trainer.steps >= 6 for holder in run.holders))
         ends.trainer.total_steps = ends.trainer.steps
-        await asyncio.sleep(OVER_S - 5.0)
+        await asyncio.sleep(15.0)
+        if leaves:
+            ends.peer.stop()
+        await asyncio.sleep(OVER_S - 20.0)
         assert not other.trainer.is_over
         await run.until(lambda: other.trainer.is_over, 30.0)
         assert other.trainer.followed[-1] == 12
