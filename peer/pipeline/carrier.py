@@ -49,6 +49,7 @@ class Carrier:
         self.down: dict[int, DownLane] = {}
         self.global_step = 0  # this peer's, for its neighbours
         self.may_begin = False  # at stage 0: own trainer trains
+        self.free_bytes: float = math.inf  # of the payload folder
         self.capacity = Capacity(BATCHES_AWAY * stage.in_batch)
         self._rng = rng
         self._numbers = numbers
@@ -74,6 +75,11 @@ class Carrier:
     @property
     def _num_above(self) -> int:
         return self.stage.count - 1 - self.stage.stage
+
+    @property
+    def _files_bytes(self) -> int:
+        """Return the bytes of one hop's files: tokens, and values in and out on both ways."""
+        return self.stage.token_bytes + 4 * self.stage.value_bytes
 
     @property
     def window(self) -> int:
@@ -110,6 +116,10 @@ class Carrier:
                 self._take_reply(reply)
             case events.HopLost(number):
                 self._lose_trainer(number)
+            case events.FileLost(number):
+                self.may_begin = False  # until the node says so: the next one has no better luck now
+                if (hop := self.hops.get(number)) is not None:
+                    self._give_up(hop, "its files cannot be kept, or are gone")
             case events.HopSent(number):
                 if (hop := self.hops.get(number)) is not None and hop.state is HopState.ANSWERING:
                     self._end(hop, HopOutcome.ANSWERED)
@@ -175,6 +185,8 @@ class Carrier:
         hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
         if hop.is_known:
             return "this micro-batch is here already"
+        if self.free_bytes < self._files_bytes:
+            return "the payload folder has too little room"
         return "" if self.is_complete else "nobody holds the next stage"
 
     def _withdraw_by_partner(self, lane: UpLane, number: int) -> None:
@@ -225,15 +237,17 @@ class Carrier:
                 raise InvalidHopEvent(f"{reply} in {hop.state.name}")
 
     def _lose_trainer(self, number: int) -> None:
-        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added; begin no other before the node says so."""
+        """Give a hop up whose gradient the trainer may have added; begin no other before the node says so."""
         self.may_begin = False
         if number in self._lost:
             self._forget_lost(number, is_added=True)
-        elif (hop := self.hops.get(number)) is not None:
-            if hop.state in AT_TRAINER:
-                self._note_added(self._addable(hop))
-                hop.state = HopState.READY  # no request is open any more
-            self._give_up(hop, "the trainer went away")
+            return
+        hop = self.hops[number]
+        if hop.state not in AT_TRAINER:
+            raise InvalidHopEvent(f"no request is open in {hop.state.name}")
+        self._note_added(self._addable(hop))
+        hop.state = HopState.READY  # no request is open any more
+        self._give_up(hop, "the trainer went away")
 
     def _forget_lost(self, number: int, *, is_added: bool) -> None:
         """Note that the request of a hop that is over is closed; the trainer may have written a file after the hop's end."""

@@ -23,7 +23,7 @@ from gossamer.peer.pipeline.lane_writer import LaneWriter, Outgoing
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.limits import REFUSAL_DETAIL_CHARS
-from gossamer.protocol.messages.messages import HopAnswer, Refusal
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, Refusal
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import Changes, cancel, spawn
 
@@ -131,6 +131,8 @@ class Pipeline:
                 message = await stream.receive()
                 if isinstance(message, Refusal):
                     return CloseLane(number, f"{message.code.name}: {message.detail}")
+                if isinstance(message, HopForward):
+                    self.carrier.free_bytes = self.payloads.free_bytes()
                 self.handle(events.LaneSaid(number, message))
         except (TransportError, Refused) as error:  # Refused: a kind of message that we do not know
             return CloseLane(number, str(error))
@@ -206,7 +208,7 @@ class Pipeline:
         """Map the files of a hop and queue it; a file of another size was removed with its trainer."""
         parts = tuple((part, self.payloads.read(file)) for part, file, _ in command.files)
         if any(len(data) != num_bytes for (_, data), (_, _, num_bytes) in zip(parts, command.files, strict=True)):
-            self._events.append(events.HopLost(command.hop))
+            self._events.append(events.FileLost(command.hop))
         elif command.lane in self.lanes:
             self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, parts))
 
@@ -214,7 +216,7 @@ class Pipeline:
         try:
             self.payloads.append(file, data)
         except OSError:  # the disk is full
-            self._events.append(events.HopLost(hop))
+            self._events.append(events.FileLost(hop))
 
     def _end(self, close: CloseLane) -> None:
         """Tell the partner why, and have `carry` return."""

@@ -97,7 +97,7 @@ class Holder:
                 self._work()
             case commands.SendHop(lane, hop, message, files):
                 if any(self.files.get(file) != num_bytes for _, file, num_bytes in files):
-                    self.world.after(0.0, self._if_alive(lambda: self.take(events.HopLost(hop))))
+                    self.world.after(0.0, self._if_alive(lambda: self.take(events.FileLost(hop))))
                     return
                 chunks = [(part, offset, num_bytes) for part, _, num_bytes in files for offset in range(0, num_bytes, CHUNK_BYTES)]
                 self._send(lane, message)

@@ -370,7 +370,24 @@ def test_a_file_that_the_trainer_has_lost_ends_the_hop_on_both_sides() -> None:
     middle = Middle()
     hop = middle.arrive()
     middle.leave(hop)
-    assert notices(middle.take(events.HopLost(hop))) == [(HIGH, 1, NoticeKind.WITHDRAWN), (LOW, 1, NoticeKind.DECLINED)]
+    assert notices(middle.take(events.FileLost(hop))) == [(HIGH, 1, NoticeKind.WITHDRAWN), (LOW, 1, NoticeKind.DECLINED)]
+
+
+def test_a_file_that_cannot_be_kept_ends_the_hop_and_its_open_request_still_gets_a_reply() -> None:
+    middle = Middle()
+    hop = middle.arrive()  # the request has gone to the trainer, and the last chunk has found no room
+    done = middle.take(events.FileLost(hop))
+    assert commands.TellLost(hop) in done and notices(done) == [(LOW, 1, NoticeKind.DECLINED)]
+    assert middle.take(events.TrainerReplied(Declined(hop, "no such file"))) == [commands.RemoveHop(hop)]
+    assert middle.take(events.FileLost(hop)) == [], "a hop that is over"
+
+
+def test_a_hop_is_declined_where_the_payload_folder_has_no_room_for_it() -> None:
+    middle = Middle()
+    middle.carrier.free_bytes = TOKENS + 4 * VALUES - 1
+    assert notices(middle.say(LOW, HopForward(1, NAME, False, 0), *chunks_of_forward())) == [(LOW, 1, NoticeKind.DECLINED)]
+    middle.carrier.free_bytes += 1
+    middle.arrive(2)
 
 
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
