@@ -90,6 +90,7 @@ class Carrier:
     def next_s(self) -> float:
         """Return when TimePassed is due; infinite while nothing waits for time."""
         times = [hop.away.overdue_s for hop in self.hops.values() if hop.away is not None]
+        times += [hop.unread_s for hop in self.hops.values()]
         times += [lane.overdue_s() for lane in self.up.values()]
         if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
             times += [lane.rests_until_s for lane in self.down.values() if lane.rests_until_s > self._now_s]
@@ -276,7 +277,8 @@ class Carrier:
         lane, number = hop.source.lane, hop.source.number
         self.capacity.note_answer(sum(other.state in (HopState.READY, *AT_TRAINER) for other in self.hops.values()))
         window = lane.grant(self.capacity.share(len(self.up)))
-        lane.unanswered.pop(number, None)
+        lane.num_answering += 1
+        hop.unread_s = self._now_s + lane.answer_patience_s(self.stage.value_bytes)
         gradient = (Part.GRADIENT, hop_file(hop.number, HopFile.OWN_BACKWARD), self.stage.value_bytes)
         answer = HopAnswer(number, hop.loss, window, self.global_step)
         self._do(commands.SendHop(lane.number, hop.number, answer, () if hop.measure else (gradient,)))
@@ -407,6 +409,7 @@ class Carrier:
     def _release(self, hop: Hop, source: HopSource, *, is_declined: bool) -> None:
         lane = source.lane
         lane.unanswered.pop(source.number, None)
+        lane.num_answering -= hop.state is HopState.ANSWERING
         if lane.incoming is not None and lane.incoming.hop == hop.number:
             lane.incoming.hop = None  # the rest of the bytes still comes
         if is_declined and lane.number in self.up:
@@ -428,6 +431,8 @@ class Carrier:
         for hop in list(self.hops.values()):
             if hop.away is not None and hop.away.overdue_s <= self._now_s:
                 self._close_silent(hop.away.lane.number, self._now_s - hop.away.sent_s)
+            elif hop.source is not None and hop.state is HopState.ANSWERING and hop.unread_s <= self._now_s:
+                self._close_silent(hop.source.lane.number, hop.source.lane.answer_patience_s(self.stage.value_bytes))
         for lane in [lane for lane in self.up.values() if lane.overdue_s() <= self._now_s]:
             assert lane.incoming is not None
             self._close_silent(lane.number, self._now_s - lane.incoming.at_s)

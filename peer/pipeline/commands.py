@@ -37,7 +37,7 @@ class TellLost:
 
 @dataclass(frozen=True, slots=True)
 class SendHop:
-    """Send a message, then these files as chunks. HopSent follows for an answer. FileLost follows where a file has another size."""
+    """Send a message, then these files as chunks. HopSent follows for an answer, FileLost where a file is not whole."""
 
     lane: int
     hop: int

@@ -11,6 +11,7 @@ early: the hop is declined, or the lower stage withdraws it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -70,3 +71,4 @@ class Hop:
     tried: set[int] = field(default_factory=set)  # the lanes
     away: Away | None = None  # in the states AWAY and RETURNING
     loss: float | None = None
+    unread_s: float = math.inf  # in the state ANSWERING: when the lower stage should have read the answer

@@ -62,6 +62,7 @@ class UpLane:
     unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
     incoming: Incoming | None = None
     last: int = 0  # the newest hop's number on the lane
+    num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
     most_granted: int = 0  # a smaller window counts only once the partner knows it
 
     def accept(self, number: int) -> None:
@@ -70,7 +71,8 @@ class UpLane:
             raise BadMessage(f"hop {number} before the bytes of hop {self.incoming.number}")
         if number <= self.last:
             raise BadMessage(f"hop {number} after hop {self.last}")
-        if len(self.unanswered) >= max(self.window, self.most_granted):
+        may_be_answered = min(1, self.num_answering)  # the partner may have the last byte before we hear that it has left
+        if len(self.unanswered) - may_be_answered >= max(self.window, self.most_granted):
             raise BadMessage(f"hop {number} beyond the window of {max(self.window, self.most_granted)}")
         self.last = number
 
@@ -79,6 +81,10 @@ class UpLane:
         self.most_granted = max(self.most_granted, self.window, window)
         self.window = window
         return window
+
+    def answer_patience_s(self, value_bytes: int) -> float:
+        """Return how long an answer may take to leave behind all others, on the slowest line."""
+        return FIRST_PATIENCE_S + max(self.window, self.most_granted) * value_bytes / SLOWEST_BYTES_PER_S
 
     def overdue_s(self) -> float:
         """Return when the partner has been silent for too long in the middle of a hop."""

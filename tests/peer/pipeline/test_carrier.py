@@ -390,6 +390,39 @@ def test_a_hop_is_declined_where_the_payload_folder_has_no_room_for_it() -> None
     middle.arrive(2)
 
 
+def answering(last: Middle, numbers: range) -> list[int]:
+    """Have hops arrive at the last stage and leave it as answers that nobody reads; return our numbers of them."""
+    hops = []
+    for number in numbers:
+        hops.append(last.arrive(number, bytes([number]) * 16))
+        last.take(events.TrainerReplied(Returned(hops[-1], 2.0)))
+    return hops
+
+
+def test_an_answer_that_is_not_read_holds_its_credit() -> None:
+    last = Middle(stage=2)
+    last.carrier.capacity.most = 2
+    answering(last, range(1, 4))  # the third: the last byte of one answer may have arrived before we know that it has left
+    assert "beyond the window of 2" in fault(last.say(LOW, HopForward(4, NAME, False, 0)))
+    assert last.carrier.is_quiet
+
+
+def test_credit_is_free_when_the_answer_has_left() -> None:
+    last = Middle(stage=2)
+    last.carrier.capacity.most = 2
+    for number in range(1, 20):
+        (hop,) = answering(last, range(number, number + 1))
+        last.take(events.HopSent(hop))
+
+
+def test_a_lower_holder_that_reads_no_answer_loses_its_lane() -> None:
+    last = Middle(stage=2)
+    answering(last, range(1, 3))
+    done = last.pass_time()
+    (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
+    assert closed.lane == LOW and closed.silent_s >= FIRST_PATIENCE_S and last.carrier.is_quiet
+
+
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
     last = Middle(stage=2)
     for number in range(1, 4):
