@@ -342,10 +342,12 @@ class Carrier:
 
     def _take_decline(self, lane: DownLane, number: int, *, is_known: bool) -> None:
         """Try a declined hop again, except where it is known to every holder that could be asked: there no try helps."""
-        declined = lane.take_decline(number, self._now_s, is_known=is_known)
+        declined = lane.take_decline(number, self._now_s)
         if declined is None:
             return
         hop = self.hops[declined]
+        if is_known and hop.is_fresh and self._num_above == 1:  # holders between us and a liar are not to blame
+            raise BadMessage(f"hop {number} known, which nobody else has been sent")
         if is_known and all(other in hop.tried for other in self.down):
             hop.is_known, hop.away = True, None
             self._give_up(hop, "the next stage has this micro-batch already")

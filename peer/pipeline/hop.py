@@ -72,3 +72,8 @@ class Hop:
     away: Away | None = None  # in the states AWAY and RETURNING
     loss: float | None = None
     unread_s: float = math.inf  # in the state ANSWERING: when the lower stage should have read the answer
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it began here and is away for the first time, so that nobody but the partner has seen its name."""
+        return self.source is None and self.tries == 1

@@ -153,13 +153,13 @@ class DownLane:
             raise BadMessage(f"an answer to hop {number}, which waits for none")
         return self.unanswered.pop(number), False
 
-    def take_decline(self, number: int, now_s: float, *, is_known: bool) -> int | None:
-        """Return the hop that is declined, None for one that is over. The lane rests, unless the hop `is_known`. Raises BadMessage."""
+    def take_decline(self, number: int, now_s: float) -> int | None:
+        """Return the hop that is declined, None for one that is over. The lane rests. Raises BadMessage."""
         if number > self._last:
             raise BadMessage(f"a notice about hop {number}, which was not sent")
         self._withdrawn.pop(number, None)
         hop = self.unanswered.pop(number, None)
-        if hop is not None and not is_known:
+        if hop is not None:
             first_s, most_s = REST_S
             self.rests_until_s = now_s + min(most_s, first_s * 2**self._declines)
             self._declines = min(self._declines + 1, 16)

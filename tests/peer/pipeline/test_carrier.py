@@ -26,11 +26,11 @@ NAME = b"n" * 16
 class Middle:
     """The carrier of a holder of stage 1 of 3 with a lane down from stage 0 and one up to stage 2, and its clock."""
 
-    def __init__(self, stage: int = 1) -> None:
-        terms = StageTerms(stage, 3, TOKENS, VALUES, in_batch=4)
+    def __init__(self, stage: int = 1, count: int = 3) -> None:
+        terms = StageTerms(stage, count, TOKENS, VALUES, in_batch=4)
         self.carrier = Carrier(terms, random.Random(1), itertools.count(100))
         self.now_s = 1000.0
-        if stage < 2:
+        if stage < count - 1:
             self.take(events.LaneOpened(DownLane.opened(HIGH, BOB.peer_id, 2, terms)))
         if stage:
             self.take(events.LaneOpened(UpLane(LOW, ALICE.peer_id, 2)))
@@ -297,12 +297,12 @@ def test_a_micro_batch_that_the_trainer_may_have_added_is_declined() -> None:
     assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, NoticeKind.KNOWN)]
 
 
-def test_a_micro_batch_that_is_known_above_is_given_up_at_once_and_the_lane_does_not_rest() -> None:
+def test_a_micro_batch_that_is_known_above_is_given_up_at_once_and_the_lane_rests() -> None:
     middle = Middle()
     sent = middle.leave(middle.arrive())
     done = middle.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN))
     assert notices(done) == [(LOW, 1, NoticeKind.KNOWN)] and outcomes(done) == [HopOutcome.DECLINED]
-    assert middle.carrier.down[HIGH].credit(middle.now_s) == 2
+    assert not middle.carrier.down[HIGH].credit(middle.now_s), "a liar costs one micro-batch in a second at most"
 
 
 def test_a_micro_batch_that_one_holder_knows_goes_to_one_that_was_not_asked() -> None:
@@ -421,6 +421,28 @@ def test_a_lower_holder_that_reads_no_answer_loses_its_lane() -> None:
     done = last.pass_time()
     (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
     assert closed.lane == LOW and closed.silent_s >= FIRST_PATIENCE_S and last.carrier.is_quiet
+
+
+def begun(driver: Middle) -> HopForward:
+    """Have a driver begin a hop; return what goes to the next stage."""
+    driver.carrier.may_begin = True
+    driver.take(events.TimePassed())
+    return driver.leave(next(iter(driver.carrier.hops)))
+
+
+def test_who_knows_a_micro_batch_that_was_sent_to_nobody_else_loses_its_lane() -> None:
+    driver = Middle(stage=0, count=2)
+    sent = begun(driver)
+    assert "known" in fault(driver.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN)))
+    assert not driver.carrier.down
+    assert all(hop.state in (HopState.READY, HopState.QUEUED) for hop in driver.carrier.hops.values())
+
+
+def test_a_holder_that_passes_a_lie_on_is_not_to_blame_but_its_lane_rests() -> None:
+    driver = Middle(stage=0, count=3)
+    sent = begun(driver)
+    assert outcomes(driver.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN))) == [HopOutcome.PASSED_OVER]
+    assert not driver.carrier.down[HIGH].credit(driver.now_s) and driver.carrier.down[HIGH].credit(driver.now_s + 1.0)
 
 
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
