@@ -18,7 +18,7 @@ from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
-from gossamer.peer.pipeline.routing import Capacity, choose
+from gossamer.peer.pipeline.routing import Capacity, choose, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
 from gossamer.protocol.limits import MICRO_BATCH_BYTES
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
@@ -28,6 +28,7 @@ from gossamer.protocol.newest import keep_newest
 MOST_TRIES = 3  # of one hop, at one stage
 NAMES_KEPT = 256  # micro-batches that were added here
 NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lower holders are kept for so long
+MOST_DELAYS = 2 * MOST_TRIES - 1  # of one try, for each stage above: one while each of its tries lasts, and one between two
 BATCHES_AWAY = 2  # at most: a later answer is about weights that are too old
 
 
@@ -89,7 +90,7 @@ class Carrier:
     @property
     def next_s(self) -> float:
         """Return when TimePassed is due; infinite while nothing waits for time."""
-        times = [hop.away.overdue_s for hop in self.hops.values() if hop.away is not None]
+        times = [min(hop.away.overdue_s, hop.away.notice_s) for hop in self.hops.values() if hop.away is not None]
         times += [hop.unread_s for hop in self.hops.values()]
         times += [lane.overdue_s() for lane in self.up.values()]
         if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
@@ -108,6 +109,7 @@ class Carrier:
                 self.up[lane.number] = lane
             case events.LaneOpened(DownLane() as lane):
                 self.down[lane.number] = lane
+                compare(self.down.values())
                 self._nobody_above_since_s = None
             case events.LaneSaid(number, message):
                 self._hear(number, message)
@@ -308,6 +310,8 @@ class Carrier:
         hop.state, hop.tries = HopState.AWAY, hop.tries + 1
         hop.tried.add(lane.number)
         hop.away = Away(lane, lane.send(hop.number), self._now_s)
+        if hop.source is not None:
+            hop.away.notice_s = self._now_s + lane.notice_s
         tokens = HopFile.OWN_TOKENS if hop.source is None else HopFile.PARTNER_TOKENS
         files = (
             (Part.TOKENS, hop_file(hop.number, tokens), self.stage.token_bytes),
@@ -332,7 +336,8 @@ class Carrier:
     def _go_back(self, hop: Hop) -> None:
         """Go on with a hop whose answer is complete."""
         assert hop.away is not None and hop.loss is not None
-        hop.away.lane.note_answer(self._now_s - hop.away.sent_s)
+        hop.away.lane.note_answer(self._now_s - hop.away.sent_s, self._now_s)
+        compare(self.down.values())
         hop.away = None
         if hop.measure and hop.source is not None:
             self._answer(hop)
@@ -357,7 +362,7 @@ class Carrier:
     def _allow_longer(self, lane: DownLane, number: int) -> None:
         """Wait longer for a hop that is tried again above, and have the lower stage wait too; not for ever."""
         hop = self.hops.get(lane.unanswered.get(number, -1))
-        if hop is None or hop.away is None or hop.away.delays >= (MOST_TRIES - 1) * self._num_above:
+        if hop is None or hop.away is None or hop.away.delays >= MOST_DELAYS * self._num_above:
             return
         hop.away.delays += 1
         self._delay(hop)
@@ -426,13 +431,17 @@ class Carrier:
                 self._end(hop, HopOutcome.WITHDRAWN)
             elif hop.away is not None and hop.away.lane is down:
                 self._try_again(hop, "the lane to the next stage has ended")
+        compare(self.down.values())
         if down is not None and not self.down:
             self._nobody_above_since_s = self._now_s
 
     def _look_at_time(self) -> None:
         for hop in list(self.hops.values()):
             if hop.away is not None and hop.away.overdue_s <= self._now_s:
-                self._close_silent(hop.away.lane.number, self._now_s - hop.away.sent_s)
+                self._lose_overdue(hop, hop.away)
+            elif hop.away is not None and hop.away.notice_s <= self._now_s:
+                hop.away.notice_s = self._now_s + hop.away.lane.notice_s
+                self._delay(hop)
             elif hop.source is not None and hop.state is HopState.ANSWERING and hop.unread_s <= self._now_s:
                 self._close_silent(hop.source.lane.number, hop.source.lane.answer_patience_s(self.stage.value_bytes))
         for lane in [lane for lane in self.up.values() if lane.overdue_s() <= self._now_s]:
@@ -444,6 +453,15 @@ class Carrier:
             for number in list(self.up):
                 self._do(commands.CloseLane(number, "nobody holds the next stage"))
                 self._lose_lane(number)
+
+    def _lose_overdue(self, hop: Hop, away: Away) -> None:
+        """Send an overdue hop elsewhere; close its lane unless another answer has come since the hop was sent."""
+        if away.lane.heard_s <= away.sent_s:
+            self._close_silent(away.lane.number, self._now_s - away.sent_s)
+            return
+        away.lane.rest(self._now_s)
+        self._withdraw(hop, away)
+        self._try_again(hop, "no answer in time")
 
     def _close_silent(self, number: int, silent_s: float) -> None:
         self._do(commands.CloseLane(number, f"no answer for {silent_s:.0f} s", silent_s=silent_s))

@@ -50,6 +50,7 @@ class Away:
     number: int  # on that lane
     sent_s: float
     delays: int = 0  # notices that it needs as long again
+    notice_s: float = math.inf  # when the lower stage is told to wait longer
 
     @property
     def overdue_s(self) -> float:
