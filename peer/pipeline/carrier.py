@@ -401,7 +401,7 @@ class Carrier:
             self._lost[hop.number] = self._addable(hop)
             self._do(commands.TellLost(hop.number))
         if hop.source is not None:
-            self._release(hop, hop.source, is_declined=outcome is HopOutcome.DECLINED)
+            self._release(hop, hop.source, outcome)
         hop.state = HopState.OVER
         del self.hops[hop.number]
         self._do(commands.RemoveHop(hop.number))
@@ -413,13 +413,12 @@ class Carrier:
         if away.lane.number in self.down:
             self._do(commands.SendNotice(away.lane.number, HopNotice(away.number, NoticeKind.WITHDRAWN)))
 
-    def _release(self, hop: Hop, source: HopSource, *, is_declined: bool) -> None:
+    def _release(self, hop: Hop, source: HopSource, outcome: HopOutcome) -> None:
         lane = source.lane
-        lane.unanswered.pop(source.number, None)
-        lane.num_answering -= hop.state is HopState.ANSWERING
+        lane.release(source.number, is_answering=hop.state is HopState.ANSWERING, is_answered=outcome is HopOutcome.ANSWERED)
         if lane.incoming is not None and lane.incoming.hop == hop.number:
             lane.incoming.hop = None  # the rest of the bytes still comes
-        if is_declined and lane.number in self.up:
+        if outcome is HopOutcome.DECLINED and lane.number in self.up:
             kind = NoticeKind.KNOWN if hop.is_known else NoticeKind.DECLINED
             self._do(commands.SendNotice(lane.number, HopNotice(source.number, kind)))
 

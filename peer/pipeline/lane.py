@@ -66,6 +66,7 @@ class UpLane:
     last: int = 0  # the newest hop's number on the lane
     num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
     most_granted: int = 0  # a smaller window counts only once the partner knows it
+    _until_known: int = 0  # more hops, until one is sent for which the partner must have read the smaller window
 
     def accept(self, number: int) -> None:
         """Check the number and the credit of a new hop. Raises BadMessage."""
@@ -77,10 +78,27 @@ class UpLane:
         if len(self.unanswered) - may_be_answered >= max(self.window, self.most_granted):
             raise BadMessage(f"hop {number} beyond the window of {max(self.window, self.most_granted)}")
         self.last = number
+        if self._until_known:
+            self._until_known -= 1
+            if not self._until_known:
+                self.most_granted = self.window
+
+    def release(self, number: int, *, is_answering: bool, is_answered: bool) -> None:
+        """Free the credit of a hop that is over."""
+        if self.unanswered.pop(number, None) is None:
+            return
+        self.num_answering -= is_answering
+        if self._until_known and not is_answered:
+            self._until_known += 1  # the partner may have replaced it before it has read anything
 
     def grant(self, window: int) -> int:
-        """Change the window, and return it."""
+        """Change the window with the answer to a hop, and return it.
+
+        A partner that has not read this answer has all hops unanswered that have no earlier one, and at most `most_granted` of them.
+        """
         self.most_granted = max(self.most_granted, self.window, window)
+        if window < self.window:
+            self._until_known = self.most_granted - (len(self.unanswered) - self.num_answering) + 1
         self.window = window
         return window
 
