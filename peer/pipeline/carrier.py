@@ -18,7 +18,7 @@ from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
-from gossamer.peer.pipeline.routing import Capacity, choose
+from gossamer.peer.pipeline.routing import Capacity, choose, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
 from gossamer.protocol.limits import MICRO_BATCH_BYTES
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
@@ -28,6 +28,7 @@ from gossamer.protocol.newest import keep_newest
 MOST_TRIES = 3  # of one hop, at one stage
 NAMES_KEPT = 256  # micro-batches that were added here
 NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lower holders are kept for so long
+MOST_DELAYS = 2 * MOST_TRIES - 1  # of one try, for each stage above: one while each of its tries lasts, and one between two
 BATCHES_AWAY = 2  # at most: a later answer is about weights that are too old
 
 
@@ -49,6 +50,7 @@ class Carrier:
         self.down: dict[int, DownLane] = {}
         self.global_step = 0  # this peer's, for its neighbours
         self.may_begin = False  # at stage 0: own trainer trains
+        self.free_bytes: float = math.inf  # of the payload folder
         self.capacity = Capacity(BATCHES_AWAY * stage.in_batch)
         self._rng = rng
         self._numbers = numbers
@@ -76,6 +78,11 @@ class Carrier:
         return self.stage.count - 1 - self.stage.stage
 
     @property
+    def _files_bytes(self) -> int:
+        """Return the bytes of one hop's files: tokens, and values in and out on both ways."""
+        return self.stage.token_bytes + 4 * self.stage.value_bytes
+
+    @property
     def window(self) -> int:
         """Return what to grant on one more lane from the lower stage."""
         return self.capacity.share(len(self.up) + 1)
@@ -83,7 +90,8 @@ class Carrier:
     @property
     def next_s(self) -> float:
         """Return when TimePassed is due; infinite while nothing waits for time."""
-        times = [hop.away.overdue_s for hop in self.hops.values() if hop.away is not None]
+        times = [min(hop.away.overdue_s, hop.away.notice_s) for hop in self.hops.values() if hop.away is not None]
+        times += [hop.unread_s for hop in self.hops.values()]
         times += [lane.overdue_s() for lane in self.up.values()]
         if any(hop.state is HopState.READY for hop in self.hops.values()) or self.may_begin:
             times += [lane.rests_until_s for lane in self.down.values() if lane.rests_until_s > self._now_s]
@@ -101,6 +109,7 @@ class Carrier:
                 self.up[lane.number] = lane
             case events.LaneOpened(DownLane() as lane):
                 self.down[lane.number] = lane
+                compare(self.down.values())
                 self._nobody_above_since_s = None
             case events.LaneSaid(number, message):
                 self._hear(number, message)
@@ -110,6 +119,10 @@ class Carrier:
                 self._take_reply(reply)
             case events.HopLost(number):
                 self._lose_trainer(number)
+            case events.FileLost(number):
+                self.may_begin = False  # until the node says so: the next one has no better luck now
+                if (hop := self.hops.get(number)) is not None:
+                    self._give_up(hop, "its files cannot be kept, or are gone")
             case events.HopSent(number):
                 if (hop := self.hops.get(number)) is not None and hop.state is HopState.ANSWERING:
                     self._end(hop, HopOutcome.ANSWERED)
@@ -175,6 +188,8 @@ class Carrier:
         hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
         if hop.is_known:
             return "this micro-batch is here already"
+        if self.free_bytes < self._files_bytes:
+            return "the payload folder has too little room"
         return "" if self.is_complete else "nobody holds the next stage"
 
     def _withdraw_by_partner(self, lane: UpLane, number: int) -> None:
@@ -225,15 +240,17 @@ class Carrier:
                 raise InvalidHopEvent(f"{reply} in {hop.state.name}")
 
     def _lose_trainer(self, number: int) -> None:
-        """Give a hop up, whose files the trainer has lost, or whose gradient it may have added; begin no other before the node says so."""
+        """Give a hop up whose gradient the trainer may have added; begin no other before the node says so."""
         self.may_begin = False
         if number in self._lost:
             self._forget_lost(number, is_added=True)
-        elif (hop := self.hops.get(number)) is not None:
-            if hop.state in AT_TRAINER:
-                self._note_added(self._addable(hop))
-                hop.state = HopState.READY  # no request is open any more
-            self._give_up(hop, "the trainer went away")
+            return
+        hop = self.hops[number]
+        if hop.state not in AT_TRAINER:
+            raise InvalidHopEvent(f"no request is open in {hop.state.name}")
+        self._note_added(self._addable(hop))
+        hop.state = HopState.READY  # no request is open any more
+        self._give_up(hop, "the trainer went away")
 
     def _forget_lost(self, number: int, *, is_added: bool) -> None:
         """Note that the request of a hop that is over is closed; the trainer may have written a file after the hop's end."""
@@ -262,7 +279,8 @@ class Carrier:
         lane, number = hop.source.lane, hop.source.number
         self.capacity.note_answer(sum(other.state in (HopState.READY, *AT_TRAINER) for other in self.hops.values()))
         window = lane.grant(self.capacity.share(len(self.up)))
-        lane.unanswered.pop(number, None)
+        lane.num_answering += 1
+        hop.unread_s = self._now_s + lane.answer_patience_s(self.stage.value_bytes)
         gradient = (Part.GRADIENT, hop_file(hop.number, HopFile.OWN_BACKWARD), self.stage.value_bytes)
         answer = HopAnswer(number, hop.loss, window, self.global_step)
         self._do(commands.SendHop(lane.number, hop.number, answer, () if hop.measure else (gradient,)))
@@ -292,6 +310,8 @@ class Carrier:
         hop.state, hop.tries = HopState.AWAY, hop.tries + 1
         hop.tried.add(lane.number)
         hop.away = Away(lane, lane.send(hop.number), self._now_s)
+        if hop.source is not None:
+            hop.away.notice_s = self._now_s + lane.notice_s
         tokens = HopFile.OWN_TOKENS if hop.source is None else HopFile.PARTNER_TOKENS
         files = (
             (Part.TOKENS, hop_file(hop.number, tokens), self.stage.token_bytes),
@@ -316,7 +336,8 @@ class Carrier:
     def _go_back(self, hop: Hop) -> None:
         """Go on with a hop whose answer is complete."""
         assert hop.away is not None and hop.loss is not None
-        hop.away.lane.note_answer(self._now_s - hop.away.sent_s)
+        hop.away.lane.note_answer(self._now_s - hop.away.sent_s, self._now_s)
+        compare(self.down.values())
         hop.away = None
         if hop.measure and hop.source is not None:
             self._answer(hop)
@@ -326,10 +347,12 @@ class Carrier:
 
     def _take_decline(self, lane: DownLane, number: int, *, is_known: bool) -> None:
         """Try a declined hop again, except where it is known to every holder that could be asked: there no try helps."""
-        declined = lane.take_decline(number, self._now_s, is_known=is_known)
+        declined = lane.take_decline(number, self._now_s)
         if declined is None:
             return
         hop = self.hops[declined]
+        if is_known and hop.is_fresh and self._num_above == 1:  # holders between us and a liar are not to blame
+            raise BadMessage(f"hop {number} known, which nobody else has been sent")
         if is_known and all(other in hop.tried for other in self.down):
             hop.is_known, hop.away = True, None
             self._give_up(hop, "the next stage has this micro-batch already")
@@ -339,7 +362,7 @@ class Carrier:
     def _allow_longer(self, lane: DownLane, number: int) -> None:
         """Wait longer for a hop that is tried again above, and have the lower stage wait too; not for ever."""
         hop = self.hops.get(lane.unanswered.get(number, -1))
-        if hop is None or hop.away is None or hop.away.delays >= (MOST_TRIES - 1) * self._num_above:
+        if hop is None or hop.away is None or hop.away.delays >= MOST_DELAYS * self._num_above:
             return
         hop.away.delays += 1
         self._delay(hop)
@@ -378,7 +401,7 @@ class Carrier:
             self._lost[hop.number] = self._addable(hop)
             self._do(commands.TellLost(hop.number))
         if hop.source is not None:
-            self._release(hop, hop.source, is_declined=outcome is HopOutcome.DECLINED)
+            self._release(hop, hop.source, outcome)
         hop.state = HopState.OVER
         del self.hops[hop.number]
         self._do(commands.RemoveHop(hop.number))
@@ -390,12 +413,12 @@ class Carrier:
         if away.lane.number in self.down:
             self._do(commands.SendNotice(away.lane.number, HopNotice(away.number, NoticeKind.WITHDRAWN)))
 
-    def _release(self, hop: Hop, source: HopSource, *, is_declined: bool) -> None:
+    def _release(self, hop: Hop, source: HopSource, outcome: HopOutcome) -> None:
         lane = source.lane
-        lane.unanswered.pop(source.number, None)
+        lane.release(source.number, is_answering=hop.state is HopState.ANSWERING, is_answered=outcome is HopOutcome.ANSWERED)
         if lane.incoming is not None and lane.incoming.hop == hop.number:
             lane.incoming.hop = None  # the rest of the bytes still comes
-        if is_declined and lane.number in self.up:
+        if outcome is HopOutcome.DECLINED and lane.number in self.up:
             kind = NoticeKind.KNOWN if hop.is_known else NoticeKind.DECLINED
             self._do(commands.SendNotice(lane.number, HopNotice(source.number, kind)))
 
@@ -407,13 +430,19 @@ class Carrier:
                 self._end(hop, HopOutcome.WITHDRAWN)
             elif hop.away is not None and hop.away.lane is down:
                 self._try_again(hop, "the lane to the next stage has ended")
+        compare(self.down.values())
         if down is not None and not self.down:
             self._nobody_above_since_s = self._now_s
 
     def _look_at_time(self) -> None:
         for hop in list(self.hops.values()):
             if hop.away is not None and hop.away.overdue_s <= self._now_s:
-                self._close_silent(hop.away.lane.number, self._now_s - hop.away.sent_s)
+                self._lose_overdue(hop, hop.away)
+            elif hop.away is not None and hop.away.notice_s <= self._now_s:
+                hop.away.notice_s = self._now_s + hop.away.lane.notice_s
+                self._delay(hop)
+            elif hop.source is not None and hop.state is HopState.ANSWERING and hop.unread_s <= self._now_s:
+                self._close_silent(hop.source.lane.number, hop.source.lane.answer_patience_s(self.stage.value_bytes))
         for lane in [lane for lane in self.up.values() if lane.overdue_s() <= self._now_s]:
             assert lane.incoming is not None
             self._close_silent(lane.number, self._now_s - lane.incoming.at_s)
@@ -423,6 +452,15 @@ class Carrier:
             for number in list(self.up):
                 self._do(commands.CloseLane(number, "nobody holds the next stage"))
                 self._lose_lane(number)
+
+    def _lose_overdue(self, hop: Hop, away: Away) -> None:
+        """Send an overdue hop elsewhere; close its lane unless another answer has come since the hop was sent."""
+        if away.lane.heard_s <= away.sent_s:
+            self._close_silent(away.lane.number, self._now_s - away.sent_s)
+            return
+        away.lane.rest(self._now_s)
+        self._withdraw(hop, away)
+        self._try_again(hop, "no answer in time")
 
     def _close_silent(self, number: int, silent_s: float) -> None:
         self._do(commands.CloseLane(number, f"no answer for {silent_s:.0f} s", silent_s=silent_s))

@@ -37,7 +37,7 @@ class TellLost:
 
 @dataclass(frozen=True, slots=True)
 class SendHop:
-    """Send a message, then these files as chunks. HopSent follows for an answer. HopLost follows where a file has another size."""
+    """Send a message, then these files as chunks. HopSent follows for an answer, FileLost where a file is not whole."""
 
     lane: int
     hop: int
@@ -55,7 +55,7 @@ class SendNotice:
 
 @dataclass(frozen=True, slots=True)
 class StoreChunk:
-    """Append bytes to a file of the payload folder."""
+    """Append bytes to a file of the payload folder. FileLost follows where it is full."""
 
     hop: int
     file: str

@@ -23,7 +23,7 @@ from gossamer.peer.pipeline.lane_writer import LaneWriter, Outgoing
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.limits import REFUSAL_DETAIL_CHARS
-from gossamer.protocol.messages.messages import HopAnswer, Refusal
+from gossamer.protocol.messages.messages import HopAnswer, HopForward, Refusal
 from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import Changes, cancel, spawn
 
@@ -106,7 +106,7 @@ class Pipeline:
     async def carry(self, stream: Stream, lane: UpLane | DownLane) -> CloseLane:
         """Carry hops on a lane, whose sides have greeted each other, until it ends; return why. Cancel-safe. Closes the stream."""
         number = lane.number
-        writer = LaneWriter(stream, self._on_sent)
+        writer = LaneWriter(stream, self.payloads, self._on_sent, self._on_lost)
         own_end: asyncio.Future[CloseLane] = asyncio.get_running_loop().create_future()
         self.lanes[number] = OpenLane(lane, stream, writer, own_end)
         reading, writing = asyncio.create_task(self._read(number, stream)), asyncio.create_task(writer.run())
@@ -131,6 +131,8 @@ class Pipeline:
                 message = await stream.receive()
                 if isinstance(message, Refusal):
                     return CloseLane(number, f"{message.code.name}: {message.detail}")
+                if isinstance(message, HopForward):
+                    self.carrier.free_bytes = self.payloads.free_bytes()
                 self.handle(events.LaneSaid(number, message))
         except (TransportError, Refused) as error:  # Refused: a kind of message that we do not know
             return CloseLane(number, str(error))
@@ -175,6 +177,9 @@ class Pipeline:
         if isinstance(sent.message, HopAnswer):
             self.handle(events.HopSent(sent.hop))
 
+    def _on_lost(self, lost: Outgoing) -> None:
+        self.handle(events.FileLost(lost.hop))
+
     # ------------------------------------------------------------------ commands
 
     def _carry_out(self, command: commands.Command) -> None:
@@ -188,6 +193,7 @@ class Pipeline:
             case commands.SendNotice(lane, notice):
                 if lane in self.lanes:
                     self.lanes[lane].writer.notify(notice)
+                    self._end_if_full(lane)
             case commands.StoreChunk(hop, file, data):
                 self._store(hop, file, data)
             case commands.RemoveFile(file):
@@ -203,18 +209,21 @@ class Pipeline:
                 self.on_report(command)
 
     def _send(self, command: commands.SendHop) -> None:
-        """Map the files of a hop and queue it; a file of another size was removed with its trainer."""
-        parts = tuple((part, self.payloads.read(file)) for part, file, _ in command.files)
-        if any(len(data) != num_bytes for (_, data), (_, _, num_bytes) in zip(parts, command.files, strict=True)):
-            self._events.append(events.HopLost(command.hop))
-        elif command.lane in self.lanes:
-            self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, parts))
+        if command.lane in self.lanes:
+            self.lanes[command.lane].writer.put(Outgoing(command.hop, command.message, command.files))
+            self._end_if_full(command.lane)
+
+    def _end_if_full(self, lane: int) -> None:
+        """End a lane whose partner does not read."""
+        if self.lanes[lane].writer.is_full:
+            self._events.append(events.LaneGone(lane))
+            self._end(CloseLane(lane, "nothing of what waits is read", silent_s=FLUSH_S))
 
     def _store(self, hop: int, file: str, data: bytes) -> None:
         try:
             self.payloads.append(file, data)
         except OSError:  # the disk is full
-            self._events.append(events.HopLost(hop))
+            self._events.append(events.FileLost(hop))
 
     def _end(self, close: CloseLane) -> None:
         """Tell the partner why, and have `carry` return."""

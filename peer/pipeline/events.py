@@ -47,7 +47,14 @@ class TrainerReplied:
 
 @dataclass(frozen=True, slots=True)
 class HopLost:
-    """The trainer has lost a hop: the link broke before the reply, or a file of the hop is missing."""
+    """The link to the trainer broke before the reply to a request about a hop."""
+
+    hop: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileLost:
+    """A file of a hop is missing, or could not be written or read. A request about the hop may be open."""
 
     hop: int
 
@@ -64,4 +71,4 @@ class HopsStopped:
     is_final: bool = True  # and accept none any more
 
 
-Event = LaneOpened | LaneSaid | LaneGone | HopSent | TrainerReplied | HopLost | TimePassed | HopsStopped
+Event = LaneOpened | LaneSaid | LaneGone | HopSent | TrainerReplied | HopLost | FileLost | TimePassed | HopsStopped

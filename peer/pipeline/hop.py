@@ -11,6 +11,7 @@ early: the hop is declined, or the lower stage withdraws it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
@@ -49,6 +50,7 @@ class Away:
     number: int  # on that lane
     sent_s: float
     delays: int = 0  # notices that it needs as long again
+    notice_s: float = math.inf  # when the lower stage is told to wait longer
 
     @property
     def overdue_s(self) -> float:
@@ -70,3 +72,9 @@ class Hop:
     tried: set[int] = field(default_factory=set)  # the lanes
     away: Away | None = None  # in the states AWAY and RETURNING
     loss: float | None = None
+    unread_s: float = math.inf  # in the state ANSWERING: when the lower stage should have read the answer
+
+    @property
+    def is_fresh(self) -> bool:
+        """Whether it began here and is away for the first time, so that nobody but the partner has seen its name."""
+        return self.source is None and self.tries == 1

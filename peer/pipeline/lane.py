@@ -18,6 +18,8 @@ from gossamer.protocol.newest import keep_newest
 PATIENCE = 3.0  # times the usual answer of a lane
 LEAST_PATIENCE_S = 5.0
 FIRST_PATIENCE_S = 30.0  # before the first answer, beside the time of the bytes on the slowest line
+MOST_PATIENCE_S = 60.0  # at any time, beside the time of the bytes on the slowest line
+STRANGER_PATIENCE = 10.0  # before the first answer: times the typical answer of the lanes beside it, if any has answered
 LEARNING = 0.2  # weight of the last answer in the usual time
 REST_S = (1.0, 8.0)  # without new hops after a decline: doubles from the first to the second
 WITHDRAWN_KEPT = 256  # withdrawn hops whose answer may still come
@@ -62,7 +64,9 @@ class UpLane:
     unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
     incoming: Incoming | None = None
     last: int = 0  # the newest hop's number on the lane
+    num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
     most_granted: int = 0  # a smaller window counts only once the partner knows it
+    _until_known: int = 0  # more hops, until one is sent for which the partner must have read the smaller window
 
     def accept(self, number: int) -> None:
         """Check the number and the credit of a new hop. Raises BadMessage."""
@@ -70,15 +74,37 @@ class UpLane:
             raise BadMessage(f"hop {number} before the bytes of hop {self.incoming.number}")
         if number <= self.last:
             raise BadMessage(f"hop {number} after hop {self.last}")
-        if len(self.unanswered) >= max(self.window, self.most_granted):
+        may_be_answered = min(1, self.num_answering)  # the partner may have the last byte before we hear that it has left
+        if len(self.unanswered) - may_be_answered >= max(self.window, self.most_granted):
             raise BadMessage(f"hop {number} beyond the window of {max(self.window, self.most_granted)}")
         self.last = number
+        if self._until_known:
+            self._until_known -= 1
+            if not self._until_known:
+                self.most_granted = self.window
+
+    def release(self, number: int, *, is_answering: bool, is_answered: bool) -> None:
+        """Free the credit of a hop that is over."""
+        if self.unanswered.pop(number, None) is None:
+            return
+        self.num_answering -= is_answering
+        if self._until_known and not is_answered:
+            self._until_known += 1  # the partner may have replaced it before it has read anything
 
     def grant(self, window: int) -> int:
-        """Change the window, and return it."""
+        """Change the window with the answer to a hop, and return it.
+
+        A partner that has not read this answer has all hops unanswered that have no earlier one, and at most `most_granted` of them.
+        """
         self.most_granted = max(self.most_granted, self.window, window)
+        if window < self.window:
+            self._until_known = self.most_granted - (len(self.unanswered) - self.num_answering) + 1
         self.window = window
         return window
+
+    def answer_patience_s(self, value_bytes: int) -> float:
+        """Return how long an answer may take to leave behind all others, on the slowest line."""
+        return FIRST_PATIENCE_S + max(self.window, self.most_granted) * value_bytes / SLOWEST_BYTES_PER_S
 
     def overdue_s(self) -> float:
         """Return when the partner has been silent for too long in the middle of a hop."""
@@ -93,6 +119,9 @@ class DownLane:
     partner: PeerId
     window: int  # hops that the partner has granted
     first_patience_s: float = FIRST_PATIENCE_S
+    most_patience_s: float = MOST_PATIENCE_S
+    typical_s: float = 0.0  # of the lanes to the next stage that have answered; 0: none has
+    heard_s: float = -math.inf  # when the last answer was complete
     unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
     incoming: Incoming | None = None
     usual_s: float = 0.0  # of recent answers; 0: none yet
@@ -106,20 +135,29 @@ class DownLane:
     def opened(cls, number: int, partner: PeerId, window: int, stage: StageTerms, waited_s: float = 0.0) -> DownLane:
         """Make the lane after both sides have greeted.
 
-        A stranger gets the time of the bytes through the stages that are left; a partner that was waited for in vain gets longer each time.
+        A stranger gets the time of the bytes through the stages that are left; a partner that was waited for in vain gets longer, within
+        MOST_PATIENCE_S.
         """
         stages_left = stage.count - 1 - stage.stage
         transfer_s = stages_left * (stage.forward_bytes + stage.value_bytes) / SLOWEST_BYTES_PER_S
-        return cls(number, partner, window, FIRST_PATIENCE_S + transfer_s + PATIENCE * waited_s)
+        return cls(number, partner, window, FIRST_PATIENCE_S + transfer_s + PATIENCE * waited_s, MOST_PATIENCE_S + transfer_s)
 
     @property
     def patience_s(self) -> float:
         """Return how long an answer may take."""
-        return self.first_patience_s if not self.answers else max(LEAST_PATIENCE_S, PATIENCE * self.usual_s)
+        if self.answers:
+            return min(self.most_patience_s, max(LEAST_PATIENCE_S, PATIENCE * self.usual_s))
+        near_s = max(2 * LEAST_PATIENCE_S, STRANGER_PATIENCE * self.typical_s) if self.typical_s else math.inf
+        return min(self.most_patience_s, self.first_patience_s, near_s)
+
+    @property
+    def notice_s(self) -> float:
+        """Return after how long without an answer the lower stage is told to wait: before its own patience ends."""
+        return max(LEAST_PATIENCE_S, PATIENCE * self.typical_s) / 2
 
     def credit(self, now_s: float) -> int:
-        """Return how many more hops the partner accepts now; none while the lane rests after a decline."""
-        return 0 if now_s < self.rests_until_s else max(0, self.window - len(self.unanswered))
+        """Return how many more hops may go now: within the window, and within what answers have earned; none while the lane rests."""
+        return 0 if now_s < self.rests_until_s else max(0, min(self.window, FIRST_WINDOW + self.answers) - len(self.unanswered))
 
     def send(self, hop: int) -> int:
         """Count a hop against the window, and return its number on the lane."""
@@ -147,20 +185,25 @@ class DownLane:
             raise BadMessage(f"an answer to hop {number}, which waits for none")
         return self.unanswered.pop(number), False
 
-    def take_decline(self, number: int, now_s: float, *, is_known: bool) -> int | None:
-        """Return the hop that is declined, None for one that is over. The lane rests, unless the hop `is_known`. Raises BadMessage."""
+    def take_decline(self, number: int, now_s: float) -> int | None:
+        """Return the hop that is declined, None for one that is over. The lane rests. Raises BadMessage."""
         if number > self._last:
             raise BadMessage(f"a notice about hop {number}, which was not sent")
         self._withdrawn.pop(number, None)
         hop = self.unanswered.pop(number, None)
-        if hop is not None and not is_known:
-            first_s, most_s = REST_S
-            self.rests_until_s = now_s + min(most_s, first_s * 2**self._declines)
-            self._declines = min(self._declines + 1, 16)
+        if hop is not None:
+            self.rest(now_s)
         return hop
 
-    def note_answer(self, took_s: float) -> None:
+    def rest(self, now_s: float) -> None:
+        """Take no hop for a while, longer each time in a row."""
+        first_s, most_s = REST_S
+        self.rests_until_s = max(self.rests_until_s, now_s + min(most_s, first_s * 2**self._declines))
+        self._declines = min(self._declines + 1, 16)
+
+    def note_answer(self, took_s: float, now_s: float) -> None:
         """Learn from a complete answer."""
+        self.heard_s = now_s
         self.usual_s += (took_s - self.usual_s) * (LEARNING if self.answers else 1.0)
         self.answers += 1
         self._declines = 0

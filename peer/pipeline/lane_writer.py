@@ -1,4 +1,7 @@
-"""What leaves on one lane: notices first, then hops in their order, as chunks. Notices come between the chunks of a hop."""
+"""What leaves on one lane: notices first, then hops in their order, as chunks. Notices come between the chunks of a hop.
+
+Both queues are bounded: a partner that does not read cannot fill our memory. Files are mapped one hop at a time.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from gossamer.peer.link.payload_folder import PayloadFolder
+from gossamer.protocol import limits
 from gossamer.protocol.errors import TransportError
 from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, NoticeKind, Part, Refusal, chunks
 from gossamer.protocol.streams.transport import Stream
@@ -14,24 +19,38 @@ from gossamer.protocol.tasks import Changes
 
 @dataclass(frozen=True, slots=True)
 class Outgoing:
-    """A message about a hop and the bytes that follow it. Their files may be removed meanwhile: the bytes are mapped."""
+    """A message about a hop, and the files whose bytes follow it."""
 
     hop: int  # the node's number
     message: HopForward | HopAnswer
-    parts: tuple[tuple[Part, memoryview], ...]
+    files: tuple[tuple[Part, str, int], ...]  # with their sizes in bytes
+
+
+MOST_NOTICES = 256  # that wait: an honest partner reads them between two chunks
 
 
 @dataclass(slots=True)
 class LaneWriter:
-    """Sends on one stream, in the task of `run`. `on_sent` gets the number of each hop whose bytes have left, withdrawn ones too."""
+    """Sends on one stream, in the task of `run`.
+
+    `on_sent` gets each hop whose last byte has left, `on_lost` each whose files are not whole any more. `run` maps files
+    when it begins to send them; then they may be removed.
+    """
 
     stream: Stream
+    payloads: PayloadFolder
     on_sent: Callable[[Outgoing], None]
+    on_lost: Callable[[Outgoing], None]
     _hops: deque[Outgoing] = field(default_factory=deque)
     _notices: deque[HopNotice | Refusal] = field(default_factory=deque)
     _current: Outgoing | None = None
     _is_stopped: bool = False  # the current hop is withdrawn
     _changes: Changes = field(default_factory=Changes)
+
+    @property
+    def is_full(self) -> bool:
+        """Whether more waits here than a partner that reads can cause."""
+        return len(self._notices) > MOST_NOTICES or len(self._hops) > limits.WINDOW
 
     def put(self, hop: Outgoing) -> None:
         """Send a hop after those before it."""
@@ -56,8 +75,7 @@ class LaneWriter:
                     self._current, self._is_stopped = self._hops.popleft(), False
                     if await self._send_hop(self._current):
                         return
-                    done, self._current = self._current, None
-                    self.on_sent(done)
+                    self._current = None
         except TransportError:
             return  # the reader reports it
 
@@ -70,15 +88,29 @@ class LaneWriter:
 
     async def _send_hop(self, hop: Outgoing) -> bool:
         """Send a hop up to its end, or to its withdrawal; return whether a Refusal ended the lane."""
+        parts = self._mapped(hop)
+        if parts is None:
+            self.on_lost(hop)
+            return False
         await self.stream.send(hop.message)
-        for part, data in hop.parts:
+        for part, data in parts:
             for chunk in chunks(part, data):
                 if await self._send_notices():
                     return True
                 if self._is_stopped:
                     return False
                 await self.stream.send(chunk)
+        self.on_sent(hop)
         return False
+
+    def _mapped(self, hop: Outgoing) -> list[tuple[Part, memoryview]] | None:
+        """Map the files of a hop; None if one has another size, was removed with its trainer, or cannot be opened."""
+        try:
+            parts = [(part, self.payloads.read(file)) for part, file, _ in hop.files]
+        except OSError:  # too many open files, or too little memory to map
+            return None
+        is_whole = all(len(data) == num_bytes for (_, data), (_, _, num_bytes) in zip(parts, hop.files, strict=True))
+        return parts if is_whole else None
 
     async def _send_notices(self) -> bool:
         """Send what is urgent; return whether a Refusal ended the lane."""

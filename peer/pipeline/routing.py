@@ -22,10 +22,16 @@ def choose(lanes: Collection[DownLane], tried: Collection[int], rng: random.Rand
     if not ready:
         return None
     fresh = [lane for lane in ready if lane.number not in tried] or ready
-    known = [lane.usual_s for lane in lanes if lane.answers]
-    typical_s = statistics.median(known) if known else 1.0
     pair = rng.sample(fresh, min(2, len(fresh)))
-    return min(pair, key=lambda lane: (len(lane.unanswered) + 1) * (lane.usual_s if lane.answers else typical_s))
+    return min(pair, key=lambda lane: (len(lane.unanswered) + 1) * (lane.usual_s if lane.answers else lane.typical_s or 1.0))
+
+
+def compare(lanes: Collection[DownLane]) -> None:
+    """Tell each lane the typical answer of all that have answered."""
+    known = [lane.usual_s for lane in lanes if lane.answers]
+    typical_s = statistics.median(known) if known else 0.0
+    for lane in lanes:
+        lane.typical_s = typical_s
 
 
 @dataclass(slots=True)

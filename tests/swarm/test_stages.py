@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.link.messages import HopFile
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.carrying import OVER_S
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
@@ -141,6 +142,27 @@ def test_a_hop_of_a_wrong_size_never_leaves_its_holder(tmp_path: Path) -> None:
         await asyncio.sleep(5.0)
         assert sum(last.trainer.added.values()) == added and last.pipeline.lanes, "nobody is to blame on the line"
         assert not last.peer.is_banned(first.peer_id)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_disk_that_fills_up_with_the_last_bytes_of_a_hop_costs_that_hop_only(tmp_path: Path) -> None:
+    """The request to the trainer goes out with the last chunk, and its reply comes after the hop is over."""
+
+    async def story(run: StagedRun) -> None:
+        last = run.of(1)[0]
+        await run.until(lambda: last.trainer.steps >= 2)
+        num_lost = len(last.trainer.lost)
+        for _ in range(100_000):
+            begun = [path for path in last.payloads.path("").glob("hop-*") if HopFile.PARTNER_FORWARD.value in path.name]
+            if half := [path for path in begun if path.stat().st_size < VALUE_BYTES]:
+                half[0].unlink()
+                half[0].symlink_to("/dev/full")
+                break
+            await asyncio.sleep(0.001)
+        await run.until(lambda: len(last.trainer.lost) > num_lost, 5.0)
+        steps = last.trainer.steps
+        await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
 
     play(StagedRun(tmp_path, 2, 2), story)
 

@@ -90,6 +90,23 @@ def test_a_lower_holder_that_breaks_the_rules_is_banned_and_nothing_else_suffers
     play(StagedRun(tmp_path, 2, 2), story)
 
 
+def test_a_lower_holder_that_reads_nothing_loses_its_lane(tmp_path: Path) -> None:
+    """It sends one micro-batch again and again, and reads neither the answer nor the notices that the others are known."""
+
+    async def story(run: StagedRun) -> None:
+        stream, last = await greeted(run, victim=1, stage=0), run.of(1)[0]
+        with pytest.raises(PeerGone):
+            for number in range(1, 600):
+                for message in forward(1):
+                    await stream.send(HopForward(number, b"n" * 16, False, 0) if isinstance(message, HopForward) else message)
+        await run.until(lambda: all(lane.lane.partner != MALLORY.peer_id for lane in last.pipeline.lanes.values()), 60.0)
+        assert not last.peer.is_banned(MALLORY.peer_id)
+        steps = last.trainer.steps
+        await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_lane_from_a_stage_that_is_no_neighbour_is_refused(stage: int, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:

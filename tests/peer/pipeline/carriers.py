@@ -97,7 +97,7 @@ class Holder:
                 self._work()
             case commands.SendHop(lane, hop, message, files):
                 if any(self.files.get(file) != num_bytes for _, file, num_bytes in files):
-                    self.world.after(0.0, self._if_alive(lambda: self.take(events.HopLost(hop))))
+                    self.world.after(0.0, self._if_alive(lambda: self.take(events.FileLost(hop))))
                     return
                 chunks = [(part, offset, num_bytes) for part, _, num_bytes in files for offset in range(0, num_bytes, CHUNK_BYTES)]
                 self._send(lane, message)
@@ -105,7 +105,10 @@ class Holder:
                     chunk = Chunk(part, offset, bytes(min(CHUNK_BYTES, num_bytes - offset)))
                     self._send(lane, chunk, message.number if isinstance(message, HopForward) else None)
                 if not isinstance(message, HopForward):
-                    self.world.after(self.world.rng.random() / 10, self._if_alive(lambda: self.take(events.HopSent(hop))))
+                    wire = self.wires.get(lane)
+                    arrives_s = self.world.now_s if wire is None else wire.arrives_s[id(wire.low)]
+                    left_s = self.world.rng.uniform(self.world.now_s, arrives_s)  # before the partner can have the last byte
+                    self.world.after(left_s - self.world.now_s, self._if_alive(lambda: self.take(events.HopSent(hop))))
             case commands.SendNotice(lane, notice):
                 if notice.notice is NoticeKind.WITHDRAWN:
                     self.withdrawn.setdefault(lane, set()).add(notice.number)
@@ -304,6 +307,7 @@ class World:
         for number in requests:
             holder.take(events.HopLost(number))
         holder.carrier.may_begin = True
+        holder.take(events.TimePassed())
 
     def cut(self, wire: Wire) -> None:
         """Break a lane."""

@@ -9,10 +9,10 @@ import pytest
 
 from gossamer.peer.link.messages import Backward, Declined, Forward, Forwarded, HopFile, Returned, hop_file
 from gossamer.peer.pipeline import commands, events
-from gossamer.peer.pipeline.carrier import MOST_TRIES, NOBODY_ABOVE_S, Carrier
+from gossamer.peer.pipeline.carrier import MOST_DELAYS, MOST_TRIES, NOBODY_ABOVE_S, Carrier
 from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.hop import HopState
-from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, DownLane, UpLane
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, LEAST_PATIENCE_S, DownLane, UpLane
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
@@ -26,11 +26,11 @@ NAME = b"n" * 16
 class Middle:
     """The carrier of a holder of stage 1 of 3 with a lane down from stage 0 and one up to stage 2, and its clock."""
 
-    def __init__(self, stage: int = 1) -> None:
-        terms = StageTerms(stage, 3, TOKENS, VALUES, in_batch=4)
+    def __init__(self, stage: int = 1, count: int = 3) -> None:
+        terms = StageTerms(stage, count, TOKENS, VALUES, in_batch=4)
         self.carrier = Carrier(terms, random.Random(1), itertools.count(100))
         self.now_s = 1000.0
-        if stage < 2:
+        if stage < count - 1:
             self.take(events.LaneOpened(DownLane.opened(HIGH, BOB.peer_id, 2, terms)))
         if stage:
             self.take(events.LaneOpened(UpLane(LOW, ALICE.peer_id, 2)))
@@ -210,7 +210,8 @@ def test_a_lane_that_declines_rests_a_little_longer_each_time() -> None:
 def test_a_silent_holder_loses_its_lane_and_what_it_was_waited_for_is_known() -> None:
     middle = Middle()
     middle.leave(middle.arrive())
-    done = middle.pass_time()
+    while middle.carrier.down:
+        done = middle.pass_time()
     (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
     assert closed.fault is None and FIRST_PATIENCE_S <= closed.silent_s < FIRST_PATIENCE_S + 1
     assert not middle.carrier.down and middle.carrier.hops[100].state is HopState.READY
@@ -219,9 +220,11 @@ def test_a_silent_holder_loses_its_lane_and_what_it_was_waited_for_is_known() ->
 def test_a_holder_that_is_only_slow_gets_longer_the_next_time() -> None:
     stage = StageTerms(0, 3, TOKENS, VALUES, 4)
     first, again = (DownLane.opened(1, BOB.peer_id, 2, stage, waited_s) for waited_s in (0.0, 30.0))
-    assert again.patience_s == first.patience_s + 90.0
-    first.note_answer(20.0)
+    assert again.patience_s == first.patience_s + 30.0, "not without end"
+    first.note_answer(20.0, 0.0)
     assert first.patience_s == 60.0, "from its first answer on, by its answers"
+    first.note_answer(2000.0, 0.0)
+    assert first.patience_s == again.patience_s
 
 
 def test_patience_follows_the_usual_answer_and_a_delay_lengthens_it() -> None:
@@ -236,9 +239,9 @@ def test_patience_follows_the_usual_answer_and_a_delay_lengthens_it() -> None:
     lane = middle.carrier.down[HIGH]
     assert lane.usual_s == 4.0 and lane.patience_s == 12.0
     assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0
-    for number in range(1, 6):
+    for number in range(1, MOST_DELAYS * 2 + 2):
         middle.say(HIGH, HopNotice(2, NoticeKind.DELAYED))
-        assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0 * (1 + min(number, 4)), "not for ever"
+        assert middle.carrier.next_s == middle.now_s - 4.0 + 12.0 * (1 + min(number, MOST_DELAYS * 2)), "not for ever"
 
 
 def test_a_lower_holder_that_withdraws_a_hop_frees_all_of_it() -> None:
@@ -297,12 +300,12 @@ def test_a_micro_batch_that_the_trainer_may_have_added_is_declined() -> None:
     assert notices(last.say(LOW, HopForward(2, NAME, False, 0))) == [(LOW, 2, NoticeKind.KNOWN)]
 
 
-def test_a_micro_batch_that_is_known_above_is_given_up_at_once_and_the_lane_does_not_rest() -> None:
+def test_a_micro_batch_that_is_known_above_is_given_up_at_once_and_the_lane_rests() -> None:
     middle = Middle()
     sent = middle.leave(middle.arrive())
     done = middle.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN))
     assert notices(done) == [(LOW, 1, NoticeKind.KNOWN)] and outcomes(done) == [HopOutcome.DECLINED]
-    assert middle.carrier.down[HIGH].credit(middle.now_s) == 2
+    assert not middle.carrier.down[HIGH].credit(middle.now_s), "a liar costs one micro-batch in a second at most"
 
 
 def test_a_micro_batch_that_one_holder_knows_goes_to_one_that_was_not_asked() -> None:
@@ -351,7 +354,7 @@ def test_a_driver_keeps_its_hops_until_the_next_stage_is_back() -> None:
 
 def test_a_driver_has_at_most_two_batches_on_their_way() -> None:
     driver = Middle(stage=0)
-    driver.carrier.down[HIGH].window = 100
+    driver.carrier.down[HIGH].window = driver.carrier.down[HIGH].answers = 100
     driver.carrier.may_begin = True
     driver.take(events.TimePassed())
     assert len(driver.carrier.hops) == 8
@@ -370,7 +373,125 @@ def test_a_file_that_the_trainer_has_lost_ends_the_hop_on_both_sides() -> None:
     middle = Middle()
     hop = middle.arrive()
     middle.leave(hop)
-    assert notices(middle.take(events.HopLost(hop))) == [(HIGH, 1, NoticeKind.WITHDRAWN), (LOW, 1, NoticeKind.DECLINED)]
+    assert notices(middle.take(events.FileLost(hop))) == [(HIGH, 1, NoticeKind.WITHDRAWN), (LOW, 1, NoticeKind.DECLINED)]
+
+
+def test_a_file_that_cannot_be_kept_ends_the_hop_and_its_open_request_still_gets_a_reply() -> None:
+    middle = Middle()
+    hop = middle.arrive()  # the request has gone to the trainer, and the last chunk has found no room
+    done = middle.take(events.FileLost(hop))
+    assert commands.TellLost(hop) in done and notices(done) == [(LOW, 1, NoticeKind.DECLINED)]
+    assert middle.take(events.TrainerReplied(Declined(hop, "no such file"))) == [commands.RemoveHop(hop)]
+    assert middle.take(events.FileLost(hop)) == [], "a hop that is over"
+
+
+def test_a_hop_is_declined_where_the_payload_folder_has_no_room_for_it() -> None:
+    middle = Middle()
+    middle.carrier.free_bytes = TOKENS + 4 * VALUES - 1
+    assert notices(middle.say(LOW, HopForward(1, NAME, False, 0), *chunks_of_forward())) == [(LOW, 1, NoticeKind.DECLINED)]
+    middle.carrier.free_bytes += 1
+    middle.arrive(2)
+
+
+def answering(last: Middle, numbers: range) -> list[int]:
+    """Have hops arrive at the last stage and leave it as answers that nobody reads; return our numbers of them."""
+    hops = []
+    for number in numbers:
+        hops.append(last.arrive(number, bytes([number]) * 16))
+        last.take(events.TrainerReplied(Returned(hops[-1], 2.0)))
+    return hops
+
+
+def test_an_answer_that_is_not_read_holds_its_credit() -> None:
+    last = Middle(stage=2)
+    last.carrier.capacity.most = 2
+    answering(last, range(1, 4))  # the third: the last byte of one answer may have arrived before we know that it has left
+    assert "beyond the window of 2" in fault(last.say(LOW, HopForward(4, NAME, False, 0)))
+    assert last.carrier.is_quiet
+
+
+def test_credit_is_free_when_the_answer_has_left() -> None:
+    last = Middle(stage=2)
+    last.carrier.capacity.most = 2
+    for number in range(1, 20):
+        (hop,) = answering(last, range(number, number + 1))
+        last.take(events.HopSent(hop))
+
+
+def test_a_lower_holder_that_reads_no_answer_loses_its_lane() -> None:
+    last = Middle(stage=2)
+    answering(last, range(1, 3))
+    done = last.pass_time()
+    (closed,) = [command for command in done if isinstance(command, commands.CloseLane)]
+    assert closed.lane == LOW and closed.silent_s >= FIRST_PATIENCE_S and last.carrier.is_quiet
+
+
+def begun(driver: Middle) -> HopForward:
+    """Have a driver begin a hop; return what goes to the next stage."""
+    driver.carrier.may_begin = True
+    driver.take(events.TimePassed())
+    return driver.leave(next(iter(driver.carrier.hops)))
+
+
+def test_who_knows_a_micro_batch_that_was_sent_to_nobody_else_loses_its_lane() -> None:
+    driver = Middle(stage=0, count=2)
+    sent = begun(driver)
+    assert "known" in fault(driver.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN)))
+    assert not driver.carrier.down
+    assert all(hop.state in (HopState.READY, HopState.QUEUED) for hop in driver.carrier.hops.values())
+
+
+def test_a_holder_that_passes_a_lie_on_is_not_to_blame_but_its_lane_rests() -> None:
+    driver = Middle(stage=0, count=3)
+    sent = begun(driver)
+    assert outcomes(driver.say(HIGH, HopNotice(sent.number, NoticeKind.KNOWN))) == [HopOutcome.PASSED_OVER]
+    assert not driver.carrier.down[HIGH].credit(driver.now_s) and driver.carrier.down[HIGH].credit(driver.now_s + 1.0)
+
+
+def test_a_lane_earns_its_window_by_answers() -> None:
+    lane = DownLane.opened(1, BOB.peer_id, 1024, StageTerms(0, 2, TOKENS, VALUES, 4))
+    assert lane.credit(0.0) == 2
+    lane.note_answer(1.0, 0.0)
+    assert lane.credit(0.0) == 3
+
+
+def test_a_silent_stranger_is_waited_for_about_as_long_as_its_neighbours_need() -> None:
+    middle = Middle()
+    first = middle.leave(middle.arrive())
+    middle.now_s += 2.0
+    middle.say(HIGH, *answer(first.number))
+    middle.take(events.LaneOpened(DownLane.opened(3, ALICE.peer_id, 1024, middle.carrier.stage, waited_s=300.0)))
+    assert middle.carrier.down[3].patience_s == 20.0 and middle.carrier.down[HIGH].patience_s == 6.0
+
+
+def test_a_holder_that_waits_for_a_stranger_above_tells_the_lower_stage_in_time() -> None:
+    """A lower holder that knows this one as quick waits for five seconds, and as long again after each notice."""
+    middle = Middle()
+    middle.leave(middle.arrive())
+    began_s = patience_ends_s = middle.now_s
+    patience_ends_s += LEAST_PATIENCE_S
+    while middle.carrier.down:
+        done = middle.pass_time()
+        assert middle.now_s < patience_ends_s
+        patience_ends_s += LEAST_PATIENCE_S * notices(done).count((LOW, 1, NoticeKind.DELAYED))
+    assert middle.now_s - began_s >= FIRST_PATIENCE_S
+
+
+def test_an_overdue_hop_costs_its_lane_only_where_no_other_is_answered() -> None:
+    middle = Middle()
+    first, second = (middle.arrive(number, bytes([number]) * 16) for number in (1, 2))
+    sent = [middle.leave(hop).number for hop in (first, second)]
+    middle.now_s += 1.0
+    middle.say(HIGH, *answer(sent[0]))
+    closed: list[Command] = []
+    while middle.carrier.hops[second].state is HopState.AWAY:
+        done = middle.pass_time()
+        closed += [command for command in done if isinstance(command, commands.CloseLane)]
+    assert (HIGH, sent[1], NoticeKind.WITHDRAWN) in notices(done) and (LOW, 2, NoticeKind.DELAYED) in notices(done)
+    assert not closed and not middle.carrier.down[HIGH].credit(middle.now_s), "the lane rests"
+    while middle.carrier.down:  # the same hop again, and no other answer
+        closed += [command for command in middle.pass_time() if isinstance(command, commands.CloseLane)]
+    assert [command.lane for command in closed if isinstance(command, commands.CloseLane)] == [HIGH]
 
 
 def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
