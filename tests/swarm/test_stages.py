@@ -9,6 +9,9 @@ import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.carrying import OVER_S
+from gossamer.peer.sync.state_sync import FOUND_S
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.records import MemberRecord
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
 
 
@@ -106,6 +109,23 @@ def test_a_stage_that_nobody_holds_is_reported_with_a_way_out_and_the_run_goes_o
         assert first.described()[0] == "training"
 
     play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_stage_that_is_only_claimed_is_begun_by_its_first_holder(tmp_path: Path) -> None:
+    """The claim is signed by a member that nobody reaches. A real holder that comes back would be waited for as long."""
+
+    async def story(run: StagedRun) -> None:
+        (first,) = run.holders
+        claimant, expires_s = Identity((3).to_bytes(4, "little") * 8), int(run.network.now_s()) + 90
+        claim = MemberRecord(run.manifest.run_id, claimant.peer_id, ("/ip4/192.0.2.66/tcp/1",), 50, False, 1, expires_s, stage=2)
+        last = run.add(fits=(1,)).start()
+        last.peer.book.learn(claim.signed(claimant), asyncio.get_running_loop().time())
+        await asyncio.sleep(FOUND_S - 10.0)
+        assert last.trainer.stage == 1 and not last.is_training
+        await run.until(lambda: last.is_training, 100.0)
+        await run.until(lambda: first.trainer.steps >= 3, 30.0)
+
+    play(StagedRun(tmp_path, 2, 1), story)
 
 
 def test_the_only_holder_of_a_stage_is_warned(tmp_path: Path) -> None:
