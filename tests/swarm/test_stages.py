@@ -199,24 +199,32 @@ def test_nobody_ends_with_a_neighbour_that_claims_an_end_in_the_first_half_of_th
     play(StagedRun(tmp_path, 2, 2, total_steps=100), story)
 
 
-@pytest.mark.parametrize("is_paused", [True, False])
-def test_nobody_ends_with_a_stranger_or_while_a_partner_of_the_neighbouring_stage_is_away(is_paused: bool, tmp_path: Path) -> None:
-    """The stranger has reached the end of the run, and the only partner is paused, or its record says nothing of it."""
+def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
+    """The only partner has left, and a holder that has carried no hop has reached the end of the run."""
 
     async def story(run: StagedRun) -> None:
         (first,), (last,) = run.of(0), run.of(1)
         await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
         stranger = run.add(fits=(1,)).start()
         stranger.trainer.total_steps = 0
-        last.trainer.service_s = 1e6
-        if is_paused:
-            last.peer.lifecycle.pause()
-        else:
-            last.kill()
-        await run.until(lambda: first.peer.book.get(stranger.peer_id).finished, 120.0)
+        await run.until(lambda: first.peer.book.get(stranger.peer_id).finished)
+        last.peer.stop()
+        await run.until(lambda: not first.pipeline.lanes, 10.0)
         await nobody_ends(run)
 
     play(StagedRun(tmp_path, 2, 2, total_steps=16), story)
+
+
+def test_nobody_ends_while_a_partner_of_the_neighbouring_stage_is_paused(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        ends, away = run.of(1)
+        await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
+        ends.trainer.total_steps = ends.trainer.steps
+        away.peer.lifecycle.pause()
+        await run.until(lambda: all(holder.peer.book.get(away.peer_id).paused for holder in run.of(0)), 120.0)
+        await nobody_ends(run)
+
+    play(StagedRun(tmp_path, 2, 4, total_steps=16), story)
 
 
 def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path: Path) -> None:
