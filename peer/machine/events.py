@@ -80,9 +80,9 @@ class ComputingSet(Stamped):
     devices: int  # that share each batch
     micro_batch: int  # sequences at a time on each
     recompute: bool  # whether activations are computed again in the backward pass
-    optimizer_on_host: bool  # whether the optimizer's state rests in the host's memory between steps
     compiled: bool
     reason: str  # why
+    optimizer_on_host: bool = False  # whether the optimizer's state rests in the host's memory between steps
 
 
 class TextRead(Stamped):

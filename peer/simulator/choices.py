@@ -88,6 +88,8 @@ def scenario(base: Manifest, choices: Mapping[str, Any]) -> Scenario:
     defaults = chosen.defaults(int(choices.get("peers", NUM_PEERS)))
     tables = base.model_dump(exclude_unset=True)
     for known_name, (section, key) in MANIFEST_NAMES.items():
+        if section == "stages" and known_name not in choices:
+            continue  # a run without stages has no such table
         table = tables.setdefault(section, {})
         if known_name in choices:
             table[key] = choices[known_name]

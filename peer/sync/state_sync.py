@@ -28,13 +28,15 @@ from gossamer.peer.sync.decision import START_SHARE, Act, SyncView, Wanted, deci
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
-from gossamer.protocol.errors import RefusalCode
+from gossamer.protocol.errors import RefusalCode, SwarmUnreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.tasks import cancel
 
 LOOK_S = 10.0  # between two decisions
 FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already
+FOUND_S = 300.0  # in which no claimed holder of our stage gives a piece of it, until we begin from the initial weights
 START_S = 60.0  # for the trainer to begin after Start
 COMPANY_S = 0.5  # between two looks at whether there are enough peers to begin with
 OUTCAST = 6  # meetings in a row that we began and that failed for our global step, or for the gate, without a completed one
@@ -66,6 +68,8 @@ class StateSync:
     has_start: bool
     wait_for_peers: int
     away_s: float = 0.0
+    _is_unserved: bool = False  # the claimed holders of our stage gave nothing for FOUND_S
+    _waiting_s: float | None = None  # since when the trainer waits for them; loop time
     _back_s: float = -math.inf  # when it came back; loop time
     _left_s: float | None = None  # when its last pause began
     _steps_per_s: float = 0.0  # before that pause
@@ -114,11 +118,12 @@ class StateSync:
                     self.emit(ProcessReported("waiting", f"waiting for peers: {seen} seen, {self.wait_for_peers} wanted"))
                     await asyncio.sleep(COMPANY_S)
                 await self.presence.first_look(FIRST_LOOK_S)
-                await self._carry_out()
+                await self._begin()
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(START_S):
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
+                self._waiting_s, self._is_unserved = None, False
                 now = lifecycle.global_step, loop_s()
                 self._began, self._session = self._began or now, self._session or now
                 await self._carry_out()
@@ -131,6 +136,30 @@ class StateSync:
             await asyncio.sleep(COMPANY_S)
             if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
                 return
+
+    async def _begin(self) -> None:
+        """Have a trainer that waits begin. Raises as `_carry_out`.
+
+        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones.
+        """
+        if not (self.groups.book.stage and self.has_start):
+            await self._carry_out()
+            return
+        self._waiting_s = self._waiting_s or loop_s()
+        work = asyncio.create_task(self._carry_out())
+        try:
+            while not work.done() and not self._is_unserved:
+                await asyncio.wait({work}, timeout=COMPANY_S)
+                unserved_s = loop_s() - max(self._waiting_s, self.transfer.served_s)
+                self._is_unserved = unserved_s >= FOUND_S and self.lifecycle.state is LifecycleState.WAITING
+            if work.done():
+                await work
+        except SwarmUnreachable as error:  # a claimed holder may be on its way back
+            self.emit(ProcessReported("joining", f"no weights yet: {error}"))
+        finally:
+            await cancel(work)
+        if self._is_unserved:
+            await self._carry_out()
 
     async def _carry_out(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""
@@ -174,7 +203,7 @@ class StateSync:
             has_start=self.has_start,
             is_founder=self.is_founder or self._founds_stage,
             is_staged=self.groups.book.stage > 0,
-            others_have_begun=is_waiting and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
+            others_have_begun=is_waiting and not self._is_unserved and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
@@ -201,7 +230,8 @@ class StateSync:
         run_steps = statistics.median_low([entry.global_step for entry in book.everybody(now_s)] or [0])
         others = book.claimed(book.stage, now_s)
         is_new = run_steps <= self.membership.terms.max_clock_gap_steps // START_SHARE
-        return is_new and not any(entry.global_step > 0 for entry in others) and all(own < entry.peer_id for entry in others)
+        is_first = not any(entry.global_step > 0 for entry in others) and all(own < entry.peer_id for entry in others)
+        return is_new and (self._is_unserved or is_first)
 
     def _left_behind_steps(self) -> int:
         """Return where the partners are that went on while we were away; 0 where there are none.

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -54,6 +55,7 @@ class StateTransfer:
     link: NodeEnd
     file: Path
     emit: Callable[[Event], None]
+    served_s: float = -math.inf  # when a source last gave a piece; loop time
     _num_sources: int = SOURCES
     _dissenting: frozenset[PeerId] = field(default_factory=frozenset)  # sources that give other weights than most
     _refused: set[PeerId] = field(default_factory=set)  # sources that alone gave weights that were refused
@@ -167,11 +169,13 @@ class StateTransfer:
             self.sources.book.note_global_step(source, header.global_step)  # records are some seconds old
             wanted().check(header)  # as of now: global steps go on during a long transfer
 
+        def note_piece() -> None:
+            self.served_s = loop_s()
+            self._report(progress, pieces)
+
         self._report(progress, pieces)
         missing = pieces.missing()
-        transfer = Transfer(
-            self.sources, ContentsKind.STATE, pieces, missing, check, progress.num_by, on_pieces=lambda: self._report(progress, pieces)
-        )
+        transfer = Transfer(self.sources, ContentsKind.STATE, pieces, missing, check, progress.num_by, on_pieces=note_piece)
         return await transfer.run(sources, self._num_sources)
 
     async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted]) -> GossamerError | None:

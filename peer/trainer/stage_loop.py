@@ -112,7 +112,7 @@ class StageLoop:
         """Emit how this peer computes, and why."""
         how = self.computing
         self._emit(
-            ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.optimizer_on_host, how.compiles, reason)
+            ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason, how.optimizer_on_host)
         )
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int] | None:

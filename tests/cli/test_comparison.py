@@ -36,6 +36,7 @@ def test_json_has_the_documented_keys() -> None:
         "eval_loss_start",
         "eval_loss",
         "eval_loss_averaged",
+        "stages",
         "eval_loss_alone",
         "meetings",
         "bytes_sent",

@@ -60,6 +60,6 @@ def test_every_setting_has_setting_metadata() -> None:
     for name in LocalSettings.model_fields:
         assert LocalSettings.setting(name)
     assert set(LocalSettings.model_fields) - set(EVERY) == {
-        *("recompute", "compile", "checkpoint_interval_steps"),
+        *("recompute", "optimizer_on_host", "compile", "checkpoint_interval_steps"),
         *("notify", "pause_when", "pause_above_temperature", "max_gpu_power"),  # of every start: only `peer config` sets them
     }

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.meeting import driver
 from gossamer.peer.meeting.driver import FLUSH_S
 from gossamer.peer.meeting.machine import CONFIRM_S, DOUBT_S, SILENCE_SHARE
+from gossamer.protocol import limits
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.streams.transport import Inbox
@@ -111,7 +111,7 @@ def gone(number: int) -> float:
         await swarm.close()
 
     with tempfile.TemporaryDirectory(prefix="gone-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(limits, "CHUNK_BYTES", CHUNK_BYTES)
         virtual_time.run(story_of(_swarm(folder, codec, story, 1e9 if how == "hangs" else 30.0)))
     return late_s
 
@@ -206,6 +206,6 @@ def _meet_tampered(codec: str, seed: int, tampering: Tampering, honest: Honest |
         return after
 
     with tempfile.TemporaryDirectory(prefix="tampered-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(limits, "CHUNK_BYTES", CHUNK_BYTES)
         patch.setattr(Inbox, "put", put_changed)
         return virtual_time.run(story(_swarm(folder, codec, seed)))

@@ -10,6 +10,9 @@ import pytest
 from gossamer.peer.link.messages import HopFile
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.carrying import OVER_S
+from gossamer.peer.sync.state_sync import FOUND_S
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.records import MemberRecord
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
 
 
@@ -120,6 +123,23 @@ def test_of_two_that_join_an_empty_stage_at_once_one_begins_it(tmp_path: Path) -
     play(StagedRun(tmp_path, 2, 1), story)
 
 
+def test_a_stage_that_is_only_claimed_is_begun_by_its_first_holder(tmp_path: Path) -> None:
+    """The claim is signed by a member that nobody reaches. A real holder that comes back would be waited for as long."""
+
+    async def story(run: StagedRun) -> None:
+        (first,) = run.holders
+        claimant, expires_s = Identity((3).to_bytes(4, "little") * 8), int(run.network.now_s()) + 90
+        claim = MemberRecord(run.manifest.run_id, claimant.peer_id, ("/ip4/192.0.2.66/tcp/1",), 50, False, 1, expires_s, stage=2)
+        last = run.add(fits=(1,)).start()
+        last.peer.book.learn(claim.signed(claimant), asyncio.get_running_loop().time())
+        await asyncio.sleep(FOUND_S - 10.0)
+        assert last.trainer.stage == 1 and not last.is_training
+        await run.until(lambda: last.is_training, 100.0)
+        await run.until(lambda: first.trainer.steps >= 3, 30.0)
+
+    play(StagedRun(tmp_path, 2, 1), story)
+
+
 def test_the_only_holder_of_a_stage_is_warned(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await asyncio.sleep(65.0)
@@ -216,24 +236,32 @@ def test_nobody_ends_with_a_neighbour_that_claims_an_end_in_the_first_half_of_th
     play(StagedRun(tmp_path, 2, 2, total_steps=100), story)
 
 
-@pytest.mark.parametrize("is_paused", [True, False])
-def test_nobody_ends_with_a_stranger_or_while_a_partner_of_the_neighbouring_stage_is_away(is_paused: bool, tmp_path: Path) -> None:
-    """The stranger has reached the end of the run, and the only partner is paused, or its record says nothing of it."""
+def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
+    """The only partner has left, and a holder that has carried no hop has reached the end of the run."""
 
     async def story(run: StagedRun) -> None:
         (first,), (last,) = run.of(0), run.of(1)
         await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
         stranger = run.add(fits=(1,)).start()
         stranger.trainer.total_steps = 0
-        last.trainer.service_s = 1e6
-        if is_paused:
-            last.peer.lifecycle.pause()
-        else:
-            last.kill()
-        await run.until(lambda: first.peer.book.get(stranger.peer_id).finished, 120.0)
+        await run.until(lambda: first.peer.book.get(stranger.peer_id).finished)
+        last.peer.stop()
+        await run.until(lambda: not first.pipeline.lanes, 10.0)
         await nobody_ends(run)
 
     play(StagedRun(tmp_path, 2, 2, total_steps=16), story)
+
+
+def test_nobody_ends_while_a_partner_of_the_neighbouring_stage_is_paused(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        ends, away = run.of(1)
+        await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
+        ends.trainer.total_steps = ends.trainer.steps
+        away.peer.lifecycle.pause()
+        await run.until(lambda: all(holder.peer.book.get(away.peer_id).paused for holder in run.of(0)), 120.0)
+        await nobody_ends(run)
+
+    play(StagedRun(tmp_path, 2, 4, total_steps=16), story)
 
 
 def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path: Path) -> None:

@@ -132,12 +132,15 @@ async def is_refused(run: StagedRun, victim: int, stage: int, who: Identity) -> 
 
 @pytest.mark.parametrize(("victim", "limit"), [(0, "MOST_INBOUND_DOWN_LANES"), (1, "MOST_UP_LANES")])
 def test_idle_lanes_of_strangers_make_room(victim: int, limit: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lane that carries hops stays. Strangers that call at the same moment get no more lanes than one after the other."""
+    """The lane that carries hops stays."""
     monkeypatch.setattr(carrying, limit, 1 + victim)  # beside the lane of the two holders: one
 
     async def story(run: StagedRun) -> None:
         (holder,), (partner,) = run.of(victim), run.of(1 - victim)
         await run.until(lambda: holder.trainer.steps >= 2)
+        holder.carrying._greeting[MALLORY.peer_id] = victim == 1
+        assert await is_refused(run, victim, 1 - victim, OTHERS[0]), "a call that is being answered counts"
+        del holder.carrying._greeting[MALLORY.peer_id]
         refused = await asyncio.gather(*(is_refused(run, victim, 1 - victim, who) for who in OTHERS))
         assert sorted(refused) == [False, True]
         late = OTHERS[refused.index(True)]
@@ -159,7 +162,7 @@ def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Pat
         await greeted(run, 0, 1, MALLORY)
         await greeted(run, 0, 1, OTHERS[1])
         newcomer = run.add(fits=(1,)).start()
-        await run.until(lambda: newcomer.peer_id in [lane.partner for lane in first.carrying._called_down])
+        await run.until(lambda: newcomer.peer_id in [lane.partner for lane in first.carrying._called_down], 20.0)
 
     play(StagedRun(tmp_path, 2, 2), story)
 

@@ -18,8 +18,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.link import messages
-from gossamer.peer.meeting import driver
 from gossamer.peer.meeting.machine import DOUBT_S
+from gossamer.protocol import limits
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.streams.transport import Purpose
 from tests.swarm.tiny import tiny_manifest
@@ -63,7 +63,7 @@ def trial(codec: str, death: Death | None, *, goes_on: bool = False, seed: int =
     """Let one meeting with one death happen."""
     seed = death.seed if death is not None else seed
     with tempfile.TemporaryDirectory(prefix="trial-") as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(driver, "CHUNK_BYTES", CHUNK_BYTES)
+        patch.setattr(limits, "CHUNK_BYTES", CHUNK_BYTES)
         swarm = Swarm(Path(folder), seed, manifest=tiny_manifest(codec={"name": codec}))
         swarm.network.counted = frozenset({Purpose.MEET})
         swarm.kills_nodes_only = death is not None and death.what == "node"

@@ -138,7 +138,7 @@ def test_a_copy_that_finds_no_room_is_answered_with_the_sum(tmp_path: Path, monk
     replica = small_replica(tmp_path, MANIFEST)
     monkeypatch.setattr(PayloadFolder, "free_bytes", lambda _: 1000)
     reply = replica.handle(messages.CopyState("copy-1"))
-    assert isinstance(reply, messages.Written) and "MB are free" in reply.reason
+    assert isinstance(reply, messages.Written) and "1.0 kB are free" in reply.reason
     assert not list(tmp_path.glob("copy-*"))
 
 

@@ -6,7 +6,7 @@ from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade
 from gossamer.peer.text.documents import read_texts, text_files
 from gossamer.peer.text.token_cache import on_disk
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.peer.trainer.process import WorkProgress
+from gossamer.peer.trainer.boundary import WorkProgress
 from gossamer.protocol.run.sections import TokenizerSection
 
 
