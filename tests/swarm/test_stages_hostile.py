@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.peer.node import carrying
 from gossamer.peer.pipeline.greeting import LaneSide
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, FIRST_WINDOW
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, Unreachable
 from gossamer.protocol.identity import Identity
@@ -25,11 +26,11 @@ MALLORY = Identity((5).to_bytes(4, "little") * 8)  # on the list of members, and
 
 def membership(run: StagedRun, stage: int, who: Identity = MALLORY) -> Membership:
     """Return what a member says of itself that holds a stage."""
-    plan = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(stage, 2, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
+    plan = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(stage, run.manifest.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
     return Membership.of(who, run.manifest, OwnCredential()).with_plan(plan)
 
 
-async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLORY) -> Stream:
+async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLORY, window: int = 1) -> Stream:
     """Open a lane to the holder of a stage, as the holder of another one."""
     await run.until(lambda: run.of(victim)[0].trainer.steps >= 2)
 
@@ -38,7 +39,7 @@ async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLO
 
     transport = run.network.start_peer(who.peer_id, refuse)
     stream: Stream = await transport.connect(run.of(victim)[0].peer_id, (), Purpose.PASS)
-    own = LaneSide(membership(run, stage, who), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, 1, (), run.network.now_s())
+    own = LaneSide(membership(run, stage, who), run.of(victim)[0].trainer.steps, RunPhase.TRAIN, window, (), run.network.now_s())
     await own.open(stream, victim + 1, random.Random(1))
     return stream
 
@@ -105,6 +106,25 @@ def test_a_lower_holder_that_reads_nothing_loses_its_lane(tmp_path: Path) -> Non
         await run.until(lambda: last.trainer.steps > steps + 3, 20.0)
 
     play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_silent_last_stage_costs_little_and_the_honest_middle_keeps_its_lane(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        driver, middle = run.of(0)[0], run.of(1)[0]
+        await greeted(run, victim=1, stage=2, window=1024)
+        (lane,) = driver.pipeline.lanes
+        silent = [one for one in middle.pipeline.carrier.down.values() if one.partner == MALLORY.peer_id]
+        assert len(silent) == 1
+        steps, began_s = driver.trainer.steps, asyncio.get_running_loop().time()
+        while silent[0].number in middle.pipeline.carrier.down:
+            assert len(silent[0].unanswered) <= FIRST_WINDOW
+            await asyncio.sleep(0.1)
+            run.check()
+        assert asyncio.get_running_loop().time() - began_s < FIRST_PATIENCE_S
+        await run.until(lambda: driver.trainer.steps > steps + 3, 20.0)
+        assert list(driver.pipeline.lanes) == [lane]
+
+    play(StagedRun(tmp_path, 3, 3), story)
 
 
 @pytest.mark.parametrize("stage", [1, 3])
