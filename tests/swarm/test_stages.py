@@ -247,6 +247,8 @@ def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
         await run.until(lambda: first.peer.book.get(stranger.peer_id).finished)
         last.peer.stop()
         await run.until(lambda: not first.pipeline.lanes, 10.0)
+        last.kill()
+        first.peer.book.note_leaving(last.peer_id, asyncio.get_running_loop().time())
         await nobody_ends(run)
 
     play(StagedRun(tmp_path, 2, 2, total_steps=16), story)

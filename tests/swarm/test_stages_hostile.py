@@ -173,6 +173,29 @@ def test_idle_lanes_of_strangers_make_room(victim: int, limit: str, tmp_path: Pa
     play(StagedRun(tmp_path, 2, 2), story)
 
 
+def test_an_idle_lane_of_the_largest_group_makes_room_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two networks, the one that has two idle lanes loses its older one, though the other network's lane is idle for longer."""
+
+    async def story(run: StagedRun) -> None:
+        (holder,) = run.of(1)
+        alone, *alike, late = [Identity(number.to_bytes(4, "little") * 8) for number in (4, 5, 6, 7)]
+        run.network.places |= {alone.peer_id: "/ip4/192.0.2.9/tcp/1"} | {who.peer_id: "/ip4/198.51.100.9/tcp/1" for who in alike}
+        monkeypatch.setattr(carrying, "MOST_UP_LANES", len(holder.pipeline.carrier.up) + 3)
+        for who in (alone, *alike):
+            await greeted(run, 1, 0, who)
+            await asyncio.sleep(1.0)
+        await asyncio.sleep(carrying.IDLE_S)
+        await greeted(run, 1, 0, late)
+        await asyncio.sleep(1.0)
+        kept = {one.lane.partner for one in holder.pipeline.lanes.values()}
+        assert kept >= {alone.peer_id, alike[1].peer_id, late.peer_id} and alike[0].peer_id not in kept
+
+    run = StagedRun(tmp_path, 2, 3)
+    for holder, stage in zip(run.holders, (0, 1, 0), strict=True):
+        holder.fits = (stage,)
+    play(run, story)
+
+
 def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(carrying, "DOWN_LANES", 2)
     monkeypatch.setattr(carrying, "UNCALLED_S", 1e6)  # the newcomer calls nobody itself
