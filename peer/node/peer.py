@@ -292,7 +292,7 @@ class NodePeer:
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
             CredentialRenewal(self._home, membership, client, gossip, issued, self._rng, self._emit),
-            CurveReader.of(sources, self._identity.peer_id, self._emit),
+            CurveReader.of(sources, self._identity.peer_id, self._emit, self.lifecycle),
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:

@@ -15,13 +15,14 @@ from gossamer.peer.machine.events import CurveTold, Event
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunPoint, kept_view
 from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.figures import loss_milli
-from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.messages import ContentsKind, RunPhase
 from gossamer.protocol.messages.replies import CURVE_BYTES, RunCurve
 
 READ_S: Final = 60.0  # between two looks at what the supervisor has kept
@@ -69,17 +70,20 @@ class CurveReader:
 
     sources: Sources
     emit: Callable[[Event], None]
+    lifecycle: Lifecycle
     told: set[PeerId] = field(default_factory=set)
 
     @classmethod
-    def of(cls, sources: Sources, me: PeerId, emit: Callable[[Event], None]) -> CurveReader:
+    def of(cls, sources: Sources, me: PeerId, emit: Callable[[Event], None], lifecycle: Lifecycle) -> CurveReader:
         """Make one whose random choices disturb nobody else's."""
-        return cls(Sources(sources.client, sources.groups, random.Random(str(me))), emit)
+        return cls(Sources(sources.client, sources.groups, random.Random(str(me))), emit, lifecycle)
 
     async def run(self) -> None:
-        """Ask until enough have answered, in a few rounds."""
+        """Ask until enough have answered, in a few rounds; not at the end of the run, where members fetch its result from each other."""
         for wait_s in WAITS_S:
             await asyncio.sleep(wait_s)
+            if self.lifecycle.phase is RunPhase.FINISH:
+                return
             groups = [[peer for peer in group if peer.peer_id not in self.told] for group in self.sources.live_groups()]
             peers = spread_over(groups)[: ASKED - len(self.told)]
             names = self.sources.groups.names(self.sources.book.live(loop_s()))

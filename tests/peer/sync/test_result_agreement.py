@@ -163,7 +163,7 @@ def test_peers_that_fetch_the_result_give_each_other_what_they_have(tmp_path: Pa
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=600.0)
         assert len({result.name for peer in peers if (result := peer.node.source.result)}) == 1
 
-    swarm = Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60}), wire=line)
+    swarm = Swarm(tmp_path, seed=2, manifest=tiny_manifest(run={"total_steps": 60}), wire=line)
     play(swarm, story)
     one_transfer_s = swarm.terms.state_bytes / line.bytes_per_s
     assert took_s[0] < 7.0 * one_transfer_s, "seven copies over one upload take more than that"
@@ -188,7 +188,7 @@ def test_peers_do_not_linger_for_one_that_has_all_pieces(tmp_path: Path, monkeyp
         await swarm.until(lambda: slow.is_done, within_s=90.0)
         assert torch.equal(slow.fast, quick[0].fast)
 
-    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+    play(Swarm(tmp_path, seed=2, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
 
 @pytest.mark.parametrize(

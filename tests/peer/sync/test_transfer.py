@@ -134,8 +134,8 @@ def test_a_joiner_has_begun_in_about_the_time_that_its_line_takes(
     _, joiner, took_s = joining(tmp_path, Wire(latency_s=0.05, bytes_per_s=bytes_per_s), [])
     (transferred,) = joiner.transfers
     assert took_s < 1.5 * transferred.num_bytes / bytes_per_s + 5.0
-    told = [reported.reason for reported in joiner.reported if "MB" in reported.reason]
-    assert any("MB/s" in words and " s left" in words for words in told) and told[-1].startswith("downloaded ")
+    told = [reported.reason for reported in joiner.reported if " of weights" in reported.reason or "B/s" in reported.reason]
+    assert any("B/s" in words and " s left" in words for words in told) and told[-1].startswith("downloaded ")
 
 
 @pytest.mark.parametrize(("bytes_per_s", "most_pieces"), [(4_000.0, 1), (1e6, 8)])

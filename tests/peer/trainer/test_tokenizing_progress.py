@@ -18,7 +18,7 @@ def test_progress_on_a_large_text_is_reported_once_a_second() -> None:
         now_s[0] = tenth / 10
         progress(tenth * 1_000_000, 40_000_000)
     assert [event.share for event in emitted if isinstance(event, ProgressMade)] == [0.25, 0.5, 0.75]
-    assert emitted[0] == ProcessReported("starting", "tokenizing the text: 25 % of 40 MB, 3 s left")
+    assert emitted[0] == ProcessReported("starting", "tokenizing the text: 25 % of 40.0 MB, 3 s left")
 
 
 def test_tokenizing_reports_how_many_bytes_are_done(tmp_path: Path) -> None:

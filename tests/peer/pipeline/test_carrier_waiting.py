@@ -1,0 +1,60 @@
+"""How long a carrier waits for a hop, and how many it takes at once."""
+
+from __future__ import annotations
+
+from gossamer.peer.link.messages import Returned
+from gossamer.peer.pipeline import commands, events
+from gossamer.peer.pipeline.commands import Command
+from gossamer.peer.pipeline.hop import HopState
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, LEAST_PATIENCE_S
+from gossamer.protocol.messages.messages import HopAnswer, NoticeKind
+from tests.peer.pipeline.test_carrier import (
+    HIGH,
+    LOW,
+    Middle,
+    answer,
+    notices,
+)
+
+
+def test_a_holder_that_waits_for_a_stranger_above_tells_the_lower_stage_in_time() -> None:
+    """A lower holder that knows this one as quick waits for five seconds, and as long again after each notice."""
+    middle = Middle()
+    middle.leave(middle.arrive())
+    began_s = patience_ends_s = middle.now_s
+    patience_ends_s += LEAST_PATIENCE_S
+    while middle.carrier.down:
+        done = middle.pass_time()
+        assert middle.now_s < patience_ends_s
+        patience_ends_s += LEAST_PATIENCE_S * notices(done).count((LOW, 1, NoticeKind.DELAYED))
+    assert middle.now_s - began_s >= FIRST_PATIENCE_S
+
+
+def test_an_overdue_hop_costs_its_lane_only_where_no_other_is_answered() -> None:
+    middle = Middle()
+    first, second = (middle.arrive(number, bytes([number]) * 16) for number in (1, 2))
+    sent = [middle.leave(hop).number for hop in (first, second)]
+    middle.now_s += 1.0
+    middle.say(HIGH, *answer(sent[0]))
+    closed: list[Command] = []
+    while middle.carrier.hops[second].state is HopState.AWAY:
+        done = middle.pass_time()
+        closed += [command for command in done if isinstance(command, commands.CloseLane)]
+    assert (HIGH, sent[1], NoticeKind.WITHDRAWN) in notices(done) and (LOW, 2, NoticeKind.DELAYED) in notices(done)
+    assert not closed and not middle.carrier.down[HIGH].credit(middle.now_s), "the lane rests"
+    while middle.carrier.down:  # the same hop again, and no other answer
+        closed += [command for command in middle.pass_time() if isinstance(command, commands.CloseLane)]
+    assert [command.lane for command in closed if isinstance(command, commands.CloseLane)] == [HIGH]
+
+
+def test_a_starving_trainer_is_granted_more_and_a_full_one_less() -> None:
+    last = Middle(stage=2)
+    for number in range(1, 4):
+        hop = last.arrive(number, bytes([number]) * 16)
+        (sent,) = last.take(events.TrainerReplied(Returned(hop, 2.0)))
+        assert isinstance(sent, commands.SendHop) and isinstance(sent.message, HopAnswer)
+        assert sent.message.window == 2 + number
+        last.take(events.HopSent(hop))
+    hops = [last.arrive(number, bytes([number]) * 16) for number in range(4, 9)]
+    (sent,) = last.take(events.TrainerReplied(Returned(hops[0], 2.0)))
+    assert isinstance(sent, commands.SendHop) and isinstance(sent.message, HopAnswer) and sent.message.window == 4
