@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.model.adapter import has_adapter
-from gossamer.peer.model.computing import MAX_LOGITS, blocks, computing_in, inputs_of, next_token_loss, recompute_blocks
+from gossamer.peer.model.computing import MAX_LOGITS, blocks, next_token_loss, recompute_blocks
 from gossamer.peer.model.model import hollow_model, unset_model
 from gossamer.protocol.run.sections import ModelSection
 
@@ -88,8 +88,9 @@ def _kept_bytes(model: PreTrainedModel, tokens: Tensor, dtype: torch.dtype, cut:
         if cut is None or cut.is_last:
             next_token_loss(model, tokens, dtype, hidden)
         else:
-            with computing_in(dtype, tokens.device):
-                model.base_model(**inputs_of(model, tokens, hidden), use_cache=False)
+            from gossamer.peer.model.stages import stage_output  # of staged runs only
+
+            stage_output(model, tokens, hidden, dtype)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
     return sum(storage.nbytes() for name, storage in kept.items() if name not in weights)
 

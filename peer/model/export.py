@@ -55,8 +55,8 @@ def export_model(
         raise BadSettings("--with has no effect: each peer of this run holds the whole model", hint="leave it out")
     weights = slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint)
     if isinstance(manifest := trained.manifest, StagedManifest):
+        from gossamer.peer.model.staged_export import measure_stages, write_stages
         from gossamer.peer.model.staged_weights import whole_weights
-        from gossamer.peer.model.text_export import measure_stages, write_stages
 
         stages = whole_weights(trained, others, use_slow_weights, show)
         measured = measure_stages(stages, manifest, home, data, num_tokens, show)

@@ -2,13 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
-from safetensors import SafetensorError
-from safetensors.torch import save_file
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
@@ -17,10 +13,6 @@ from gossamer.peer.model.weights import Show, Trained, fast_weights, load_traine
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import StagedManifest
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedConfig
-
-INDEX: Final = "model.safetensors.index.json"  # as transformers names it
 NAME_ANOTHER: Final = "name the home of a peer that holds it: --with HOME"
 
 
@@ -60,19 +52,3 @@ def stage_of_checkpoint(trained: Trained, cuts: Sequence[Cut]) -> int:
         if stage_shapes(section, cut).keys() == names:  # type: ignore[arg-type]
             return cut.stage
     raise BadSettings("the checkpoint holds no stage of this run's model", hint="use the release of the packages with which it was trained")
-
-
-def write_shards(stages: Sequence[Mapping[str, Tensor]], config: PreTrainedConfig, folder: Path) -> None:
-    """Write a file of weights for each stage, their index, and the config, as transformers loads them. Raises OSError."""
-    folder.mkdir()
-    config.save_pretrained(folder)
-    weight_map = dict[str, str]()
-    for number, weights in enumerate(stages, 1):
-        file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
-        weight_map |= dict.fromkeys(weights, file)
-        try:
-            save_file(dict(weights), folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
-    num_bytes = sum(tensor.nbytes for weights in stages for tensor in weights.values())
-    (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1) + "\n")

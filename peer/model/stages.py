@@ -65,11 +65,13 @@ class Cut:
 
 def manifest_cuts(manifest: StagedManifest) -> tuple[Cut, ...]:
     """Return the run's stages, balanced unless the manifest says how many blocks each has. Raises BadManifest as `need_stages`."""
-    blocks = manifest.stages.blocks or balanced_blocks(manifest.model, manifest.stages.count)
-    need_stages(manifest.model, len(blocks))
-    cuts = tuple(Cut(blocks, stage) for stage in range(len(blocks)))
-    _need_blocks(manifest.model, cuts[0])
-    return cuts
+    blocks = manifest.stages.blocks
+    if blocks:
+        need_stages(manifest.model, len(blocks))
+        _need_blocks(hollow_model(manifest.model), blocks)
+    else:
+        blocks = balanced_blocks(manifest.model, manifest.stages.count)
+    return tuple(Cut(blocks, stage) for stage in range(len(blocks)))
 
 
 def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:
@@ -78,10 +80,11 @@ def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:
     torch's generator is restored. Raises BadManifest as `need_stages`.
     """
     need_stages(section, len(cut.blocks))
-    _need_blocks(section, cut)
+    hollow = hollow_model(section)
+    _need_blocks(hollow, cut.blocks)
     with auto_classes(section.architecture), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stage_seed(seed, cut.stage))
-        return _with_values(keep_stage(hollow_model(section), cut))
+        return _with_values(keep_stage(hollow, cut))
 
 
 def stage_seed(seed: int, stage: int) -> int:
@@ -91,8 +94,9 @@ def stage_seed(seed: int, stage: int) -> int:
 
 def stage_shapes(section: ModelSection, cut: Cut) -> Shapes:
     """Return the names and shapes of what one stage trains, in the model's order, without allocating them. Raises BadManifest."""
-    _need_blocks(section, cut)
-    return {name: tuple(tensor.shape) for name, tensor in state_tensors(keep_stage(hollow_model(section), cut)).items()}
+    hollow = hollow_model(section)
+    _need_blocks(hollow, cut.blocks)
+    return {name: tuple(tensor.shape) for name, tensor in state_tensors(keep_stage(hollow, cut)).items()}
 
 
 def stage_of(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
@@ -201,10 +205,10 @@ def _need_nothing_between(hollow: PreTrainedModel, name: str) -> None:
         )
 
 
-def _need_blocks(section: ModelSection, cut: Cut) -> None:
-    if sum(cut.blocks) != (num_blocks := len(_layers(hollow_model(section)))):
+def _need_blocks(hollow: PreTrainedModel, blocks: tuple[int, ...]) -> None:
+    if sum(blocks) != (num_blocks := len(_layers(hollow))):
         raise BadManifest(
-            f"[stages] blocks sum to {sum(cut.blocks)}, and the model has {num_blocks}",
+            f"[stages] blocks sum to {sum(blocks)}, and the model has {num_blocks}",
             hint="leave blocks out: `peer host` balances the stages and pins them",
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,20 +10,18 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.room import memory_room
 from gossamer.peer.model.adapter import factors, merge_adapter, write_adapter
 from gossamer.peer.model.card import MeasuredLoss
 from gossamer.peer.model.evaluation import measured_loss, measured_size, open_corpus
-from gossamer.peer.model.model import hollow_model, model_config, quiet_transformers
-from gossamer.peer.model.staged_weights import write_shards
+from gossamer.peer.model.model import quiet_transformers
 from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, set_weights
-from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
+from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedModel
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedModel
 
 
 def text_model(manifest: Manifest, home: Home, weights: Mapping[str, Tensor]) -> PreTrainedModel:
@@ -50,33 +48,6 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
     return MeasuredLoss(loss, measured)
 
 
-def measure_stages(
-    stages: Sequence[Mapping[str, Tensor]], manifest: Manifest, home: Home, data: Path | None, num_tokens: int | None, show: Show
-) -> MeasuredLoss:
-    """As `measure`, of a model put together from its stages, if this machine's memory holds it. Raises BadSettings."""
-    if num_tokens == 0:
-        return MeasuredLoss(None, reason="as asked")
-    num_bytes, room = sum(tensor.nbytes for weights in stages for tensor in weights.values()), memory_room(0)
-    if num_bytes > room.num_bytes:
-        return MeasuredLoss(
-            None, reason=f"the whole model takes {num_bytes / 1e9:.1f} GB, and {room.num_bytes / 1e9:.1f} GB are {room.limit}"
-        )
-    weights = {name: tensor for part in stages for name, tensor in part.items()}
-    return measure(text_model(manifest, home, weights), manifest, home, data, num_tokens, show)
-
-
-def write_stages(stages: Sequence[Mapping[str, Tensor]], manifest: Manifest, home: Home, folder: Path) -> None:
-    """Write the files of AutoModelForCausalLM, the weights of each stage in a file of their own, and of AutoTokenizer. Raises OSError."""
-    tokenizer, config = load_tokenizer(manifest.tokenizer, home.tokenizer), model_config(manifest.model)
-    config.architectures = [type(hollow_model(manifest.model)).__name__]
-    if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
-        config.bos_token_id = None
-        config.eos_token_id = config.pad_token_id = tokenizer.document_end
-    with quiet_transformers():
-        write_shards(stages, config, folder)
-        tokenizer.save(folder)
-
-
 def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: bool, folder: Path) -> None:
     """Write the files of AutoModelForCausalLM and AutoTokenizer; of an adapter those of peft, unless it `merges` into its base.
 
@@ -86,10 +57,8 @@ def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: 
     model.eval()
     if merges:
         merge_adapter(model)
-    if tokenizer.name == BYTES:  # an architecture's default token ids do not apply
-        for config in (model.config, model.generation_config):
-            config.bos_token_id = None
-            config.eos_token_id = config.pad_token_id = tokenizer.document_end
+    for config in (model.config, model.generation_config):
+        set_token_ids(config, tokenizer)
     with quiet_transformers():
         try:
             if factors(model) is not None:
@@ -99,3 +68,10 @@ def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: 
             tokenizer.save(folder)
         except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
             raise OSError(str(error)) from error
+
+
+def set_token_ids(config: PreTrainedConfig | GenerationConfig, tokenizer: Tokenizer) -> None:
+    """Set the special tokens of a model on bytes, to which an architecture's default ids do not apply."""
+    if tokenizer.name == BYTES:
+        config.bos_token_id = None
+        config.eos_token_id = config.pad_token_id = tokenizer.document_end

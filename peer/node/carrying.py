@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.stage_report import StageReport
-from gossamer.peer.pipeline.commands import CloseLane, HopOver
+from gossamer.peer.pipeline.commands import CloseLane
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import DownLane, UpLane
@@ -113,12 +113,6 @@ class Carrying:
                 await self.pipeline.changes.until(lambda: self.pipeline.carrier.is_quiet)
         for open_lane in list(self.pipeline.lanes.values()):
             self.pipeline.end_lane(open_lane, "leaving")
-
-    def on_report(self, report: HopOver) -> None:
-        """Count a hop that is over, and log why one was not carried out."""
-        self.report.count(report)
-        if report.reason:
-            log.info("hop %d after %d tries: %s: %s", report.hop, report.tries, report.outcome.value, report.reason)
 
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""

@@ -87,14 +87,14 @@ def make_carrying(
     """Make what carries the hops of a peer that holds a stage. `membership` is on terms that hold the stage."""
     stage = membership.terms.stage
     assert stage is not None
+    report = StageReport(stage, exchange.book, emit)
     pipeline = Pipeline(
         Carrier(stage, rng, hop_numbers(rng)),
         own.link,
         own.payloads,
-        lambda report: carrying.on_report(report),
+        report.count,
         lambda lane, global_step: carrying.on_clock(lane, global_step),
     )
-    report = StageReport(stage, exchange.book, emit)
     groups = SybilGroups(exchange.book, membership.terms)
     carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups)
     return carrying

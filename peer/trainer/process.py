@@ -10,13 +10,12 @@ import torch
 from torch.utils._triton import has_triton
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.compiled import coding_words
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.events import ModelBuilt, RunKnown
+from gossamer.peer.machine.events import RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
-from gossamer.peer.machine.units import rate_bytes_per_s, size_bytes
+from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.abilities import need_abilities
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.adapter import has_adapter
@@ -28,11 +27,10 @@ from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
-from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.need import computing_that_fits, rooms, within
 from gossamer.peer.trainer.own_text import load_text
 from gossamer.peer.trainer.replica import peer_seed
-from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer
+from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer, emit_built
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest, need_text
@@ -107,14 +105,11 @@ def build(child: Child) -> TextTrainer:
         return build_staged(child, home, manifest)
     program = _build_program(child, home, manifest)
     replica = TextReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(child.settings.peer_id)))
-    num_params = sum(parameter.numel() for parameter in replica.parameters.values())
     shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
     flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length, frozen_shapes(manifest.model))
     computing = program.inner.computing
     counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
     peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work
-    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(program.device)))
-    line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
-    child.emit(traffic_expected(replica.plan, manifest.outer.inner_steps, line_bytes_per_s))
+    emit_built(child, replica, flops, peak)
     program.inner.emit_computing(_reason_for(computing, config, manifest))
     return TextTrainer(child, replica, open_boundary(child, home, replica))

@@ -5,15 +5,13 @@ from __future__ import annotations
 import os
 from functools import partial
 
-from gossamer.optim.compiled import coding_words
 from gossamer.peer.link.messages import Fits
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
-from gossamer.peer.machine.events import ModelBuilt
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
-from gossamer.peer.machine.units import rate_bytes_per_s, size_bytes
+from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.model import check_fit, placed
@@ -23,14 +21,13 @@ from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.hop_queue import HopQueue
-from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.need import rooms, within
 from gossamer.peer.trainer.own_text import load_text
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.stage_loop import StageLoop
 from gossamer.peer.trainer.stage_need import fitting_stages
 from gossamer.peer.trainer.stage_training import StagedExchange, StageProgram, StageReplica
-from gossamer.peer.trainer.text_training import TextTrainer
+from gossamer.peer.trainer.text_training import TextTrainer, emit_built
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.manifest import StagedManifest
@@ -67,10 +64,6 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     program = StageProgram(loop, corpus)
     replica = StageReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(settings.peer_id)))
 
-    num_params = sum(parameter.numel() for parameter in replica.parameters.values())
-    flops, peak = stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype)
-    child.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, flops, peak, coding_words(device)))
-    line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
-    child.emit(traffic_expected(replica.plan, manifest.outer.inner_steps, line_bytes_per_s))
+    emit_built(child, replica, stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype))
     loop.emit_computing("one micro-batch at a time")
     return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops)))

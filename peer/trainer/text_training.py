@@ -16,14 +16,17 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from gossamer.optim.compiled import coding_words
 from gossamer.optim.inner import learning_rate
-from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.events import Event, ModelBuilt
+from gossamer.peer.machine.units import rate_bytes_per_s
 from gossamer.peer.model.computing import Computing, predictions
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.boundary import IDLE_S, Boundary, State, Supervision
 from gossamer.peer.trainer.inner_loop import InnerLoop
+from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.loop_program import LoopProgram
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import TokenProbe
@@ -163,6 +166,15 @@ class TextTrainer:
             else:
                 boundary.after_step(step)
         return 0.0
+
+
+def emit_built(child: Supervision, replica: TextReplica, flops: float, peak: float) -> None:
+    """Emit what was built, and the traffic to expect of it. `flops`: per token; `peak`: of the device a second, 0 where it is not known."""
+    config, plan = child.settings.config, replica.plan
+    num_params = sum(parameter.numel() for parameter in replica.parameters.values())
+    child.emit(ModelBuilt(num_params, 8 * plan.round_bytes / num_params, flops, peak, coding_words(replica.program.device)))
+    line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
+    child.emit(traffic_expected(plan, replica.manifest.outer.inner_steps, line_bytes_per_s))
 
 
 def step_seed(peer_seed: int, own_steps: int) -> int:

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from gossamer.optim.fragments import gather
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import Room
-from gossamer.peer.model import text_export
+from gossamer.peer.model import staged_export
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.evaluation import evaluate_home, held_out_loss, open_corpus
 from gossamer.peer.model.export import export_model
@@ -106,7 +106,7 @@ def test_what_cannot_be_put_together_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_model_that_does_not_fit_here_is_written_and_not_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(text_export, "memory_room", lambda held_bytes: Room(1000, "free"))
+    monkeypatch.setattr(staged_export, "memory_room", lambda held_bytes: Room(1000, "free"))
     first, last = (home_of_stage(tmp_path / str(stage), stage, 2) for stage in range(2))
     measured = export_model(first, tmp_path / "out", others=[last])
     assert measured.loss is None and "the whole model takes 0.0 GB" in measured.reason
