@@ -1,8 +1,8 @@
 """The lanes of one node: which to have, who may open one to us, and what the neighbours say.
 
 A holder keeps lanes to a few random holders of the next stage and draws one of them anew each minute, so that micro-batches mix in a large
-swarm. A holder that nobody calls opens a lane to the stage below itself: routers cost reach only where both sides are closed. Whom to call
-is drawn by Sybil group, and lanes that strangers have opened to us replace none of those that we have opened.
+swarm. A holder that nobody calls opens a lane to the stage below itself, so a router keeps two holders apart only if both are behind one.
+The partner of a call is drawn by Sybil group, and lanes that strangers have opened to us replace none of those that we have opened.
 """
 
 from __future__ import annotations

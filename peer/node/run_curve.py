@@ -1,6 +1,6 @@
 """The curve of the run before this member came: other members tell what they have seen themselves, and this one tells the same to others.
 
-What others tell is shown, and nothing acts on it. The supervisor weighs it by Sybil group (`peer/machine/run_view.py`).
+The page shows the curves of others, and nothing acts on them. The supervisor weighs them by Sybil group (`peer/machine/run_view.py`).
 """
 
 from __future__ import annotations
