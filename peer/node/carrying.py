@@ -32,7 +32,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.streams.transport import Purpose, Stream, Transport
+from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
 log = logging.getLogger(__name__)
@@ -227,6 +227,8 @@ class Carrying:
             async with asyncio.timeout(CONNECT_S):
                 stream = await self.transport.connect(partner, entry.addresses, Purpose.PASS)
             theirs = await self._own_side(partner).open(stream, stage, self.rng)
+            if self.stage.value_bytes >= BESIDE_BYTES:
+                await stream.open_bulk()
             self._calling.discard(partner)
             await self._carry(stream, theirs, is_called=True)
         except Refused as refusal:

@@ -99,7 +99,7 @@ class LaneWriter:
                     return True
                 if self._is_stopped:
                     return False
-                await self.stream.send(chunk)
+                await self.stream.send_chunk(chunk)
         self.on_sent(hop)
         return False
 

@@ -98,6 +98,20 @@ class Chunk(Bounded):
             raise BadMessage(f"a chunk carries {len(self.data)} bytes, outside 1 to {limits.CHUNK_BYTES}")
 
 
+@dataclass(frozen=True, slots=True)
+class ChunkBeside(Bounded):
+    """A Chunk whose bytes come over the bulk stream. `Stream.receive` returns it as a Chunk."""
+
+    part: Part
+    offset: int  # of the first byte within the part
+    num_bytes: int  # 1 byte to 256 KiB
+
+    def __post_init__(self) -> None:
+        Bounded.__post_init__(self)
+        if not 1 <= self.num_bytes <= limits.CHUNK_BYTES:
+            raise BadMessage(f"a chunk carries {self.num_bytes} bytes, outside 1 to {limits.CHUNK_BYTES}")
+
+
 def chunks(part: Part, data: memoryview, first: int = 0) -> Iterator[Chunk]:
     """Cut bytes into chunks in their order; `first` is where the first byte lies in the part."""
     for offset in range(0, len(data), limits.CHUNK_BYTES):
@@ -297,5 +311,6 @@ Message = (
     | HopForward
     | HopAnswer
     | HopNotice
+    | ChunkBeside
 )
 """Every message type that a frame can contain."""

@@ -8,15 +8,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from gossamer.protocol.addresses import Route
 from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
 from gossamer.protocol.messages.frames import from_frame, to_frame
-from gossamer.protocol.messages.messages import Message
+from gossamer.protocol.messages.messages import Chunk, ChunkBeside, Message
 from gossamer.protocol.messages.records import MemberRecord
+
+BESIDE_BYTES: Final = 16 * 1024  # a smaller chunk costs less in its frame than beside it
 
 
 class Inbox:
@@ -154,12 +156,25 @@ class Stream:
         await self._write(frame)
         self.bytes_sent += len(frame)
 
+    async def send_chunk(self, chunk: Chunk) -> None:
+        """Send a chunk as `send` does: a large one over the bulk stream, if there is one. The partner must know ChunkBeside."""
+        if self._bulk is None or len(chunk.data) < BESIDE_BYTES:
+            await self.send(chunk)
+            return
+        await self.send(ChunkBeside(chunk.part, chunk.offset, len(chunk.data)))
+        await self.send_bytes(memoryview(chunk.data))
+
     async def receive(self) -> Message:
         """Return the partner's next message. Raises PeerGone if the stream has ended, BadMessage or Refused if the frame is invalid."""
         frame = await self._inbox.get()
         await self._gates[1](len(frame))
         self.bytes_received += len(frame)
-        return from_frame(frame)
+        message = from_frame(frame)
+        if not isinstance(message, ChunkBeside):
+            return message
+        data = bytearray(message.num_bytes)
+        await self.receive_into(memoryview(data))
+        return Chunk(message.part, message.offset, bytes(data))
 
     async def send_bytes(self, data: memoryview) -> None:
         """Send bytes over the bulk stream. They must not change before the partner has them. Raises PeerGone, also where there is none."""

@@ -118,7 +118,7 @@ NOTICE_KNOWN: Notice
 NOTICE_WITHDRAWN: Notice
 
 class Frame(_message.Message):
-    __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents", "lane", "hop_forward", "hop_answer", "hop_notice")
+    __slots__ = ("hello", "refusal", "chunk", "commitment", "verdict", "commit", "committed", "resolve", "outcome", "fetch_request", "contents", "lane", "hop_forward", "hop_answer", "hop_notice", "chunk_beside")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     REFUSAL_FIELD_NUMBER: _ClassVar[int]
     CHUNK_FIELD_NUMBER: _ClassVar[int]
@@ -134,6 +134,7 @@ class Frame(_message.Message):
     HOP_FORWARD_FIELD_NUMBER: _ClassVar[int]
     HOP_ANSWER_FIELD_NUMBER: _ClassVar[int]
     HOP_NOTICE_FIELD_NUMBER: _ClassVar[int]
+    CHUNK_BESIDE_FIELD_NUMBER: _ClassVar[int]
     hello: Hello
     refusal: Refusal
     chunk: Chunk
@@ -149,7 +150,8 @@ class Frame(_message.Message):
     hop_forward: HopForward
     hop_answer: HopAnswer
     hop_notice: HopNotice
-    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., commitment: _Optional[_Union[Commitment, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., fetch_request: _Optional[_Union[FetchRequest, _Mapping]] = ..., contents: _Optional[_Union[Contents, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., hop_forward: _Optional[_Union[HopForward, _Mapping]] = ..., hop_answer: _Optional[_Union[HopAnswer, _Mapping]] = ..., hop_notice: _Optional[_Union[HopNotice, _Mapping]] = ...) -> None: ...
+    chunk_beside: ChunkBeside
+    def __init__(self, hello: _Optional[_Union[Hello, _Mapping]] = ..., refusal: _Optional[_Union[Refusal, _Mapping]] = ..., chunk: _Optional[_Union[Chunk, _Mapping]] = ..., commitment: _Optional[_Union[Commitment, _Mapping]] = ..., verdict: _Optional[_Union[Verdict, _Mapping]] = ..., commit: _Optional[_Union[Commit, _Mapping]] = ..., committed: _Optional[_Union[Committed, _Mapping]] = ..., resolve: _Optional[_Union[Resolve, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ..., fetch_request: _Optional[_Union[FetchRequest, _Mapping]] = ..., contents: _Optional[_Union[Contents, _Mapping]] = ..., lane: _Optional[_Union[Lane, _Mapping]] = ..., hop_forward: _Optional[_Union[HopForward, _Mapping]] = ..., hop_answer: _Optional[_Union[HopAnswer, _Mapping]] = ..., hop_notice: _Optional[_Union[HopNotice, _Mapping]] = ..., chunk_beside: _Optional[_Union[ChunkBeside, _Mapping]] = ...) -> None: ...
 
 class Credential(_message.Message):
     __slots__ = ("issuer", "subject", "bearer", "not_after_s", "bootstraps_sha256", "signature", "bearer_signature")
@@ -224,6 +226,16 @@ class Chunk(_message.Message):
     offset: int
     data: bytes
     def __init__(self, part: _Optional[_Union[Part, str]] = ..., offset: _Optional[int] = ..., data: _Optional[bytes] = ...) -> None: ...
+
+class ChunkBeside(_message.Message):
+    __slots__ = ("part", "offset", "num_bytes")
+    PART_FIELD_NUMBER: _ClassVar[int]
+    OFFSET_FIELD_NUMBER: _ClassVar[int]
+    NUM_BYTES_FIELD_NUMBER: _ClassVar[int]
+    part: Part
+    offset: int
+    num_bytes: int
+    def __init__(self, part: _Optional[_Union[Part, str]] = ..., offset: _Optional[int] = ..., num_bytes: _Optional[int] = ...) -> None: ...
 
 class Commitment(_message.Message):
     __slots__ = ("meeting_id", "sha256", "signature")

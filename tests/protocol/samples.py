@@ -9,6 +9,7 @@ from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import (
     Chunk,
+    ChunkBeside,
     Commit,
     Commitment,
     Committed,
@@ -109,5 +110,6 @@ MESSAGES: dict[str, Message] = {
     "hop_forward": HopForward(7, b"b" * 16, False, 120),
     "hop_answer": HopAnswer(7, 2.5, 4, 121),
     "hop_notice": HopNotice(7, NoticeKind.DELAYED),
+    "chunk_beside": ChunkBeside(Part.GRADIENT, 4096, 65536),
     "contents": Contents(ContentsKind.STATE, 80000, DIGEST, 120).signed(BOB, *FETCH.asked),
 }

@@ -9,7 +9,8 @@ import pytest
 from gossamer.protocol.errors import PeerGone
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import ANSWER_BYTES, CHUNK_BYTES
-from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.messages.messages import Chunk, ChunkBeside, Part
+from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream
 from tests.protocol.peers import chunk, echo, expect_over, nobody, number_of
 from tests.protocol.worlds import Play, World
 
@@ -165,5 +166,42 @@ def test_large_answers_pass_beside_the_messages_once_there_is_a_bulk_stream(play
         await stream.close()
         with pytest.raises(PeerGone):
             await stream.receive_into(memoryview(taken))
+
+    play(scenario)
+
+
+def test_large_chunks_pass_beside_the_messages_in_their_order(play: Play) -> None:
+    """Without a bulk stream the same chunks are messages."""
+    sizes = (1, CHUNK, 100, BESIDE_BYTES - 1, BESIDE_BYTES, CHUNK)
+
+    async def repeat(purpose: Purpose, stream: Stream) -> None:
+        for _ in range(2 * len(sizes)):
+            message = await stream.receive()
+            assert isinstance(message, Chunk)
+            await stream.send_chunk(message)
+        await expect_over(stream)
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(repeat)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.PASS)
+        for _ in range(2):
+            sent = [chunk(number, size) for number, size in enumerate(sizes)]
+            for one in sent:
+                await stream.send_chunk(one)
+            assert [await stream.receive() for _ in sizes] == sent
+            await stream.open_bulk()
+        await stream.close()
+
+    play(scenario)
+
+
+def test_a_chunk_beside_a_stream_that_has_no_bulk_stream_ends_it(play: Play) -> None:
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(echo)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.PASS)
+        await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
+        with pytest.raises(PeerGone):
+            await stream.receive()
+        await stream.close()
 
     play(scenario)
