@@ -54,7 +54,8 @@ class Cut(torch.nn.Module):
         if self.anchor is None:
             return received
         assert self.tokens is not None
-        return received + self.anchor(self.tokens)
+        anchored: Tensor = received + self.anchor(self.tokens)
+        return anchored
 
 
 def manifest(width: int, num_blocks: int, steps: int) -> Manifest:
