@@ -58,10 +58,10 @@ def host(
         raise BadSettings(f"the invite cannot be written to {write_invite}", hint="name a file in a folder that this user may write to")
     folder = Home(config.home)
     wanted = changed(read_manifest(manifest, own_text=config.data is not None), changes)
-    if not folder.manifest.exists():  # nothing is written before
-        wanted = tried(wanted, config.model, config.data, config.devices)
     with undone_if_it_fails(folder):
         folder.create()
+        if not folder.manifest.exists():
+            wanted = tried(wanted, config.model, config.data, config.devices)
         identity = Identity.load_or_create(folder.identity)
         wanted = wanted.with_host(identity.peer_id)
         signed = run_to_host(folder, identity, wanted, must_match=manifest is not None or bool(changes))

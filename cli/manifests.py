@@ -108,8 +108,11 @@ def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, dev
     need_extra("text")
     arguments = [*(str(path or "") for path in (folder, data)), devices]
     program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins", *arguments]
-    output = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=True).stdout  # noqa: S603
-    found = json.loads(output)
+    done = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=False)  # noqa: S603
+    if done.returncode:
+        sys.stderr.write(done.stderr)  # with the traceback that a report of this bug needs
+        done.check_returncode()
+    found = json.loads(done.stdout)
     if "error" in found:
         raise BadManifest(found["error"], hint=found["hint"])
     return with_pins(manifest, found)

@@ -97,6 +97,14 @@ def test_a_missing_manifest_file_is_named(shell: Shell, tmp_path: Path) -> None:
     assert result.out == ""
 
 
+def test_a_home_that_cannot_be_used_is_refused_before_the_run_is_tried(shell: Shell, tmp_path: Path) -> None:
+    """A container with a read-only disk has no folder in which the trial could work."""
+    (tmp_path / "run.toml").write_text(SMALL)
+    shell.home.write_text("")
+    result = shell("host", tmp_path / "run.toml")
+    assert result.code == 2 and "is not a folder" in result.complaint[0]
+
+
 HEADS = "[model]\nconfig = {hidden_size = 128, num_attention_heads = 5}\n"
 SMALL = "[model]\nconfig = {hidden_size = 64, num_hidden_layers = 1, num_attention_heads = 2, vocab_size = 100}\n"
 IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
