@@ -166,8 +166,8 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def has_met(self, partner: PeerId) -> bool:
-        """Return whether a meeting with a peer has been completed."""
-        return self.book.get(partner).has_met
+        """Return whether a meeting, or a hop, with a peer has been completed."""
+        return self.book.get(partner).is_partner
 
     def is_member(self, record: MemberRecord) -> bool:
         """Return whether a record is a member's; False before the manifest is known."""
@@ -322,6 +322,7 @@ class NodePeer:
             has_start=self._has_weights or member.manifest.has_start(is_founder=self._run.is_founder),
             wait_for_peers=self._wait_for_peers,
             away_s=self._away_s,
+            apart_s=carrying.apart_s if carrying else lambda: 0.0,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
         node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit, carrying)
