@@ -127,9 +127,9 @@ def wanted(view: SyncView) -> Wanted | None:
     """Return which state would be of more use than our own weights; None when ours are good enough.
 
     One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
-    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; when it is gated; when it is
-    back from an absence in which partners went on, even if others that were away too keep it company; and when the other stages are too far
-    ahead to carry hops with it.
+    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; when it is gated; when
+    it is back from an absence in which partners went on, even if others that were away too keep it company; and when the other stages are
+    too far ahead to carry hops with it.
     """
     own, gap = view.own_global_step, view.gap_steps
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet

@@ -121,6 +121,26 @@ def test_a_slow_holder_takes_less_and_the_quick_one_is_kept_busy(
     play(StagedRun(tmp_path, 2, 4), story)
 
 
+def test_holders_that_could_do_more_all_get_some_of_the_work(tmp_path: Path) -> None:
+    """One of them could carry all hops; the other one has become slow for a while, and is quick again."""
+
+    async def story(run: StagedRun) -> None:
+        for holder in run.of(1):
+            holder.trainer.service_s = 0.05
+        first, second = run.of(1)
+        first.trainer.service_s = 1.0
+        await asyncio.sleep(60.0)
+        first.trainer.service_s = 0.05
+        await asyncio.sleep(60.0)
+        since, began_s = {holder: sum(holder.trainer.added.values()) for holder in run.of(1)}, now_s()
+        await asyncio.sleep(300.0)
+        share, _ = shares(run, since)
+        assert 0.3 < share < 0.7
+        assert max(longest_idle_s(holder, began_s) for holder in run.holders) <= IDLE_S
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
 class Returned:
     """A run whose holders of other stages are at step FAR_STEPS, and what comes back from a long absence."""
 
