@@ -142,8 +142,12 @@ class StateSync:
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.
 
-        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones.
+        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones. A
+        peer that has moved to our stage has left them on the disk.
         """
+        target = wanted(self.view()) if self.groups.book.stage else None
+        if target is not None and await self.transfer.adopt_held(lambda: wanted(self.view()) or target):
+            return
         if not (self.groups.book.stage and self.has_start):
             await self._carry_out()
             return

@@ -19,7 +19,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Backward, Begin, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, Writer, hop_file
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost
-from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.events import Event, StageMoved
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -215,6 +215,7 @@ class Holder:
         self.condition = Condition(("trainer", "node"))
         self.failure: BaseException | None = None
         self.all_added: Counter[str] = Counter()
+        self.num_moves = 0
         self._num_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -264,6 +265,13 @@ class Holder:
         self.saved_step = self.trainer.global_step if self.trainer.has_begun else self.saved_step
         self.run.network.kill(self.peer_id)
 
+    def _start_elsewhere(self) -> None:
+        """Start again, as the supervisor does, without a checkpoint of the new stage."""
+        self.kill()
+        self.saved_step = None
+        self.num_moves += 1
+        asyncio.get_running_loop().call_later(2.0, self.start)
+
     def died(self) -> None:
         self.trainer.kill()
         for task in self._tasks:
@@ -279,6 +287,8 @@ class Holder:
         return state.state, state.reason, state.way_out
 
     def _on_event(self, event: Event) -> None:
+        if isinstance(event, StageMoved):
+            asyncio.get_running_loop().call_soon(self._start_elsewhere)
         self.status = apply(self.status, event)
         self.condition.take_event("node", event, self.run.network.now_s())
 
