@@ -9,12 +9,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.peer.machine.events import Event, StageMoved
+from gossamer.peer.machine.events import Event, StageMoved, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
@@ -23,6 +24,7 @@ from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.errors import BadMessage, GossamerError
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.tasks import work_until
 
@@ -51,6 +53,7 @@ class Ward:
     rng: random.Random
     emit: Callable[[Event], None]
     _began_s: float = field(default_factory=loop_s)
+    _warned: str = ""  # why we do not move, as reported last
 
     @property
     def own_stage(self) -> int:
@@ -71,8 +74,6 @@ class Ward:
 
     async def run(self) -> None:
         """Copy and watch until cancelled. Returns once this peer has decided to move: its supervisor starts it anew."""
-        if self.stage - 1 not in self.fits:
-            return
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
         self._move()
 
@@ -82,7 +83,7 @@ class Ward:
         while True:
             await asyncio.sleep(LOOK_S)
             there = [entry for entry in self._seen(self.stage) if not entry.paused and not entry.failures]
-            if there and self.lifecycle.may_meet and self._age_s() >= FRESH_S:
+            if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._age_s() >= FRESH_S:
                 with contextlib.suppress(GossamerError, OSError):  # the next look tries another holder
                     await self._copy(self.rng.choice(there))
 
@@ -98,6 +99,8 @@ class Ward:
         coming = self.file.with_name(f"{self.file.name}.coming")
         async with self.sources.open(holder) as source:
             header = await source.header(ContentsKind.STATE, self._check)
+            if shutil.disk_usage(self.home.path).free < 2 * header.total_bytes:
+                return  # checkpoints go first
             with contextlib.closing(Pieces.open(coming, self.membership.terms.run_id, header.total_bytes)) as pieces:
                 for piece in list(pieces.missing()):
                     began_s = loop_s()
@@ -116,17 +119,38 @@ class Ward:
     async def _until_it_is_our_turn(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            if self._is_our_turn():
+            lost_s = self._lost_s()
+            obstacle = self._obstacle() if lost_s >= LOST_S else ""
+            self._warn(obstacle)
+            if lost_s >= LOST_S + self._rank() * RANK_S and not obstacle:
                 return
 
-    def _is_our_turn(self) -> bool:
-        """Return whether the next stage is lost, and we are the one of our stage that moves there now."""
-        seen_s, now_s = self.sources.book.last_seen_s(self.stage), loop_s()
-        if seen_s is None or not self.file.exists() or not self.lifecycle.may_meet:
-            return False
-        mates = [entry.peer_id for entry in self._seen(self.own_stage) if not entry.paused]
-        rank = sum(mate < self.membership.identity.peer_id for mate in mates)
-        return bool(mates) and now_s - max(seen_s, self._began_s) >= LOST_S + rank * RANK_S
+    def _lost_s(self) -> float:
+        """Return for how long there was no sign of a holder of the next stage; 0 while we do not train, and where one came to the end."""
+        book = self.sources.book
+        seen_s, has_ended = book.last_seen_s(self.stage), any(entry.finished for entry in book.claimed(self.stage, loop_s()))
+        return 0.0 if seen_s is None or has_ended or not self.lifecycle.may_meet else loop_s() - max(seen_s, self._began_s)
+
+    def _obstacle(self) -> str:
+        """Return why we may not move; empty if we may."""
+        if not self._mates():
+            return f"this peer is the only holder of stage {self.own_stage}"
+        if self.stage - 1 not in self.fits:
+            return "it does not fit this peer's device"
+        return "" if self.file.exists() else "this peer has no copy of it yet"
+
+    def _warn(self, obstacle: str) -> None:
+        if obstacle != self._warned:
+            self._warned = obstacle
+            self.emit(
+                Warned("lost stage", f"stage {self.stage} is lost, and this peer does not take it over: {obstacle}" if obstacle else "")
+            )
+
+    def _mates(self) -> list[PeerId]:
+        return [entry.peer_id for entry in self._seen(self.own_stage) if not entry.paused]
+
+    def _rank(self) -> int:
+        return sum(mate < self.membership.identity.peer_id for mate in self._mates())
 
     def _seen(self, stage: int) -> list[KnownPeer]:
         """Return the holders of a stage, counted from one, of whom there was a sign lately."""

@@ -66,15 +66,16 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     program = StageProgram(loop, corpus)
     replica = StageReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(settings.peer_id)))
 
-    _remove_other_stage(home, loop)
+    _set_other_stage_aside(home, loop)
     emit_built(child, replica, stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype))
     loop.emit_computing("one micro-batch at a time")
     return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops)))
 
 
-def _remove_other_stage(home: Home, loop: StageLoop) -> None:
-    """Remove the checkpoints of a stage that this peer has left: another peer holds it."""
+def _set_other_stage_aside(home: Home, loop: StageLoop) -> None:
+    """Set the checkpoints of a stage that this peer has left aside: other peers hold it, so they are kept for the worst case only."""
     found = latest_shapes(home.checkpoints)
     names = {name.removeprefix(FAST) for name in (found[0] if found else ()) if name.startswith(FAST)}
     if names and not names & loop.parameters.keys():
-        shutil.rmtree(home.checkpoints)
+        shutil.rmtree(home.left_checkpoints, ignore_errors=True)
+        home.checkpoints.rename(home.left_checkpoints)

@@ -61,8 +61,26 @@ def test_the_last_holder_of_a_stage_never_leaves_it(tmp_path: Path) -> None:
         last.kill()
         await asyncio.sleep(2 * MOVED_S)
         assert not moved(run)
+        assert "stage 2 is lost, and this peer does not take it over: this peer is the only holder of stage 1" in first.status.warnings
+        last.start()
+        await run.until(lambda: not [words for words in first.status.warnings if "is lost" in words], 60.0)
 
     play(staged(tmp_path, 0, 1), story)
+
+
+def test_nobody_moves_to_a_stage_that_has_come_to_the_end_of_the_run(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        mates, (last,) = run.of(0), run.of(1)
+        await have_copies(run, mates, 1)
+        last.trainer.total_steps = last.trainer.steps
+        await asyncio.sleep(15.0)
+        last.peer.stop()
+        await asyncio.sleep(1.0)
+        last.kill()
+        await asyncio.sleep(2 * MOVED_S)
+        assert not moved(run)
+
+    play(staged(tmp_path, 0, 1, 0), story)
 
 
 def test_nobody_moves_for_a_holder_that_is_away_for_less_than_a_minute_or_without_a_copy(tmp_path: Path) -> None:
