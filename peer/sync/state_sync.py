@@ -147,6 +147,10 @@ class StateSync:
         """
         target = wanted(self.view()) if self.groups.book.stage else None
         if target is not None and await self.transfer.adopt_held(lambda: wanted(self.view()) or target):
+            steps = min(
+                self.view().stages_steps, self.membership.total_steps - 1
+            )  # they carry hops with us there, however old our weights are
+            self.link.notify(messages.FollowClock(steps, is_unlimited=True))
             return
         if not (self.groups.book.stage and self.has_start):
             await self._carry_out()

@@ -45,7 +45,12 @@ def test_the_first_of_the_stage_before_takes_over_a_lost_stage(stages: tuple[int
         before = {holder: holder.trainer.steps for holder in rest if holder is not mover}
         await run.until(lambda: mover.is_training and mover.trainer.stage == lost, 30.0)
         await run.until(lambda: all(holder.trainer.steps > steps + 2 for holder, steps in before.items()), 60.0)
-        assert mover.trainer.adopted and mover.trainer.steps > 0 and mover.status.stage == f"{lost + 1} of {max(stages) + 1}"
+        assert (
+            mover.trainer.adopted
+            and mover.trainer.followed
+            and mover.trainer.steps > 0
+            and mover.status.stage == f"{lost + 1} of {max(stages) + 1}"
+        )
         victim.start()
         await run.until(lambda: victim.is_training and victim.trainer.steps > 2, 60.0)
         await asyncio.sleep(2 * MOVED_S)
