@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -213,7 +213,7 @@ def killed_node(number: int, draws: random.Random) -> float:
 
 
 def tampered_nodes(number: int, tampering: Tampering) -> float:
-    """Spoil frames between real nodes; return the seconds until all drivers go on."""
+    """Spoil frames between real nodes; return the seconds until a driver goes on."""
     took_s, put = 0.0, Inbox.put
 
     async def story(run: StagedRun) -> None:
@@ -228,18 +228,18 @@ def tampered_nodes(number: int, tampering: Tampering) -> float:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(Inbox, "put", put_changed)
             await run.until(lambda: tampering.is_over)
-        took_s = await goes_on(run, run.of(0))
+        took_s = await goes_on(run, run.of(0), any)  # each spoiled frame bans a partner, so some driver may have no path left
         await rests(run)
 
     _play(number, 6, story)
     return took_s
 
 
-async def goes_on(run: StagedRun, drivers: list[Peer]) -> float:
-    """Wait until each of these drivers has trained a batch more; return the seconds."""
+async def goes_on(run: StagedRun, drivers: list[Peer], how_many: Callable[[Iterable[bool]], bool] = all) -> float:
+    """Wait until each of these drivers, or any, has trained a batch more; return the seconds."""
     began_s = asyncio.get_running_loop().time()
     before = {driver: driver.trainer.steps for driver in drivers}
-    await run.until(lambda: all(driver.trainer.steps > steps for driver, steps in before.items()), PROGRESS_S)
+    await run.until(lambda: how_many(driver.trainer.steps > steps for driver, steps in before.items()), PROGRESS_S)
     return asyncio.get_running_loop().time() - began_s
 
 
