@@ -53,7 +53,7 @@ def test_the_first_of_the_stage_before_takes_over_a_lost_stage(stages: tuple[int
         )
         victim.start()
         await run.until(lambda: victim.is_training and victim.trainer.steps > 2, 60.0)
-        await asyncio.sleep(2 * MOVED_S)
+        await asyncio.sleep(30.0)
         assert moved(run) == [mover] and mover.num_moves == 1
 
     play(staged(tmp_path, *stages, count=max(stages) + 1), story)
