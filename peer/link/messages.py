@@ -214,7 +214,7 @@ class FollowClock(LinkRecord):
     """Follow the global step of a neighbour of another stage, as that of a partner after a meeting."""
 
     global_step: int
-    is_over: bool = False  # all holders of that stage have come to the end of the run: own steps do not limit how far to follow
+    is_unlimited: bool = False  # no hop can be carried otherwise: own steps do not limit how far to follow
 
 
 class Drop(OfMeeting):

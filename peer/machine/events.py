@@ -110,6 +110,13 @@ class StageHeld(Stamped):
     count: int  # of stages
 
 
+class StageMoved(Stamped):
+    """In a staged run: this peer leaves its stage for one that has lost its last holder. Node and trainer start again."""
+
+    left: int  # counted from one
+    stage: int  # that it holds from now on
+
+
 class HopsCarried(Stamped):
     """In a staged run: micro-batches that have passed through this peer since its node started, every few seconds if that has changed."""
 

@@ -51,6 +51,7 @@ class Home:
         self.relays: Final = self.path / "relays"  # that this peer last used, one address a line; empty: it was reachable directly
         self.journal: Final = self.path / "journal"
         self.downloads: Final = self.path / "downloads"  # incomplete downloads from other peers
+        self.left_checkpoints: Final = self.path / "checkpoints-left"  # in a staged run: of a stage that this peer held before
         self.stage: Final = self.path / "stage"  # in a staged run: that this peer holds, counted from one
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
         self.tokenizer: Final = self.path / "tokenizer"  # of the run, if it was given with --model

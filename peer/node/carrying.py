@@ -31,7 +31,6 @@ from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Re
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import StageTerms
-from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -41,7 +40,6 @@ DOWN_LANES = 4
 MOST_UP_LANES = 8
 MOST_INBOUND_DOWN_LANES = 4  # beside those that we have opened
 IDLE_S = 30.0  # a lane without a hop for so long makes room for another one
-MOST_CARRIED = 1024  # partners that are remembered
 LOOK_S = 1.0  # between two looks at which lanes are missing
 REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
@@ -75,13 +73,13 @@ class Carrying:
     groups: SybilGroups
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
-    _carried: dict[PeerId, None] = field(default_factory=dict)  # partners that have answered or brought a hop, the newest last
     _greeting: dict[PeerId, bool] = field(default_factory=dict)  # who opens a lane to us now, and whether from the stage below
     _calling: set[PeerId] = field(default_factory=set)
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _retired: set[int] = field(default_factory=set)  # lanes that end with their last hop
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
+    _apart_since_s: float | None = None  # since when a neighbouring stage has no lane with us while we train; loop time
     _over_since_s: float | None = None  # since when all holders of a neighbouring stage have ended; loop time
     _told_steps: int = 0  # the highest global step that the trainer was told since its last step
 
@@ -89,6 +87,10 @@ class Carrying:
     def stage(self) -> StageTerms:
         """The stage that this peer holds."""
         return self.pipeline.carrier.stage
+
+    def apart_s(self) -> float:
+        """Return for how long a neighbouring stage has had no lane with us while we train; 0 while all have."""
+        return 0.0 if self._apart_since_s is None else loop_s() - self._apart_since_s
 
     async def run(self) -> None:
         """Keep lanes until cancelled. Raises our own bugs."""
@@ -117,6 +119,8 @@ class Carrying:
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""
         self.peer_exchange.book.note_global_step(open_lane.lane.partner, global_step)
+        if open_lane.lane.answers:
+            self.peer_exchange.book.note_carried(open_lane.lane.partner)
         self._times[open_lane.lane.number].active_s = loop_s()
         own_steps = self.lifecycle.global_step
         is_near = own_steps < global_step <= own_steps + self.membership.terms.max_clock_gap_steps
@@ -140,6 +144,8 @@ class Carrying:
         if changes:
             self.pipeline.wake()
         self.report.look(self.pipeline, is_training=is_training)
+        is_apart = is_training and not (carrier.is_complete and (carrier.up or self.stage.is_first))
+        self._apart_since_s = (self._apart_since_s or loop_s()) if is_apart else None
         if not is_training:
             self._rest()
             return
@@ -167,13 +173,13 @@ class Carrying:
             return
         self._over_since_s = self._over_since_s or loop_s()
         if loop_s() - self._over_since_s >= OVER_S:
-            self.link.notify(FollowClock(self.membership.total_steps, is_over=True))
+            self.link.notify(FollowClock(self.membership.total_steps, is_unlimited=True))
 
     def _has_ended(self, stage: int) -> bool:
         """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not."""
         book = self.peer_exchange.book
-        ended = any(entry.finished and entry.stage == stage for entry in map(book.get, self._carried))
-        return ended and all(entry.finished for entry in book.claimed(stage, loop_s()) if entry.peer_id in self._carried)
+        ended = any(entry.finished for entry in book.carriers(stage))
+        return ended and all(entry.finished for entry in book.claimed(stage, loop_s()) if entry.has_carried)
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""
@@ -321,8 +327,8 @@ class Carrying:
             end = await self.pipeline.carry(stream, lane)
         finally:
             del self._times[number]
-            if lane.answers if isinstance(lane, DownLane) else lane.last:
-                keep_newest(self._carried, partner, None, MOST_CARRIED)
+            if lane.answers:
+                book.note_carried(partner)
         self._learn(partner, end)
         if end.fault is not None:
             raise end.fault

@@ -21,7 +21,8 @@ from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.tasks import work_until
 
 if TYPE_CHECKING:
-    from gossamer.peer.node.carrying import Carrying  # only staged runs load it
+    from gossamer.peer.node.carrying import Carrying  # only staged runs load them
+    from gossamer.peer.node.ward import Ward
 
 CLOSE_S = 5.0  # for the last meetings of a run to end
 
@@ -39,6 +40,7 @@ class Node:
     link: NodeEnd
     emit: Callable[[Event], None]
     carrying: Carrying | None = None  # in a staged run
+    ward: Ward | None = None  # likewise
     _trainer_done: asyncio.Event = field(default_factory=asyncio.Event)
     _is_over: bool = False
 
@@ -47,6 +49,7 @@ class Node:
         async with asyncio.TaskGroup() as tasks:
             loops = [self.searches.run(), self._sync_while_awake()]
             loops += [self.carrying.run()] if self.carrying else []
+            loops += [self.ward.run()] if self.ward else []
             running = [tasks.create_task(loop) for loop in loops]
             await self.lifecycle.until(lambda: self.lifecycle.finished)
             await self.final_averaging.run()

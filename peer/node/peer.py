@@ -12,6 +12,7 @@ import random
 from collections.abc import Awaitable, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home, write_whole
@@ -54,6 +55,9 @@ from gossamer.protocol.run.manifest import AnyManifest, SignedManifest
 from gossamer.protocol.streams.throttle import Throttle
 from gossamer.protocol.streams.transport import Directory, Purpose, Transport
 from gossamer.protocol.tasks import work_until
+
+if TYPE_CHECKING:
+    from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
 LOOK_S = 1.0  # between two looks at the directory's records, without a trainer
 LEAVE_S = 3.0  # for meetings in progress to end when the peer stops
@@ -142,6 +146,7 @@ class NodePeer:
         self._stopping = asyncio.Event()
         self.member: Member | None = None
         self.node: Node | None = None
+        self._choice: StageChoice | None = None  # in a staged run
         for peer, addresses in by_peer(run.bootstraps).items():
             for address in addresses:
                 self.book.add_address(peer, address, loop_s())
@@ -166,8 +171,8 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def has_met(self, partner: PeerId) -> bool:
-        """Return whether a meeting with a peer has been completed."""
-        return self.book.get(partner).has_met
+        """Return whether a meeting, or a hop, with a peer has been completed."""
+        return self.book.get(partner).is_partner
 
     def is_member(self, record: MemberRecord) -> bool:
         """Return whether a record is a member's; False before the manifest is known."""
@@ -248,9 +253,8 @@ class NodePeer:
         if member.manifest.num_stages > 1:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-            own.link.choose_stage = StageChoice(
-                self._home, SybilGroups(self.book, member.membership.terms), presence, self.lifecycle, self._rng
-            ).choose
+            self._choice = StageChoice(self._home, SybilGroups(self.book, member.membership.terms), presence, self.lifecycle, self._rng)
+            own.link.choose_stage = self._choice.choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
@@ -299,13 +303,15 @@ class NodePeer:
         membership, gossip = member.membership.with_plan(plan), member.gossip
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
-        carrying = None
+        carrying = ward = None
         if plan.stage is not None:
-            from gossamer.peer.node.staging import make_carrying  # only staged runs load it
+            from gossamer.peer.node.staging import make_carrying, make_ward  # only staged runs load it
 
             self.book.stage = member.client.stage = terms.own_stage
             lifecycle.hold(terms.own_stage)
             carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, rng, emit)
+            fits = self._choice.fits if self._choice else ()
+            ward = make_ward(self._home, membership, lifecycle, member.client, self.book, fits, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)
         meetings = Meetings(
             membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit
@@ -322,7 +328,8 @@ class NodePeer:
             has_start=self._has_weights or member.manifest.has_start(is_founder=self._run.is_founder),
             wait_for_peers=self._wait_for_peers,
             away_s=self._away_s,
+            apart_s=carrying.apart_s if carrying else lambda: 0.0,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
-        node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit, carrying)
+        node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit, carrying, ward)
         return node

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import Event
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.stage_report import StageReport
+from gossamer.peer.node.ward import Ward
 from gossamer.peer.pipeline.carrier import Carrier, hop_numbers
 from gossamer.peer.pipeline.driver import Pipeline
-from gossamer.peer.swarm.address_book import loop_s
+from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.peer.sync.client import FetchClient
+from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.streams.transport import Transport
 
@@ -36,9 +39,11 @@ class StageChoice:
     presence: Presence
     lifecycle: Lifecycle
     rng: random.Random
+    fits: tuple[int, ...] = ()  # stages that fit the trainer's devices, once it has told
 
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
+        self.fits = stages
         chosen = self._kept()
         if chosen not in stages:
             await self.presence.first_look(FIRST_LOOK_S)
@@ -73,6 +78,22 @@ class StageChoice:
                 f"{self.home.stage} does not hold the number of a stage", hint="remove it: the peer then chooses a stage again"
             )
         return int(text) - 1
+
+
+def make_ward(
+    home: Home,
+    membership: Membership,
+    lifecycle: Lifecycle,
+    client: FetchClient,
+    book: AddressBook,
+    fits: tuple[int, ...],
+    rng: random.Random,
+    emit: Callable[[Event], None],
+) -> Ward:
+    """Make what keeps a copy of the next stage. `membership` is on terms that hold our stage."""
+    assert membership.terms.stage is not None
+    asking = replace(client, stage=membership.terms.own_stage % membership.terms.stage.count + 1)
+    return Ward(home, membership, lifecycle, Sources(asking, SybilGroups(book, membership.terms), rng), fits, rng, emit)
 
 
 def make_carrying(

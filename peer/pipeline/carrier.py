@@ -376,7 +376,7 @@ class Carrier:
         if hop.state is HopState.RETURNING:
             self._do(commands.RemoveFile(hop_file(hop.number, HopFile.PARTNER_BACKWARD)))
         hop.away, hop.state, hop.loss = None, HopState.READY, None
-        if hop.tries >= MOST_TRIES:
+        if hop.tries >= MOST_TRIES or (self._is_stopping and hop.source is None):  # one that leaves waits for no other answer
             self._give_up(hop, reason)
         else:
             self._delay(hop)

@@ -65,6 +65,7 @@ class UpLane:
     incoming: Incoming | None = None
     last: int = 0  # the newest hop's number on the lane
     num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
+    answers: int = 0  # that have left
     most_granted: int = 0  # a smaller window counts only once the partner knows it
     _until_known: int = 0  # more hops, until one is sent for which the partner must have read the smaller window
 
@@ -88,6 +89,7 @@ class UpLane:
         if self.unanswered.pop(number, None) is None:
             return
         self.num_answering -= is_answering
+        self.answers += is_answered
         if self._until_known and not is_answered:
             self._until_known += 1  # the partner may have replaced it before it has read anything
 

@@ -275,7 +275,7 @@ class Supervisor:
 
     def _settings(self) -> ChildSettings:
         config = self._config
-        waits_for_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0)
+        waits_for_start = not config.alone and (self._home.invite.exists() or config.wait_for_peers > 0 or self._home.stage.exists())
         resting = self.condition.pause is not None or bool(self._restarting)
         return ChildSettings(config=config, peer_id=self._peer_id, runtime=self._runtime, waits_for_start=waits_for_start, paused=resting)
 
@@ -360,6 +360,10 @@ class Supervisor:
         self._run_watch.take(event)
         if name == NODE and isinstance(event, events.ProcessReported) and event.state == QUIET:
             self._is_quiet = True
+            self._changes.notify()
+        elif isinstance(event, events.StageMoved):
+            self._restarting |= {NODE, TRAINER}
+            self._send_settings()
             self._changes.notify()
         elif isinstance(event, events.TrafficCounted):
             self._note(events.MonthCounted(self._pauses.month.count(event.sent_bytes + event.received_bytes, time.time())))

@@ -62,6 +62,7 @@ class KnownPeer:
     unwelcome_until_s: float = 0.0  # its own calls are refused too
     network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
     was_met: bool = False  # a meeting with it completed in an earlier session
+    has_carried: bool = False  # in a staged run: hops were answered between us, in this session or an earlier one
     meetings: int = 0  # completed with it
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
@@ -93,6 +94,11 @@ class KnownPeer:
     def has_met(self) -> bool:
         """Whether a meeting with it has ever completed: only then it has a vote."""
         return self.meetings > 0 or self.was_met
+
+    @property
+    def is_partner(self) -> bool:
+        """Whether a meeting or a hop with it has ever completed: it is no stranger to admission, and keeps its entry."""
+        return self.has_met or self.has_carried
 
     @property
     def is_familiar(self) -> bool:
@@ -199,6 +205,11 @@ class AddressBook:
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
+    def note_carried(self, peer_id: PeerId) -> None:
+        """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
+        if peer_id in self._entries:
+            self._entries[peer_id].has_carried = True
+
     def note_failure(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer after a failure that may be the network's: longer each time, and at least twice as long as we waited."""
         entry = self._entry(peer_id, now_s)
@@ -280,6 +291,10 @@ class AddressBook:
         known = (entry for entry in self._entries.values() if entry.stage == stage and now_s - entry.seen_s < FORGET_S)
         return [entry for entry in known if not self.is_banned(entry.peer_id, now_s)]
 
+    def carriers(self, stage: int) -> list[KnownPeer]:
+        """Return the holders of a stage, counted from one, that have carried hops with us, live or not."""
+        return [entry for entry in self._entries.values() if entry.stage == stage and entry.has_carried]
+
     def last_seen_s(self, stage: int) -> float | None:
         """Return when a holder of a stage, counted from one, was last seen, live or not; None if none ever was."""
         return max((entry.seen_s for entry in self._entries.values() if entry.stage == stage), default=None)
@@ -341,7 +356,11 @@ class AddressBook:
 
     def to_bytes(self, now_s: float, unix_s: float | None = None) -> bytes:
         """Return the best peers and the bans as a file for the next session; `unix_s`: the time for `saved_s`."""
-        known = [{"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met} for entry in self._best(now_s)]
+        known = [
+            {"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met}
+            | ({"carried": True} if entry.has_carried else {})
+            for entry in self._best(now_s)
+        ]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
         return json.dumps({"saved_s": unix_s, "known": known, "banned": bans}, indent=1).encode()
 
@@ -355,6 +374,7 @@ class AddressBook:
                     self.add_address(peer_id, str(address), now_s)
                 if peer_id in self._entries:
                     self._entries[peer_id].was_met = bool(line.get("met", False))
+                    self._entries[peer_id].has_carried = bool(line.get("carried", False))
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
             self.saved_s = None if (saved_s := content.get("saved_s")) is None else float(saved_s)
@@ -362,7 +382,7 @@ class AddressBook:
             return
 
     def _best(self, now_s: float) -> list[KnownPeer]:
-        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, not entry.was_met, -entry.seen_s))[:KEPT]
+        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, not entry.is_partner, -entry.seen_s))[:KEPT]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)
@@ -376,12 +396,12 @@ class AddressBook:
         return entry
 
     def _forget_one(self, now_s: float) -> None:
-        """Remove a peer that is not live or fails; else, of those never met, the oldest of the most common origin."""
+        """Remove a peer that is not live or fails; else, of strangers, the oldest of the most common origin."""
         num_from = Counter(origin for entry in self._entries.values() for origin in entry.origins)
 
         def badness(entry: KnownPeer) -> tuple[bool, int, bool, int, int]:
             num_alike = sum(num_from[origin] for origin in entry.origins if origin)
-            return not self._is_live(entry, now_s), entry.failures, not entry.has_met, -entry.meetings, num_alike
+            return not self._is_live(entry, now_s), entry.failures, not entry.is_partner, -entry.meetings, num_alike
 
         worst = max(self._entries.values(), key=badness)  # the first of equals
         del self._entries[worst.peer_id]

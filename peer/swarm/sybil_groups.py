@@ -56,6 +56,15 @@ class SybilGroups:
         partners = [entry for entry in self.partners(now_s) if least_steps <= entry.global_step <= most_steps]
         return _lower_median(self._weighted_steps(partners))
 
+    def typical_of_other_stages(self, now_s: float, total_steps: int) -> int:
+        """Return the lower median of the global steps of the live holders of other stages, by weight; 0 if none is known.
+
+        Those that have carried hops with us count alone, if there are any.
+        """
+        others = [entry for entry in self.book.everybody(now_s) if entry.stage not in (0, self.book.stage)]
+        others = [entry for entry in others if 0 < entry.global_step <= total_steps]
+        return _lower_median(self._weighted_steps([entry for entry in others if entry.has_carried] or others))
+
     def half_agree(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
         """Return whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""
         if not any(agrees(entry) for entry in voters):

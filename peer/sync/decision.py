@@ -8,12 +8,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from gossamer.peer.link.messages import Start, StepBack
+from gossamer.peer.link.messages import FollowClock, Start, StepBack
 from gossamer.protocol.errors import BadMessage, GossamerError
 from gossamer.protocol.messages.messages import Contents
 
 START_SHARE = 10  # of the allowed gap: others no further than a tenth of it have hardly begun, so the initial weights are near enough
 STEP_BACK_S = 60.0  # of refusals, far ahead of the others: they would have begun to catch up if they could
+APART_S = 5.0  # without a lane to a neighbouring stage, and far from the others: it is no short fault of a line
+UNSERVED_S = 60.0  # far behind the other stages, without a source of own stage that gives a piece: our weights are the best there are
+ALONE_S = 300.0  # far ahead of the other stages: a holder that is behind us has followed by then, if it could
 
 
 class NoUse(GossamerError):
@@ -62,6 +65,9 @@ class SyncView:
     has_start: bool = False  # it has the run's initial weights
     is_founder: bool = False
     is_staged: bool = False  # we hold one stage of the model: the others here are those that hold it too
+    stages_steps: int = 0  # lower median of the holders of other stages; 0: none is known
+    apart_s: float = 0.0  # for how long a neighbouring stage has carried no hops with us
+    unserved_s: float = 0.0  # of that time, since a source last gave a piece of a state
     others_have_begun: bool = False  # half of those that announce themselves
     are_steps_fresh: bool = False  # others were just asked for their global steps, in place of what they announced
 
@@ -86,7 +92,7 @@ class Act(Enum):
     TAKE_RESULT = auto()
 
 
-Decision = Start | StepBack | Wanted | Act
+Decision = Start | StepBack | FollowClock | Wanted | Act
 
 
 def decide(view: SyncView) -> Decision | None:
@@ -99,6 +105,8 @@ def decide(view: SyncView) -> Decision | None:
         return _decide_beginning(view)
     if view.has_result:
         return Act.TAKE_RESULT
+    if _is_apart(view):
+        return _decide_apart(view)
     if view.has_stale:
         return Act.SYNC_FRAGMENTS
     target = wanted(view)
@@ -110,7 +118,7 @@ def decide(view: SyncView) -> Decision | None:
         return target
     # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us. Those that
     # come back from an absence catch up with us instead, so the time before they came back does not count.
-    # In a staged run nobody goes back: the holders of the other stages are where we are, and carry no hops with one that is not.
+    # In a staged run nobody goes back for that: the other stages are where we are, and carry no hops with one that is not.
     is_ahead = view.has_partners and view.is_far and view.refused_s > STEP_BACK_S + view.giving_s and not view.is_staged
     return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
 
@@ -119,12 +127,15 @@ def wanted(view: SyncView) -> Wanted | None:
     """Return which state would be of more use than our own weights; None when ours are good enough.
 
     One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
-    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; when it is gated; and
-    when it is back from an absence in which partners went on, even if others that were away too keep it company.
+    completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; when it is gated; when
+    it is back from an absence in which partners went on, even if others that were away too keep it company; and when the other stages are
+    too far ahead to carry hops with it.
     """
     own, gap = view.own_global_step, view.gap_steps
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
         return _near_step(view, view.others_steps) if view.others_steps else _between_steps(view, 0, view.total_steps)
+    if _is_apart(view) and own < view.stages_steps:
+        return _near_step(view, view.stages_steps, own + 1)
     if view.is_back and view.left_behind_steps:
         return replace(_near_step(view, view.left_behind_steps, own + 1), takes_clock=False)  # perhaps one partner alone says so
     if view.typical_steps - own > gap and not view.is_in_company:
@@ -137,6 +148,25 @@ def wanted(view: SyncView) -> Wanted | None:
 def fragment_to_sync(view: SyncView) -> Wanted:
     """Return what a source of fragments must be like: at about the typical global step."""
     return _near_step(view, view.typical_steps)
+
+
+def _is_apart(view: SyncView) -> bool:
+    """Return whether the other stages carry no hops with us because their global steps are too far from ours."""
+    is_far = abs(view.own_global_step - view.stages_steps) > view.gap_steps
+    return view.apart_s >= APART_S and view.stages_steps > 0 and is_far
+
+
+def _decide_apart(view: SyncView) -> Decision | None:
+    """Decide for a holder that the other stages carry no hops with.
+
+    It makes no step, so it begins no meeting in which it could be refused, and knows no rate of its own. One that is behind takes a state
+    of its stage. Where nobody gives one, it goes on with its own weights at the step of the others.
+    """
+    if view.own_global_step > view.stages_steps:
+        return StepBack(view.stages_steps + view.gap_steps * 3 // 4) if view.apart_s >= ALONE_S else None
+    if view.unserved_s < UNSERVED_S:
+        return wanted(view)
+    return FollowClock(min(view.stages_steps, view.total_steps - 1), is_unlimited=True)
 
 
 def _decide_beginning(view: SyncView) -> Decision | None:

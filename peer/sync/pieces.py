@@ -145,6 +145,14 @@ def remove(path: Path) -> None:
         file.unlink(missing_ok=True)
 
 
+def rename(path: Path, to: Path) -> None:
+    """Put a content, with its log, in the place of another one; it counts as fresh. Raises OSError."""
+    os.replace(path, to)
+    os.replace(_log_of(path), _log_of(to))
+    os.utime(_log_of(to))
+    os.utime(to)
+
+
 def _log_of(path: Path) -> Path:
     return path.with_name(path.name + ".log")
 

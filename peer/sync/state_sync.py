@@ -52,6 +52,7 @@ class StateSync:
     """Have the trainer begin, and keep it in step with the others.
 
     `has_start`: the run's initial weights are here. `away_s`: how long this peer was away, before it was started or in its last pause.
+    `apart_s` returns for how long a neighbouring stage has had no lane with us, in a staged run.
     """
 
     membership: Membership
@@ -68,6 +69,7 @@ class StateSync:
     has_start: bool
     wait_for_peers: int
     away_s: float = 0.0
+    apart_s: Callable[[], float] = lambda: 0.0
     _is_unserved: bool = False  # the claimed holders of our stage gave nothing for FOUND_S
     _waiting_s: float | None = None  # since when the trainer waits for them; loop time
     _back_s: float = -math.inf  # when it came back; loop time
@@ -140,8 +142,16 @@ class StateSync:
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.
 
-        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones.
+        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones. A
+        peer that has moved to our stage has left them on the disk.
         """
+        target = wanted(self.view()) if self.groups.book.stage else None
+        if target is not None and await self.transfer.adopt_held(lambda: wanted(self.view()) or target):
+            steps = min(
+                self.view().stages_steps, self.membership.total_steps - 1
+            )  # they carry hops with us there, however old our weights are
+            self.link.notify(messages.FollowClock(steps, is_unlimited=True))
+            return
         if not (self.groups.book.stage and self.has_start):
             await self._carry_out()
             return
@@ -185,6 +195,10 @@ class StateSync:
                 self.link.notify(decision)
                 self.emit(StepsGivenUp(self.lifecycle.global_step, global_step))
                 self._reset_refusals()
+            case messages.FollowClock(global_step):
+                self.link.notify(decision)
+                self.emit(ProcessReported("joining", f"kept our own weights at step {global_step}: nobody gives newer ones of this stage"))
+                self._reset_refusals()
 
     def view(self, *, has_result: bool = False, are_steps_fresh: bool = False) -> SyncView:
         """Return what is known at this moment."""
@@ -203,6 +217,9 @@ class StateSync:
             has_start=self.has_start,
             is_founder=self.is_founder or self._founds_stage,
             is_staged=self.groups.book.stage > 0,
+            stages_steps=self.groups.typical_of_other_stages(loop_s(), self.membership.total_steps) if self.groups.book.stage else 0,
+            apart_s=self.apart_s(),
+            unserved_s=min(self.apart_s(), loop_s() - self.transfer.served_s),
             others_have_begun=is_waiting and not self._is_unserved and self.groups.half_agree(voters, lambda entry: entry.global_step > 0),
             are_steps_fresh=are_steps_fresh,
             has_result=has_result,

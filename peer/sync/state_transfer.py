@@ -75,6 +75,16 @@ class StateTransfer:
         """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `learn_global_steps`."""
         await self._ask_until_done(lambda: self.ask_everybody(wanted))
 
+    async def adopt_held(self, wanted: Callable[[], Wanted]) -> bool:
+        """Have the trainer adopt a state that lies whole on the disk, without a source; return whether it has."""
+        if not self.file.exists():
+            return False
+        with contextlib.closing(self._open()) as pieces:
+            if not pieces.is_whole:
+                return False
+            self._progress = TransferProgress(loop_s(), pieces.done_bytes)
+            return await self._adopt(pieces, wanted) is None
+
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
         """Fetch what all live peers can give; return None once it is adopted, else their errors. Raises BadSettings for a full disk."""
         sources = await self._choose_sources()

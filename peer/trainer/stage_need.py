@@ -10,6 +10,7 @@ from gossamer.peer.model.accelerator import has_own_memory
 from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import need_layout, parameter_shapes
+from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.peer.model.stages import Cut, manifest_cuts, stage_shapes
 from gossamer.peer.trainer.need import Need, Rooms, model_need, need_to_fit
 from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, stage_terms
@@ -17,6 +18,8 @@ from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import StagedManifest
 
 HOPS: Final = "for micro-batches under way"
+WARD: Final = "for copies of the next stage"
+COPIES: Final = 2  # the last one, and the one that is being fetched
 FILES_OF_VALUES: Final = 4  # of a hop: input and output, and the gradients of both
 SMALLER: Final = "a run with more stages, or with a smaller model, needs less memory of each peer"
 
@@ -27,7 +30,11 @@ def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Compu
     hops = BATCHES_AWAY * terms.in_batch * (terms.token_bytes + FILES_OF_VALUES * terms.value_bytes)
     rows = manifest.stages.micro_batch
     left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
-    return model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
+    need = model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
+    cuts = manifest_cuts(manifest)
+    shapes = stage_shapes(manifest.model, cuts[(cut.stage + 1) % len(cuts)])
+    copy_bytes = model_plan(fragment_codecs(manifest, shapes), manifest.outer.alpha).state_bytes
+    return replace(need, disk={**need.disk, WARD: COPIES * copy_bytes})
 
 
 def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing) -> dict[int, Computing]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from functools import partial
 
 from gossamer.peer.link.messages import Fits
@@ -13,6 +14,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import choose_devices
+from gossamer.peer.model.checkpoint import latest_shapes
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.model import check_fit, placed
 from gossamer.peer.model.stages import build_stage, manifest_cuts, mask_stage, stage_flops_per_token
@@ -23,7 +25,7 @@ from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.need import rooms, within
 from gossamer.peer.trainer.own_text import load_text
-from gossamer.peer.trainer.replica import peer_seed
+from gossamer.peer.trainer.replica import FAST, peer_seed
 from gossamer.peer.trainer.stage_loop import StageLoop
 from gossamer.peer.trainer.stage_need import fitting_stages
 from gossamer.peer.trainer.stage_training import StagedExchange, StageProgram, StageReplica
@@ -64,6 +66,16 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     program = StageProgram(loop, corpus)
     replica = StageReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(settings.peer_id)))
 
+    _set_other_stage_aside(home, loop)
     emit_built(child, replica, stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype))
     loop.emit_computing("one micro-batch at a time")
     return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops)))
+
+
+def _set_other_stage_aside(home: Home, loop: StageLoop) -> None:
+    """Set the checkpoints of a stage that this peer has left aside: other peers hold it, so they are kept for the worst case only."""
+    found = latest_shapes(home.checkpoints)
+    names = {name.removeprefix(FAST) for name in (found[0] if found else ()) if name.startswith(FAST)}
+    if names and not names & loop.parameters.keys():
+        shutil.rmtree(home.left_checkpoints, ignore_errors=True)
+        home.checkpoints.rename(home.left_checkpoints)

@@ -121,8 +121,8 @@ class StagedExchange(TrainerExchange):
 
     def _carry_out(self, request: messages.Request) -> messages.Reply | None:
         if isinstance(request, messages.FollowClock):
-            if request.is_over:  # no hop can be carried any more
-                self._replica.set_global_step(self._replica.manifest.run.total_steps)
+            if request.is_unlimited:
+                self._replica.set_global_step(max(self._replica.global_step, request.global_step))
             else:
                 self._replica.follow_clock(request.global_step)
             return None

@@ -3,7 +3,8 @@
 A connection is silent, then in a call, then over; a further call makes it silent again. A silent one is dropped after a timeout,
 one whose call is over once no bytes move on it. If the table or the newcomer's network is full, a newcomer replaces the oldest connection
 without a call, then the oldest silent or ended one, then a slow call of the network with the most connections; never an active call.
-Strangers leave some places to partners that this peer has met, and strangers of one network share an allowance of calls.
+Strangers leave some places to partners that this peer has met, and strangers of one network share an allowance of calls. A connection that
+a stranger has opened is a partner's once it is one.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ class InboundConnection:
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # returns the bytes so far, in both directions
     observed: str = ""  # remote multiaddr; empty if unknown
-    is_met: bool = False  # this peer has completed a meeting with the partner
+    is_met: bool = False  # this peer has completed a meeting, or a hop, with the partner
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
     has_sent: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not
@@ -97,7 +98,7 @@ class Admission:
         """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
         own = [connection for connection in self._connections if connection.partner == partner]
         most = self._caps.per_partner if any(connection.has_sent for connection in own) else self._caps.silent
-        connection = InboundConnection(partner, drop, carried, observed, self._has_met(partner), moved=(0, _loop_s()))
+        connection = InboundConnection(partner, drop, carried, observed, moved=(0, _loop_s()))
         if self._is_banned(partner) or len(own) >= most or not self._may_call(connection) or not self._has_room(connection):
             log.info("rejected a connection from %s", partner.short())
             return None
@@ -165,11 +166,14 @@ class Admission:
 
     def _may_call(self, connection: InboundConnection) -> bool:
         """Count a call against the allowances; return False if one is used up."""
+        connection.is_met = self._has_met(connection.partner)
         budgets = self._of_met if connection.is_met else self._of_strangers
         return budgets.take(1, connection.partner if connection.is_met or not connection.network else connection.network)
 
     def _has_room(self, newcomer: InboundConnection) -> bool:
         """Return whether a newcomer can be accepted, after dropping another connection if necessary."""
+        for connection in self._connections:
+            connection.is_met = self._has_met(connection.partner)
         alike = [connection for connection in self._connections if connection.is_met is newcomer.is_met]
         neighbours = [connection for connection in alike if connection.network == newcomer.network] if newcomer.network else []
         if len(neighbours) >= self._caps.per_network:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults import daemons, disks, endings, meetings, pauses, processes, swarms
+from tests.faults import daemons, disks, endings, hops, meetings, pauses, processes, swarms
 from tests.faults.suite import Fault
 
 FAULTS = (
@@ -22,4 +22,8 @@ FAULTS = (
     Fault("R15", "a caller of another version, run, codec or size", 40, swarms.other_builds),
     Fault("R16", "restarts, unlike texts and a malicious writer at the end", 300, endings.endings, "per cent of loss"),
     Fault("R17", "peers of a swarm pause, or are away, for seconds or many gaps", 1000, pauses.pauses, "seconds until all meet again"),
+    Fault("R18", "a holder, its trainer or a lane dies at any event of a hop", 1000, hops.killed, "seconds until a driver goes on"),
+    Fault("R18k", "4 processes of real holders killed at any time", 10, processes.holder_killed, "seconds until it carries hops"),
+    Fault("R19", "frames of hops changed, cut, doubled, swapped or lost", 1000, hops.tampered, "seconds until a driver goes on"),
+    Fault("R20", "a stage loses all holders, for a second or an hour", 1000, hops.lost, "seconds until a driver goes on"),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import tempfile
@@ -22,6 +23,9 @@ from tests.peer.waiting import wait_until
 KILLS = 20  # per trial
 JOINERS = 2
 BACK_S = 120.0  # limit of a recovery: the machine is busy, and a process imports torch first
+HOLDERS_KILLS = 4  # per trial of a staged run
+HOLDERS = 4  # of two stages
+IDLE_S = 15.0  # at most, of other holders for one
 PARTS = ("trainer", "node", "peer")
 MOST = 2  # kills of one child per start of a peer: the supervisor gives up after the third
 LOCAL = ("--listen", "127.0.0.1", "--threads", "1", "--devices", "cpu", "--checkpoint-every", "2")
@@ -32,6 +36,13 @@ total_steps = 1000000
 inner_steps = 8
 deadline_s = 5.0
 """
+STAGED = (
+    MANIFEST
+    + """
+[stages]
+count = 2
+"""
+)
 
 
 class Victim:
@@ -127,12 +138,59 @@ def killed(number: int) -> float:
     return worst_s
 
 
-def _start(swarm: LocalSwarm, folder: Path) -> list[Victim]:
+def holder_killed(number: int) -> float:
+    """Kill -9 a trainer, a node or a whole peer of a staged run, four times; return the longest time until it carries hops again."""
+    draws = random.Random(number)
+    with tempfile.TemporaryDirectory(prefix="holders-") as name, local_swarm(Path(name)) as swarm:
+        victims = _start(swarm, Path(name), STAGED, HOLDERS - 1)
+        stages = sorted(int(Home(victim.peer.home).stage.read_text()) for victim in victims)
+        assert stages == [1, 1, 2, 2], stages
+        worst_s = max(_one_holder(victims, draws) for _ in range(HOLDERS_KILLS))
+        left = [process for victim in victims for process in everybody(victim.peer.home)]
+        for victim in victims:
+            victim.peer.ask_to_stop()
+        for victim in victims:
+            wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
+            victim.look()
+        assert gone(left, 10), "a process is left"
+    return worst_s
+
+
+def _one_holder(victims: list[Victim], draws: random.Random) -> float:
+    """Kill one process of a holder, and wait until it trains again; return the seconds. The others never idle for long meanwhile."""
+    victim = draws.choice(victims)
+    others = [other for other in victims if other is not victim]
+    time.sleep(draws.uniform(0.0, 2.0))
+    for one in victims:
+        one.give_way()
+    before = {one: one.read_events() for one in victims}
+    began_s, saved = time.time(), victim.saved()
+    what = victim.kill(draws)
+    back = victim.read_events()
+    wait_until(lambda: victim.read_events() > back, f"step after the death of a {what}", BACK_S)
+    took_s = time.time() - began_s
+    for other in others:
+        wait_until(lambda other=other: other.read_events() > before[other], "step of another", BACK_S)  # type: ignore[misc]
+        moments = [began_s, *(step.ts for step in other.steps[before[other] :])]
+        idle_s = max(after_s - before_s for before_s, after_s in itertools.pairwise(moments))
+        assert idle_s <= IDLE_S, f"{other.peer.name} idles for {idle_s:.0f} s after the death of a {what} of {victim.peer.name}"
+    for step in victim.steps[before[victim] :]:
+        assert step.step >= saved["own_steps"] and step.global_step >= saved["clock_steps"], f"behind its checkpoint: {what}"
+    for one in victims:
+        one.look()
+    return took_s
+
+
+def _start(swarm: LocalSwarm, folder: Path, text: str = MANIFEST, num_joiners: int = JOINERS) -> list[Victim]:
+    """Start a host and joiners, one after another: in a staged run each sees which stages are held. Wait until all are at work."""
     manifest = folder / "run.toml"
-    manifest.write_text(MANIFEST)
+    manifest.write_text(text)
     host = Victim(swarm, "host", "host", str(manifest))
-    invite = host.peer.invite()
-    victims = [host, *(Victim(swarm, f"joiner-{number}", "join", invite) for number in range(JOINERS))]
+    invite, victims = host.peer.invite(), [host]
+    for number in range(num_joiners):
+        if text is STAGED:
+            wait_until(Home(victims[-1].peer.home).stage.exists, f"stage of {victims[-1].peer.name}", BACK_S)
+        victims.append(Victim(swarm, f"joiner-{number}", "join", invite))
     for victim in victims:
         wait_until(victim.is_at_work, f"work of {victim.peer.name}", BACK_S)
     return victims

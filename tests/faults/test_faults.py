@@ -8,7 +8,8 @@ from tests.faults.faults import FAULTS
 
 PLAY = {fault.name: fault.play for fault in FAULTS}
 SOME = {
-    # of R7 and R13 one takes long, R1k and R4 are of real processes; R9k, R14 kill copies of this process, which a test's is not made for
+    # of R7 and R13 one takes long; R1k, R4 and R18k are of real processes; R9k, R14 kill copies of this process, which a test's is not
+    # made for
     "R1": range(3),
     "R2": range(5),
     "R3": range(24, 34),  # includes a corrupted sketch
@@ -19,6 +20,9 @@ SOME = {
     "R15": (0,),
     "R16": (22, 121),  # a peer has all pieces of the result, and refuses it
     "R17": (21, 22),  # two of three were away for ten gaps
+    "R18": range(8),  # 0: real nodes
+    "R19": range(8),
+    "R20": range(6),
 }
 
 

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.peer.machine.child import Child, run_child
-from gossamer.peer.machine.events import QUIET, Event, MeetingDone, PeersSeen, ProcessReported, RunKnown, SoloStep, StepDone
+from gossamer.peer.machine.events import QUIET, Event, MeetingDone, PeersSeen, ProcessReported, RunKnown, SoloStep, StageMoved, StepDone
 from gossamer.protocol.errors import BadSettings, RunRefusesUs, SwarmUnreachable, TransportError
 
 FAILURES = {
@@ -61,6 +61,9 @@ def _first_words(name: str, does: str, child: Child, home: Path) -> list[Event]:
             return [ProcessReported("joining", f"downloading weights: {percent} %") for percent in range(0, 101, 5)]
         if does == "seed":
             return [RunKnown("ab", 100), PeersSeen(2), ProcessReported("serving", "2 connected")]
+        if does == "moves":
+            (home / "node.does").write_text("serve")
+            return [RunKnown("ab", 100), PeersSeen(2), StageMoved(1, 2)]
         return [RunKnown("ab", 100), *3 * [MeetingDone("12D3KooY", 0, "completed", "", "tunnel", 10, 20, 0.1)], PeersSeen(2)]
     assert (home / "manifest.bin").exists()
     state = "ready" if does == "wait" or child.settings.waits_for_start else "training"

@@ -19,7 +19,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Backward, Begin, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, Writer, hop_file
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost
-from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.events import Event, StageMoved
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -54,13 +54,16 @@ class ScriptedTrainer:
     service_s: float
     choose_stage: Callable[[tuple[int, ...]], Awaitable[int]] | None = None
     stage: int | None = None
+    base_step: int = 0  # global step without own steps: of a checkpoint, or of other peers
     added: Counter[str] = field(default_factory=Counter)  # gradients, by the micro-batch's name
     names: dict[int, str] = field(default_factory=dict)
     measured: set[int] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)  # of held-out text, at stage 0
     followed: list[int] = field(default_factory=list)
+    served_s: list[float] = field(default_factory=list)  # when each request about a hop was carried out; loop time
     is_over: bool = False  # the neighbouring stage has ended
     lost: list[int] = field(default_factory=list)
+    adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
     wrong_bytes: int = 0  # added to the size of each output
     is_up: bool = True
     has_begun: bool = False
@@ -72,6 +75,10 @@ class ScriptedTrainer:
     @property
     def steps(self) -> int:
         return sum(self.added.values()) // IN_BATCH
+
+    @property
+    def global_step(self) -> int:
+        return self.base_step + self.steps
 
     @property
     def plan(self) -> ModelPlan:
@@ -93,8 +100,8 @@ class ScriptedTrainer:
     async def run(self, on_report: Callable[[messages.TrainerReport], None]) -> None:
         while True:
             if self.is_up:
-                phase = RunPhase.TRAIN if self.steps < self.total_steps and not self.is_over else RunPhase.FINISH
-                on_report(messages.Progress(self.steps, phase, self.has_begun, tokens=sum(self.added.values())))
+                phase = RunPhase.TRAIN if self.global_step < self.total_steps and not self.is_over else RunPhase.FINISH
+                on_report(messages.Progress(self.global_step, phase, self.has_begun, tokens=sum(self.added.values())))
             await asyncio.sleep(PROGRESS_S)
 
     def notify(self, request: messages.Notification) -> None:
@@ -103,15 +110,25 @@ class ScriptedTrainer:
                 self.has_begun = True
             case messages.Lost(hop):
                 self.lost.append(hop)
-            case messages.FollowClock(global_step, is_over):
+            case messages.FollowClock(global_step, is_unlimited):
                 self.followed.append(global_step)
-                self.is_over |= is_over
+                self.is_over |= is_unlimited and global_step >= self.total_steps
+                self.base_step += max(0, global_step - self.global_step) if is_unlimited else 0
+            case messages.StepBack(global_step):
+                self.base_step -= max(0, self.global_step - global_step)
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         if not self.is_up:
             raise LinkLost("the trainer is not there")
         if isinstance(request, messages.BringUp | messages.WriteResult):
             return messages.Written(request.name, STILL)
+        if isinstance(request, messages.CopyState):
+            self.payloads.write(request.name, bytes(self.plan.state_bytes))
+            return messages.Written(request.name, "")
+        if isinstance(request, messages.Adopt):
+            self.adopted.append(request.global_step)
+            self.base_step, self.has_begun = request.global_step - self.steps, True
+            return messages.Adopted(request.name, True, "")
         reply = messages.not_done(request, STILL)
         assert reply is not None
         return reply
@@ -141,6 +158,7 @@ class ScriptedTrainer:
     async def _carry_out(self, request: HopRequest) -> HopReply:
         async with self._turn:
             await asyncio.sleep(self.service_s)
+            self.served_s.append(asyncio.get_running_loop().time())
             return self._reply(request)
 
     def _reply(self, request: HopRequest) -> HopReply:
@@ -191,11 +209,13 @@ class Holder:
         self.home = Home(run.folder / f"holder-{number}")
         self.home.create()
         self.fits, self.service_s = fits, service_s
+        self.saved_step: int | None = None  # of its checkpoint; None: it has none
         self.payloads = PayloadFolder(self.home.path / "payloads")
         self.status = Status()
         self.condition = Condition(("trainer", "node"))
         self.failure: BaseException | None = None
         self.all_added: Counter[str] = Counter()
+        self.num_moves = 0
         self._num_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -228,6 +248,8 @@ class Holder:
         self.trainer = ScriptedTrainer(
             self.payloads, self.fits, run.manifest.num_stages, self.service_s, total_steps=run.manifest.run.total_steps
         )
+        if self.saved_step is not None:
+            self.trainer.base_step, self.trainer.has_begun = self.saved_step, True
         own = OwnSide(self.trainer, self.payloads, Journal(self.home.journal))  # type: ignore[arg-type]
         held = HeldRun(run.manifest.run_id, run.signed, is_founder=True)
         rng = random.Random(f"{run.seed}/{self.peer_id}/{self._num_starts}")
@@ -238,9 +260,17 @@ class Holder:
         return self
 
     def kill(self) -> None:
-        """kill -9 of the whole peer."""
+        """kill -9 of the whole peer; its checkpoint is of this moment."""
         self.all_added += self.trainer.added
+        self.saved_step = self.trainer.global_step if self.trainer.has_begun else self.saved_step
         self.run.network.kill(self.peer_id)
+
+    def _start_elsewhere(self) -> None:
+        """Start again, as the supervisor does, without a checkpoint of the new stage."""
+        self.kill()
+        self.saved_step = None
+        self.num_moves += 1
+        asyncio.get_running_loop().call_later(2.0, self.start)
 
     def died(self) -> None:
         self.trainer.kill()
@@ -257,6 +287,8 @@ class Holder:
         return state.state, state.reason, state.way_out
 
     def _on_event(self, event: Event) -> None:
+        if isinstance(event, StageMoved):
+            asyncio.get_running_loop().call_soon(self._start_elsewhere)
         self.status = apply(self.status, event)
         self.condition.take_event("node", event, self.run.network.now_s())
 

@@ -18,7 +18,8 @@ from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome
 from gossamer.peer.pipeline.hop import HopState
-from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.pipeline.lane import MOST_PATIENCE_S, DownLane, UpLane
+from gossamer.protocol.errors import PeerMisbehaved
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
@@ -26,6 +27,7 @@ from gossamer.protocol.messages.terms import StageTerms
 TOKEN_BYTES, VALUE_BYTES, IN_BATCH = 20, 60, 4
 CHUNK_BYTES = 16  # small, so that notices come between chunks
 AGAIN_S = 1.0  # after which a lost lane or holder is back
+MOST_HOP_S = 3 * MOST_PATIENCE_S  # until a hop that a lower holder has sent is over
 
 
 @dataclass
@@ -41,7 +43,7 @@ class Wire:
 
 @dataclass
 class Holder:
-    """One holder with its trainer. A new life begins with no hop, no lane and no memory of names."""
+    """One holder with its trainer. A new life begins with no hop, no lane and no memory of names, but those of a trainer that lived on."""
 
     name: str
     stage: int
@@ -52,13 +54,16 @@ class Holder:
     carrier: Carrier = field(init=False)
     files: dict[str, int] = field(default_factory=dict)
     added: Counter[bytes] = field(default_factory=Counter)  # gradients in this life, by the micro-batch's name
+    earlier: set[bytes] = field(default_factory=set)  # names that this trainer added for an earlier node, and adds no more
     jobs: list[HopRequest] = field(default_factory=list)
+    current: HopRequest | None = None
     names: dict[int, bytes] = field(default_factory=dict)
     outcomes: Counter[HopOutcome] = field(default_factory=Counter)
     wires: dict[int, Wire] = field(default_factory=dict)
     withdrawn: dict[int, set[int]] = field(default_factory=dict)  # by lane: numbers of which nothing more is sent
     faults: list[str] = field(default_factory=list)  # that it blamed on partners
-    is_working: bool = False
+    begun: set[int] = field(default_factory=set)  # at stage 0: hops that its trainer was asked to begin, and that are not over
+    arrived_s: dict[int, float] = field(default_factory=dict)  # when each hop was first there
     life: int = 0
     trainer: int = 0  # number of its trainer
 
@@ -70,9 +75,9 @@ class Holder:
         terms = StageTerms(self.stage, self.world.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH)
         rng = random.Random(self.world.rng.random())
         self.carrier = Carrier(terms, rng, itertools.count(1000 * self.life))
-        self.carrier.may_begin = True
-        self.is_alive, self.is_working = True, False
-        for kept in (self.files, self.added, self.jobs, self.names, self.wires, self.withdrawn):
+        self.carrier.may_begin = self.world.begins
+        self.is_alive, self.current = True, None
+        for kept in (self.files, self.added, self.jobs, self.names, self.wires, self.withdrawn, self.begun, self.arrived_s):
             kept.clear()
 
     def take(self, event: events.Event) -> None:
@@ -93,6 +98,8 @@ class Holder:
     def _carry_out(self, command: commands.Command) -> None:
         match command:
             case commands.AskForHop(request):
+                if isinstance(request, Begin):
+                    self.begun.add(request.hop)
                 self.jobs.append(request)
                 self._work()
             case commands.SendHop(lane, hop, message, files):
@@ -124,8 +131,9 @@ class Holder:
                 if fault is not None:
                     self.faults.append(reason)
                 self.world.close(self.wires.pop(lane), self)
-            case commands.HopOver(_, outcome):
+            case commands.HopOver(hop, outcome):
                 self.outcomes[outcome] += 1
+                self.begun.discard(hop)
             case commands.TellLost() | commands.HearClock():
                 pass  # the trainer may still carry it out: the harder case
 
@@ -148,16 +156,16 @@ class Holder:
     # ------------------------------------------------------------------ the trainer
 
     def _work(self) -> None:
-        if self.jobs and not self.is_working:
-            self.is_working = True
+        if self.jobs and self.current is None:
             self.jobs.sort(key=lambda job: not isinstance(job, Backward))
-            job, trainer = self.jobs.pop(0), self.trainer
+            self.current, trainer = self.jobs.pop(0), self.trainer
+            job = self.current
             self.world.after(self.service_s * (0.5 + self.world.rng.random()), self._if_alive(lambda: self._finish(job, trainer)))
 
     def _finish(self, job: HopRequest, trainer: int) -> None:
         if trainer != self.trainer:
             return
-        self.is_working = False
+        self.current = None
         reply = self._reply(job)
         self.take(events.TrainerReplied(reply))
         self._work()
@@ -176,18 +184,18 @@ class Holder:
                 self.files[hop_file(job.hop, HopFile.OWN_FORWARD)] = VALUE_BYTES
                 return Forwarded(job.hop)
             case Forward():
-                if not job.measure:
-                    self._add(job.hop)
-                return Returned(job.hop, 2.0)
+                return Returned(job.hop, 2.0) if job.measure else self._add(job.hop, 2.0)
         hop = self.carrier.hops.get(job.hop)
-        if hop is None or not hop.measure:
-            self._add(job.hop)
-        return Returned(job.hop, job.loss)
+        return Returned(job.hop, job.loss) if hop is not None and hop.measure else self._add(job.hop, job.loss)
 
-    def _add(self, hop: int) -> None:
-        self.added[self.names[hop]] += 1
+    def _add(self, hop: int, loss: float) -> HopReply:
+        name = self.names[hop]
+        if name in self.earlier:
+            return Declined(hop, "the micro-batch is added already")
+        self.added[name] += 1
         if self.stage:
             self.files[hop_file(hop, HopFile.OWN_BACKWARD)] = VALUE_BYTES
+        return Returned(hop, loss)
 
     # ------------------------------------------------------------------ what must always hold
 
@@ -198,6 +206,8 @@ class Holder:
         for hop in self.carrier.hops.values():
             assert hop.state is not HopState.OVER
             assert hop.tries <= 3 and (hop.away is not None) is (hop.state in (HopState.AWAY, HopState.RETURNING))
+            assert hop.source is None or self.world.now_s - self.arrived_s.setdefault(hop.number, self.world.now_s) <= MOST_HOP_S
+        assert self.begun <= self.carrier.hops.keys(), "a window is neither trained nor passed over"
         numbers = {name.split(".")[0] for name in self.files}
         known = {f"hop-{number}" for number in (*self.carrier.hops, *self.carrier._lost, *(job.hop for job in self.jobs))}
         assert numbers <= known, "files of a hop that is over"
@@ -216,6 +226,8 @@ class World:
         self._ticks = itertools.count()
         self._lanes = itertools.count(1)
         self.num_events = 0
+        self.begins = True  # drivers begin micro-batches
+        self.tamper: Callable[[Message], list[Message | PeerMisbehaved]] = lambda message: [message]  # what arrives in place of a message
         self.stages = [
             [Holder(f"{stage}.{n}", stage, self, 0.05 + 0.1 * self.rng.random()) for n in range(num_holders)] for stage in range(num_stages)
         ]
@@ -268,8 +280,14 @@ class World:
         wire.arrives_s[id(taker)] = max(arrives_s, wire.arrives_s.get(id(taker), 0.0))
 
         def arrive() -> None:
-            if wire.is_open and taker.is_alive and not is_stopped():
-                taker.take(events.LaneSaid(wire.number, message))
+            if not (wire.is_open and taker.is_alive) or is_stopped():
+                return
+            for changed in self.tamper(message):
+                if isinstance(changed, PeerMisbehaved):
+                    taker.faults.append(str(changed))
+                    self.close(wire, None)
+                    return
+                taker.take(events.LaneSaid(wire.number, changed))
 
         self.after(arrives_s - self.now_s, arrive)
 
@@ -284,8 +302,14 @@ class World:
 
     # ------------------------------------------------------------------ faults
 
-    def kill(self, holder: Holder, back_s: float = AGAIN_S) -> None:
-        """Kill a node with its trainer; it starts again later."""
+    def kill(self, holder: Holder, back_s: float = AGAIN_S, *, node_only: bool = False) -> None:
+        """Kill a node, with its trainer or alone; it starts again later. A trainer that lives on may have added what it computed then."""
+        if not node_only:
+            holder.earlier.clear()
+        else:
+            holder.earlier |= holder.added.keys()
+            if holder.current is not None and self.rng.random() < 0.5 and (name := holder.names.get(holder.current.hop)):
+                holder.earlier.add(name)
         holder.is_alive = False
         for wire in list(holder.wires.values()):
             self.close(wire, holder)
@@ -302,12 +326,19 @@ class World:
         requests = [hop.number for hop in holder.carrier.hops.values() if hop.state in (HopState.QUEUED, HopState.BACKWARD)]
         requests += holder.carrier._lost
         holder.jobs.clear()
-        holder.is_working = False
+        holder.current = None
+        holder.earlier.clear()
         holder.files = {name: size for name, size in holder.files.items() if ".own-" not in name}
         for number in requests:
             holder.take(events.HopLost(number))
-        holder.carrier.may_begin = True
+        holder.carrier.may_begin = self.begins
         holder.take(events.TimePassed())
+
+    def stop(self) -> None:
+        """Have the drivers begin nothing any more."""
+        self.begins = False
+        for holder in self.stages[0]:
+            holder.carrier.may_begin = False
 
     def cut(self, wire: Wire) -> None:
         """Break a lane."""

@@ -75,6 +75,21 @@ def test_no_trouble_of_the_node_ends_a_trainer_that_trains(tmp_path: Path, monke
     run(test())
 
 
+def test_a_holder_that_moves_to_another_stage_starts_both_again_and_waits_for_its_weights(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.home.stage.write_text("2\n")
+            running.does("node", "moves")
+            os.kill(running.lives("node")[0], signal.SIGKILL)
+            await eventually(lambda: (len(running.lives("node")), len(running.lives("trainer"))) == (3, 2), "both again")
+            await eventually(lambda: (running.home.path / "node.rests").read_text() == "False", "the node at work")
+            await eventually(lambda: running.status.reason == "opening the network", "a trainer that waits for the node")
+            assert not work.done() and running.stopped_ns("trainer")
+
+    run(test())
+
+
 def test_being_refused_ends_the_peer(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, work):

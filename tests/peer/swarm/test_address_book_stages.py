@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
-from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord
-from tests.protocol.samples import ALICE, NOW_S, RUN_ID
+from tests.protocol.samples import ALICE, NOW_S, RUN_ID, TERMS
 
 PEERS = [Identity(bytes([number]) * 32) for number in range(20, 26)]
 
@@ -52,3 +54,31 @@ def test_a_holder_that_moves_is_a_holder_of_its_new_stage_alone() -> None:
     moved = replace(record(PEERS[0], 3), sequence=2, signature=b"").signed(PEERS[0])
     book.learn(moved, 12.0)
     assert not book.holders(2, 13.0) and book.holders(3, 13.0)
+
+
+def test_a_partner_of_a_lane_outlasts_strangers_and_restarts(tmp_path: Path) -> None:
+    book = book_of([2, 2], own=1)
+    partner, stranger = PEERS[0].peer_id, PEERS[1].peer_id
+    book.note_carried(partner)
+    assert book.get(partner).is_partner and not book.get(partner).has_met and not book.get(stranger).is_partner
+    assert [entry.peer_id for entry in book.carriers(2)] == [partner]
+    for number in range(MAX_ENTRIES):
+        book.add_address(Identity((1000 + number).to_bytes(4, "little") * 8).peer_id, f"/ip4/203.0.113.{number % 250}/tcp/1", 11.0)
+    assert book.get(partner).is_partner and not book.get(stranger).addresses, "the stranger made room"
+    (tmp_path / "peers").write_bytes(book.to_bytes(12.0))
+    again = AddressBook(ALICE.peer_id)
+    again.load(tmp_path / "peers", 0.0)
+    assert again.get(partner).is_partner and not again.get(partner).has_met
+
+
+def test_the_typical_step_of_other_stages_is_that_of_those_that_carried_hops_with_us() -> None:
+    book = AddressBook(ALICE.peer_id)
+    book.stage = 2
+    for peer, stage, step in zip(PEERS, (1, 1, 3, 2, 0), (500, 700, 900, 20, 30), strict=False):
+        book.learn(replace(record(peer, stage), global_step=step, signature=b"").signed(peer), 10.0)
+    groups = SybilGroups(book, TERMS)
+    assert groups.typical_of_other_stages(11.0, 10_000) == 700
+    assert groups.typical_of_other_stages(11.0, 800) == 500, "a step beyond the end of the run counts for nothing"
+    book.note_carried(PEERS[0].peer_id)
+    assert groups.typical_of_other_stages(11.0, 10_000) == 500
+    assert groups.typical_of_other_stages(2000.0, 10_000) == 0

@@ -7,9 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.link.messages import Start, StepBack
+from gossamer.peer.link.messages import FollowClock, Start, StepBack
 from gossamer.peer.sync.decision import (
+    ALONE_S,
+    APART_S,
     STEP_BACK_S,
+    UNSERVED_S,
     Act,
     Decision,
     SyncView,
@@ -23,6 +26,8 @@ IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_global_ste
 BEGINNING = replace(IN_STEP, own_global_step=0, typical_steps=0, others_steps=0, is_waiting=True)
 BEHIND = replace(IN_STEP, typical_steps=400, others_steps=400)
 AHEAD = replace(IN_STEP, typical_steps=100, others_steps=100, is_refused=True, is_far=True, refused_s=math.inf, has_partners=True)
+
+APART = replace(IN_STEP, is_staged=True, stages_steps=600, apart_s=APART_S)  # the other holders of its stage, if any, are where it is
 
 
 def fetch(earliest_steps: int, latest_steps: int) -> Wanted:
@@ -77,6 +82,16 @@ TO_STAY = [
     ("ahead of most, but nobody's signed global step is far: wait", AHEAD, {**FRESH, "is_far": False}, None),
     ("gated: ask", IN_STEP, {"is_gated": True}, Act.ASK_CLOCKS),
     ("and take a state of about our time that is further than ours", IN_STEP, {**FRESH, "is_gated": True}, fetch(301, 360)),
+    ("far behind the other stages, without a lane: take a state", APART, {}, fetch(540, 660)),
+    ("which comes before stale fragments", APART, {"has_stale": True}, fetch(540, 660)),
+    ("while a lane is there: train on", APART, {"apart_s": 0.0}, None),
+    ("without a lane for a moment: train on", APART, {"apart_s": 0.9 * APART_S}, None),
+    ("without a lane, and near the others: wait for them", APART, {"stages_steps": 360}, None),
+    ("nobody gives a state: follow the clock alone", APART, {"unserved_s": UNSERVED_S}, FollowClock(600, is_unlimited=True)),
+    ("but not to the end of the run", APART, {"unserved_s": UNSERVED_S, "stages_steps": 1000}, FollowClock(999, is_unlimited=True)),
+    ("far ahead of the other stages: wait for them", APART, {"stages_steps": 100, "apart_s": 0.9 * ALONE_S}, None),
+    ("for long: set the global step back", APART, {"stages_steps": 100, "apart_s": ALONE_S}, StepBack(145)),
+    ("no holder of another stage is known: wait", APART, {"stages_steps": 0, "apart_s": ALONE_S}, None),
     ("stale fragments come before another state", BEHIND, {"has_stale": True}, Act.SYNC_FRAGMENTS),
     ("the result comes before all", BEHIND, {"has_stale": True, "has_result": True}, Act.TAKE_RESULT),
 ]  # fmt: skip

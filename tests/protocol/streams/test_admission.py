@@ -427,6 +427,24 @@ def test_strangers_of_its_network_do_not_keep_out_someone_met() -> None:
     play(test)
 
 
+def test_the_place_of_a_stranger_that_has_become_a_partner_is_kept() -> None:
+    """A lane stays open for hours: its partner was a stranger when it connected."""
+
+    async def main() -> None:
+        met: set[PeerId] = set()
+        made = TableUnderTest(StreamCaps(total=3, strangers=2), has_met=met.__contains__)
+        lane = made.in_call(A, Purpose.PASS)
+        made.in_call(B)
+        await asyncio.sleep(LEAST_RATE_S + STALLED_S)  # both are slow: the run waits
+        met.add(A)
+        made.in_call(C)
+        made.in_call(D)
+        assert lane not in made.dropped_s and len(made.dropped_s) == 1, "of the strangers one makes room for another"
+        assert made.table.is_calling(A)
+
+    virtual_time.run(main())
+
+
 def test_the_calls_of_one_network_are_limited_in_number_and_those_of_others_pass() -> None:
     async def main() -> None:
         made = TableUnderTest(has_met={A}.__contains__)

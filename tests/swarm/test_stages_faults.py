@@ -1,0 +1,224 @@
+"""Holders of a staged run that die, that are slow, or that come back far from the others: real nodes, trainers that compute nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from gossamer.peer.machine.states import NO_HOLDER
+from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
+from tests.swarm.holders import IN_BATCH, Holder, StagedRun, play
+from tests.swarm.test_stages_hostile import MALLORY, greeted
+
+IDLE_S = 15.0  # at most, of anybody for one holder's death
+BACK_S = 40.0  # until a holder that was started again carries hops
+FAR_STEPS = 3000  # many times the gap that two partners may be apart
+
+
+def now_s() -> float:
+    return asyncio.get_running_loop().time()
+
+
+def apart(folder: Path) -> StagedRun:
+    """Two holders of each of two stages, none of whose devices holds the other stage."""
+    run = StagedRun(folder, 2, 4)
+    for holder, stage in zip(run.holders, (0, 1, 0, 1), strict=True):
+        holder.fits = (stage,)
+    return run
+
+
+def longest_idle_s(holder: Holder, since_s: float) -> float:
+    """Return the longest time without a request to a trainer, until now."""
+    moments = [since_s, *(at_s for at_s in holder.trainer.served_s if at_s > since_s), now_s()]
+    return max(after_s - before_s for before_s, after_s in itertools.pairwise(moments))
+
+
+async def keeps_training(run: StagedRun, holders: list[Holder], within_s: float = 30.0) -> None:
+    """Wait until all of these have made two more steps."""
+    before = {holder: holder.trainer.steps for holder in holders}
+    await run.until(lambda: all(holder.trainer.steps >= steps + 2 for holder, steps in before.items()), within_s)
+
+
+@pytest.mark.parametrize("how", ["killed", "cut off"])
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_nobody_idles_for_a_dead_holder_and_it_carries_hops_soon_after_its_return(stage: int, how: str, tmp_path: Path) -> None:
+    """A killed holder resets its connections, one that is cut off falls silent."""
+
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(30.0)
+        victim = run.of(stage)[0]
+        others = [holder for holder in run.holders if holder is not victim]
+        died_s = now_s()
+        if how == "cut off":
+            run.network.partition([victim.peer_id])
+            await asyncio.sleep(60.0)
+        victim.kill()
+        await asyncio.sleep(30.0)
+        for other in others:
+            assert longest_idle_s(other, died_s) <= IDLE_S
+        run.network.partition()
+        victim.start()
+        await run.until(lambda: len(victim.trainer.served_s) >= IN_BATCH, BACK_S)
+        await keeps_training(run, run.holders)
+        for other in others:
+            assert longest_idle_s(other, died_s) <= IDLE_S
+
+    play(StagedRun(tmp_path, 3, 6), story)
+
+
+@pytest.mark.parametrize("away_s", [20.0, 3600.0])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_without_any_holder_of_a_stage_the_others_say_so_and_rest_until_one_is_back(stage: int, away_s: float, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(20.0)
+        lost, left = run.of(stage), run.of(1 - stage)
+        for holder in lost:
+            holder.kill()
+        await asyncio.sleep(15.0)
+        before, cpu_s, began_s = [holder.trainer.steps for holder in left], time.process_time(), now_s()
+        for holder in left:
+            state, reason, way_out = holder.described()
+            assert (state, way_out) == ("waiting", NO_HOLDER) and reason.startswith(f"nobody holds stage {stage + 1} of 2, last seen")
+        await asyncio.sleep(away_s)
+        assert [holder.trainer.steps for holder in left] == before
+        assert time.process_time() - cpu_s < 0.05 * (now_s() - began_s), "a twentieth of a core"
+        lost[0].start()
+        await run.until(lambda: lost[0].is_training, BACK_S)
+        await keeps_training(run, [lost[0]], 10.0)
+        lost[1].start()
+        await keeps_training(run, run.holders, BACK_S)
+
+    play(apart(tmp_path), story)
+
+
+def shares(run: StagedRun, since: dict[Holder, int]) -> tuple[float, int]:
+    """Return the share of the first holder of the last stage in what both have added since then, and the sum."""
+    first, second = (sum(holder.trainer.added.values()) - since[holder] for holder in run.of(1))
+    return first / (first + second), first + second
+
+
+@pytest.mark.parametrize(("factor", "least_share", "most_share"), [(4.0, 0.1, 0.3), (1.0, 0.4, 0.6)])
+def test_a_slow_holder_takes_less_and_the_quick_one_is_kept_busy(
+    factor: float, least_share: float, most_share: float, tmp_path: Path
+) -> None:
+    service_s, measured_s = 0.2, 150.0
+
+    async def story(run: StagedRun) -> None:
+        for holder in run.of(0):
+            holder.trainer.service_s = 0.02  # the last stage sets the pace
+        run.of(1)[0].trainer.service_s = factor * service_s
+        await asyncio.sleep(30.0)
+        since = {holder: sum(holder.trainer.added.values()) for holder in run.of(1)}
+        await asyncio.sleep(measured_s)
+        share, num_hops = shares(run, since)
+        assert least_share < share < most_share
+        assert num_hops >= 0.9 * measured_s * (1.0 / service_s + 1.0 / (factor * service_s)), "of what both can do"
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_holders_that_could_do_more_all_get_some_of_the_work(tmp_path: Path) -> None:
+    """One of them could carry all hops; the other one has become slow for a while, and is quick again."""
+
+    async def story(run: StagedRun) -> None:
+        for holder in run.of(1):
+            holder.trainer.service_s = 0.1
+        first, second = run.of(1)
+        first.trainer.service_s = 1.0
+        await asyncio.sleep(30.0)
+        first.trainer.service_s = 0.1
+        await asyncio.sleep(30.0)
+        since, began_s = {holder: sum(holder.trainer.added.values()) for holder in run.of(1)}, now_s()
+        await asyncio.sleep(120.0)
+        share, _ = shares(run, since)
+        assert 0.3 < share < 0.7
+        assert max(longest_idle_s(holder, began_s) for holder in run.holders) <= IDLE_S
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+class Returned:
+    """A run whose holders of other stages are at step FAR_STEPS, and what comes back from a long absence."""
+
+    def __init__(self, run: StagedRun, *victims: Holder) -> None:
+        self.run, self.victims = run, victims
+        self.others = [holder for holder in run.holders if holder not in victims]
+
+    async def come_back(self, others_step: int, victims_step: int) -> None:
+        """Restart the others at one step and, after a while, the victims at another one."""
+        for holder in self.run.holders:
+            holder.kill()
+        for holder in self.others:
+            holder.saved_step = others_step
+            holder.start()
+        await asyncio.sleep(30.0)
+        for victim in self.victims:
+            victim.saved_step = victims_step
+            victim.start()
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_holder_that_comes_back_far_behind_takes_the_weights_of_its_stage(stage: int, tmp_path: Path) -> None:
+    """It is refused every lane, so it makes no step, begins no meeting and is refused none."""
+
+    async def story(run: StagedRun) -> None:
+        victim = run.of(stage)[0]
+        returned = Returned(run, victim)
+        await returned.come_back(FAR_STEPS, 50)
+        await run.until(lambda: victim.trainer.adopted and victim.trainer.steps >= 2, BACK_S)
+        assert victim.trainer.global_step >= FAR_STEPS
+        await keeps_training(run, run.holders)
+
+    play(StagedRun(tmp_path, 3, 6), story)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_both_holders_of_a_stage_that_come_back_far_behind_go_on_with_their_own_weights(stage: int, tmp_path: Path) -> None:
+    """Nobody else has any of this stage."""
+
+    async def story(run: StagedRun) -> None:
+        victims = run.of(stage)
+        returned = Returned(run, *victims)
+        await returned.come_back(FAR_STEPS, 50)
+        await run.until(lambda: all(victim.trainer.steps >= 2 for victim in victims), UNSERVED_S + BACK_S)
+        assert all(holder.trainer.global_step >= FAR_STEPS for holder in run.holders), "and nobody goes back to them"
+        await keeps_training(run, run.holders)
+
+    play(apart(tmp_path), story)
+
+
+def test_a_holder_that_comes_back_far_ahead_of_all_goes_back_after_a_while(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        victim = run.of(1)[0]
+        returned = Returned(run, victim)
+        await returned.come_back(50, FAR_STEPS)
+        await asyncio.sleep(ALONE_S / 2)
+        assert victim.trainer.global_step >= FAR_STEPS and victim.trainer.steps == 0
+        await run.until(lambda: victim.trainer.steps >= 2, ALONE_S)
+        assert victim.trainer.global_step < FAR_STEPS
+        await keeps_training(run, run.holders)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_a_partner_of_a_lane_is_no_stranger(tmp_path: Path) -> None:
+    """One that opens a lane and answers nothing is one; a partner that was killed is none."""
+
+    async def story(run: StagedRun) -> None:
+        first, last = run.of(0)[0], run.of(1)[0]
+        await run.until(lambda: all(holder.trainer.steps >= 2 for holder in run.holders))
+        assert first.peer.has_met(last.peer_id) and last.peer.has_met(first.peer_id)
+        await greeted(run, victim=0, stage=1)
+        await asyncio.sleep(5.0)
+        assert MALLORY.peer_id in [lane.partner for lane in first.pipeline.carrier.down.values()]
+        assert not first.peer.has_met(MALLORY.peer_id)
+        last.kill()
+        await asyncio.sleep(5.0)
+        assert first.peer.has_met(last.peer_id)
+        assert not first.peer.book.get(last.peer_id).has_met, "hops give no vote about weights"
+
+    play(StagedRun(tmp_path, 2, 2), story)
