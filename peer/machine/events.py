@@ -155,6 +155,7 @@ class StepDone(Stamped):
     coding_cpu_s: Figure  # of the exchange thread, which works for meetings beside the inner steps
     checkpoint_s: Figure = 0.0  # of blocked_s: for checkpoints
     evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
+    starved_s: Figure = 0.0  # beside train_s: in a staged run, without work
 
 
 class NodeSpent(Stamped):
@@ -195,10 +196,13 @@ class IntervalSet(Stamped):
 class TrafficExpected(Stamped):
     """How many bytes a day of training takes at the present interval."""
 
-    day_bytes: Figure  # sent; as many are received
+    day_bytes: Figure  # sent in meetings, and in hops of a staged run
     inner_steps: int  # the interval
-    step_s: Figure  # duration of an inner step
+    step_s: Figure  # duration of an inner step, without work included
     is_measured: bool  # whether step_s is; else it is assumed, and the line too
+    day_received: Figure = math.nan  # received likewise; null in what earlier builds wrote: as many as sent
+    day_hops: Figure = 0.0  # of day_bytes, in hops
+    use: Figure = math.nan  # in a staged run, the share of the device that the line can feed; null: not known
 
 
 class StepsGivenUp(Stamped):

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gossamer.peer.machine.events import Event
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.line import Line
 from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.pipeline.carrier import Carrier, hop_numbers
@@ -20,9 +21,14 @@ from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.peer.sync.line_rate import slower_rate
+from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.streams.transport import Transport
 
+PROBED = 3  # peers, at most
+PROBE_S = 10.0  # for the echoes of one
+PROBE_AGAIN_S = 30.0  # where none has answered
 RECONSIDER_S = (2.0, 12.0)  # a choice is announced and looked at again after a random time: peers that join together choose unlike stages
 FIRST_LOOK_S = 5.0  # for the directory to show who holds which stage
 
@@ -73,6 +79,18 @@ class StageChoice:
                 f"{self.home.stage} does not hold the number of a stage", hint="remove it: the peer then chooses a stage again"
             )
         return int(text) - 1
+
+
+async def probe_line(sources: Sources, line: Line) -> None:
+    """Measure the line with a few peers, until one answers: what share of the device it can feed follows. The fastest one counts."""
+    while not line.probed_bytes_per_s:
+        known = sources.book.everybody(loop_s())
+        sources.rng.shuffle(known)
+        for peer in spread_over(sources.groups.group(known))[:PROBED]:  # one after the other: they share the line
+            rate = await sources.ask(peer, slower_rate, PROBE_S)
+            if isinstance(rate, float):
+                line.probed_bytes_per_s = max(line.probed_bytes_per_s, rate)
+        await asyncio.sleep(PROBE_AGAIN_S)
 
 
 def make_carrying(
