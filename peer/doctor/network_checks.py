@@ -164,7 +164,7 @@ def cost(rates: tuple[float, float] | None, plan: ModelPlan, inner_steps: int | 
 
     limits = rate_bytes_per_s(settings.max_upload), rate_bytes_per_s(settings.max_download)
     expected = traffic_expected(plan, inner_steps, min(*limits, *(rates or ())))
-    found = bill(expected.day_bytes, expected.inner_steps, expected.step_s, settings, is_measured=False)
+    found = bill(expected, settings)
     line = "" if rates is not None else "; the line is not measured"
     cap = min(size_bytes(settings.monthly_traffic), size_bytes(settings.unasked_traffic) if settings.is_unasked else math.inf)
     if found.month_bytes > cap:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.line import Line
@@ -23,7 +24,6 @@ from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.line_rate import slower_rate
 from gossamer.peer.sync.sources import Sources, spread_over
-from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.streams.transport import Transport
 
 PROBED = 3  # peers, at most
@@ -45,7 +45,7 @@ class StageChoice:
 
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
-        chosen = self._kept()
+        chosen = (held_stage(self.home) or 0) - 1
         if chosen not in stages:
             await self.presence.first_look(FIRST_LOOK_S)
             chosen = await self._reconsidered(min(stages, key=self._need), stages)
@@ -68,17 +68,6 @@ class StageChoice:
         holders = book.claimed(stage + 1, now_s)
         is_known = bool(book.announced(now_s))
         return len(self.groups.group(holders)), len(holders), self.rng.random() if is_known else stage
-
-    def _kept(self) -> int:
-        """Return the stage of the last start; -1 if there was none."""
-        if not self.home.stage.exists():
-            return -1
-        text = self.home.stage.read_text().strip()
-        if not text.isdecimal() or not int(text):
-            raise BadSettings(
-                f"{self.home.stage} does not hold the number of a stage", hint="remove it: the peer then chooses a stage again"
-            )
-        return int(text) - 1
 
 
 async def probe_line(sources: Sources, line: Line) -> None:

@@ -30,14 +30,16 @@ def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Compu
     return model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
 
 
-def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing) -> dict[int, Computing]:
+def fitting_stages(
+    manifest: StagedManifest, device: str, there: Rooms, wanted: Computing, only: int | None = None
+) -> dict[int, Computing]:
     """Return the stages that fit into these rooms, from 0, each with how to compute there: as wanted, else with less memory.
 
-    Raises BadSettings, with the sum of each stage, if none fits.
+    `only`: the stage that the operator wants, counted from one. Raises BadSettings, with the sum of each stage, if none fits.
     """
     need_layout(manifest.model, parameter_shapes(manifest.model))
     fitting, refusals = dict[int, Computing](), list[str]()
-    for cut in manifest_cuts(manifest):
+    for cut in [cut for cut in manifest_cuts(manifest) if only in (None, cut.stage + 1)]:
         for computing in _tries(wanted, device):
             try:
                 need_to_fit(stage_need(manifest, cut, device, computing), there)
@@ -47,6 +49,8 @@ def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: 
                 refusal = f"stage {cut.stage + 1} of {len(cut.blocks)}: {error}"
         else:
             refusals.append(refusal)
+    if not fitting and only is not None:
+        raise BadSettings(refusals[0], hint=f"leave out --stage, so that this peer takes a stage that fits; {SMALLER}")
     if not fitting:
         raise BadSettings("no stage of this run fits. " + " ".join(refusals), hint=SMALLER)
     return fitting
