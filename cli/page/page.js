@@ -72,6 +72,10 @@ function drawTiles(card, peer) {
     "meetings": status.meetings.completed.toLocaleString("en"),
     "blocked": status.train_seconds ? `${(100 * status.blocked_seconds / status.train_seconds).toFixed(1)} %` : "-",
     "partners in sight": String(status.peers_seen),
+    ...(status.stage ? {
+      "stage": status.stage,
+      "starved": status.train_seconds + status.starved_seconds ? `${(100 * status.starved_seconds / (status.train_seconds + status.starved_seconds)).toFixed(1)} %` : "-",
+    } : {}),
   } : {};
   replaceIfNew(card.querySelector(".tiles"), JSON.stringify(figures), () => Object.entries(figures).map(([name, value]) => {
     const tile = document.createElement("div");

@@ -8,9 +8,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, number_text, share_text
+from gossamer.cli.figures import age_text, holders_text, number_text, share_text
 from gossamer.cli.page.charts import ChartLine, chart
-from gossamer.cli.whole_run import CLAIMS, MEMBER_COLUMNS, curve_rows, join_text, last_loss_text, member_cells, seen_text
+from gossamer.cli.whole_run import CLAIMS, carried_in, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
 from gossamer.peer.machine.units import bytes_text
 
 SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
@@ -44,14 +44,19 @@ def _summary(shown: Mapping[str, Any]) -> str:
         f"{unit} trained": number_text(shown["tokens"]),
         f"{unit} a second": number_text(shown["tokens_per_second"]) if shown["tokens_per_second"] else "-",
         "one more would add": f"{number_text(more)} /s" if more else "-",
-        "carried in meetings": bytes_text(1e6 * shown["carried_mb"]),
+        f"carried {carried_in(shown)}": bytes_text(1e6 * shown["carried_mb"]),
     }
     return (
         f'<h1>{escape(shown["name"])}</h1><p class="purpose">{escape(shown["purpose"])}</p>'
         f'<progress max="1" value="{share:.4f}" aria-label="{escape(words)}"></progress><p class="run">{escape(words)}</p>'
-        f'<p class="sentence">Loss: {escape(last_loss_text(shown))}.</p>'
+        f'<p class="sentence">Loss: {escape(last_loss_text(shown))}.{_stages(shown)}</p>'
         '<dl class="tiles">' + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles.items()) + "</dl>"
     )
+
+
+def _stages(shown: Mapping[str, Any]) -> str:
+    """Return a sentence on who holds the stages; empty in a run without stages."""
+    return f" Holders: {escape(holders_text(shown))}." if shown["stage_holders"] else ""
 
 
 def _charts(shown: Mapping[str, Any]) -> str:
@@ -89,12 +94,13 @@ def _members(shown: Mapping[str, Any]) -> str:
     largest = max([row["share"] for row in members], default=0.0) or 1.0
     strip = "".join(
         f'<li data-state="{row["state"]}"><span class="sign" aria-hidden="true">{SIGNS[row["state"]]}</span><b>{escape(row["peer"])}</b>'
-        f"<span>{row['state']}</span>{_bar(row['share'] / largest)}<span>{100 * row['share']:.1f} %</span>"
+        f"<span>{row['state']}{_stage(row)}</span>{_bar(row['share'] / largest)}<span>{100 * row['share']:.1f} %</span>"
         f'<span class="more">{escape(_part(row, shown["now"]))}</span></li>'
         for row in members
     )
-    cells = [member_cells(row, shown["now"]) for row in members]
-    table = _table("live members", MEMBER_COLUMNS, cells) if cells else ""
+    holders = shown["stage_holders"]
+    cells = [member_cells(row, shown["now"], holders) for row in members]
+    table = _table("live members", member_columns(holders), cells) if cells else ""
     left = f'<p class="note">{gone} more have taken part and left.</p>' if gone else ""
     details = f"<details><summary>All figures of the live members</summary>{table}</details>" if table else ""
     return (
@@ -102,6 +108,10 @@ def _members(shown: Mapping[str, Any]) -> str:
         + (f'<ul class="strip">{strip}</ul>' if strip else '<p class="empty">no member in sight</p>')
         + f'{left}<p class="note">{escape(CLAIMS)}</p>{details}'
     )
+
+
+def _stage(row: Mapping[str, Any]) -> str:
+    return f", stage {row['stage']}" if row["stage"] else ""
 
 
 def _part(row: Mapping[str, Any], now_s: float) -> str:

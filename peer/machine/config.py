@@ -151,7 +151,7 @@ class LocalSettings(WithOptions):
     unasked_traffic: Annotated[Size, Setting("SIZE")] = "300 GB"
     """Above this estimate for a month, `peer join` and `peer host` ask once, or, without a terminal, set monthly_traffic to it."""
     least_use: Annotated[float, Setting("SHARE")] = Field(default=LEAST_USE, ge=0, le=1)
-    """In a staged run, where the line feeds less of the device, `peer join` and `peer host` ask once, or, without a terminal, leave; 0: never."""
+    """Of a staged run: where the line feeds less of the device, `peer join` and `peer host` ask, without a terminal leave; 0: never."""
     schedule: Annotated[str, _readable(Schedule.from_text), Setting("WINDOWS", is_limit=True)] = ALWAYS
     """When to train, in local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00". Outside these windows the peer pauses."""
     only_idle: Annotated[bool, Setting(is_limit=True)] = False

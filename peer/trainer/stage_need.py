@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 from gossamer.peer.machine.room import Room
+from gossamer.peer.machine.stage_line import StageLine
 from gossamer.peer.model.accelerator import has_own_memory
 from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import need_layout, parameter_shapes
-from gossamer.peer.model.stages import Cut, manifest_cuts, stage_shapes
+from gossamer.peer.model.stages import Cut, manifest_cuts, stage_operations, stage_shapes
+from gossamer.peer.trainer.interval import step_hop_bytes
 from gossamer.peer.trainer.need import Need, Rooms, model_need, need_to_fit
 from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, stage_terms
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.messages.terms import ModelPlan, StageTerms
 from gossamer.protocol.run.manifest import StagedManifest
 
 HOPS: Final = "for micro-batches under way"
@@ -65,6 +68,52 @@ def least_stage_need(manifest: StagedManifest, device: str, room: Room | None) -
         return next((need for need in needs if room is None or sum(need.device.values()) <= room.num_bytes), needs[-1])
 
     return min(map(of, manifest_cuts(manifest)), key=lambda need: (sum(need.device.values()), sum(need.memory.values())))
+
+
+@dataclass(frozen=True, slots=True)
+class StageEstimate:
+    """What follows from holding a stage: sizes on the wire, and the work of a token."""
+
+    plan: ModelPlan  # with the terms of the stage
+    operations: float  # for a token, recomputation included
+    tokens: int  # of a micro-batch
+
+    @property
+    def name(self) -> str:
+        """Return the stage in words, counted from one."""
+        stage = self._terms
+        return f"stage {stage.stage + 1} of {stage.count}"
+
+    @property
+    def _terms(self) -> StageTerms:
+        assert self.plan.stage is not None
+        return self.plan.stage
+
+    def on(self, flops: float, line_bytes_per_s: float) -> StageLine:
+        """Return what a line of this rate feeds of a device of so many useful operations a second."""
+        sent, received = step_hop_bytes(self._terms)
+        step_tokens = self._terms.in_batch * self.tokens
+        return StageLine(sent / step_tokens, received / step_tokens, flops / self.operations, line_bytes_per_s)
+
+    def step_s(self, line: StageLine) -> float:
+        """Return how long an own inner step takes."""
+        return self._terms.in_batch * self.tokens / line.carried_tokens_per_s
+
+
+def estimated_stages(manifest: StagedManifest, held: int | None) -> list[StageEstimate]:
+    """Return the stage that is held, counted from one; without one the first, a middle and the last stage. Raises BadManifest."""
+    cuts = manifest_cuts(manifest)
+    chosen = [cuts[held - 1]] if held is not None and held <= len(cuts) else [*dict.fromkeys((cuts[0], cuts[len(cuts) // 2], cuts[-1]))]
+    length, rows = manifest.inner.sequence_length, manifest.stages.micro_batch
+    least = Computing(micro_batch=rows, recompute=True)
+    return [
+        StageEstimate(
+            replace(stage_need(manifest, cut, "cpu", least).plan, stage=stage_terms(manifest, cut)),
+            stage_operations(manifest.model, cut, length),
+            rows * length,
+        )
+        for cut in chosen
+    ]
 
 
 def _tries(wanted: Computing, device: str) -> list[Computing]:
