@@ -146,7 +146,7 @@ class Case:
             return []
         from gossamer.peer.trainer.stage_need import estimated_stages
 
-        return estimated_stages(manifest, held_stage(self.home))
+        return estimated_stages(manifest, None if self._manifest else held_stage(self.home))
 
     def whole_refusal(self) -> str:
         """Return why the whole model of a text run does not fit this machine; empty if it does. Raises BadSettings without the device."""

@@ -330,6 +330,18 @@ def kept_view(home: Home) -> RunView:
     return view
 
 
+def merged_views(views: Sequence[RunView]) -> RunView | None:
+    """Return what several members have seen of one run, each member by its newest record; None without a view."""
+    if not views:
+        return None
+    first, members = max(views, key=lambda view: len(view.points)), dict[str, MemberView]()
+    for view in views:
+        for peer, member in view.members.items() if view.run_id == first.run_id else ():
+            if peer not in members or member.seen.sequence > members[peer].seen.sequence:
+                members[peer] = member
+    return replace(first, members=members)
+
+
 def weights(members: Sequence[MemberSeen]) -> list[float]:
     """Return the weight of each member's claim: each Sybil group has one vote. If all others are one group, each member has its own."""
     names = [seen.group or seen.peer_id for seen in members]

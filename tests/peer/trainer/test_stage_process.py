@@ -154,6 +154,16 @@ def rooms(memory: int) -> Rooms:
     return Rooms(Room(memory, "free"), None, plenty, plenty)
 
 
+def test_the_stage_that_the_operator_wants_is_offered_alone_and_refused_with_its_own_sum() -> None:
+    manifest = made_manifest()
+    wide, narrow = Room(1 << 40, "there"), Room(1000, "there")
+    computing = Computing(micro_batch=manifest.stages.micro_batch)
+    assert list(fitting_stages(manifest, "cpu", Rooms(wide, None, wide, wide), computing, 2)) == [1]
+    with pytest.raises(BadSettings, match=r"^stage 2 of 2: this run needs") as caught:
+        fitting_stages(manifest, "cpu", Rooms(narrow, None, wide, wide), computing, 2)
+    assert "leave out --stage" in caught.value.hint
+
+
 def test_a_stage_that_fits_is_offered_and_a_machine_too_small_for_any_is_refused() -> None:
     manifest, computing = staged_manifest(3), Computing(micro_batch=2)
     needs = [sum(stage_need(manifest, cut, "cpu", computing).memory.values()) for cut in manifest_cuts(manifest)]
