@@ -310,5 +310,5 @@ def _refuse_ignored_options(given: Given, *, has_manifest: bool, is_staged: bool
             spelling = f"--no-{spelling.removeprefix('--')}"
         if mode:
             raise BadSettings(f"{spelling} has no effect with {mode}", hint=WITH_STAGES if mode == STAGED else WITH if network else WITH_SWARM)
-        needed = " or ".join(modes)
+        needed = " or ".join(mode for mode in modes if mode != STAGED or len(modes) == 1)
         raise BadSettings(f"{spelling} has no effect without {needed}", hint=f"leave it out, or add {needed}")
