@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 InviteText = Annotated[
     str | None,
     typer.Argument(
-        metavar="INVITE", envvar=INVITE_VARIABLE, help="Also check this run: an invite, the file of a manifest, or a home folder. Default: the run that the home folder holds, if any."
+        metavar="INVITE",
+        envvar=INVITE_VARIABLE,
+        help="Also check this run: an invite, a manifest file, or a home folder. Default: the run that the home folder holds, if any.",
     ),
 ]
 

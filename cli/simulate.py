@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
 STAGED = "--network --stages"
-# The simulations that an option applies to: training (""), --network, of a staged run too, --swarm. An option that is not listed applies to training only.
+# The simulations that an option applies to: training (""), --network, alone or of a staged run, --swarm. Others apply to training only.
 APPLIES_TO: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("manifest", "home", "network", "swarm", "as_json", "bandwidth"), ("", "--network", STAGED, "--swarm")),
     **dict.fromkeys(("peers", "seed"), ("", "--network", "--swarm")),
@@ -49,7 +49,9 @@ APPLIES_TO: dict[str, tuple[str, ...]] = {
 OF_A_MODEL = frozenset({"params", "layers", "hidden_size"})  # given by a manifest
 NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # settings of --set that apply to --network
 WITH = "leave it out; --network takes its own options in `peer simulate --help` and --peers, --codec, --inner-steps and --seed"
-WITH_STAGES = "leave it out; with --stages it takes --bandwidth, --activations, --codec, --inner-steps, --params, --layers and --hidden-size"
+WITH_STAGES = (
+    "leave it out; with --stages it takes --bandwidth, --activations, --codec, --inner-steps, --params, --layers and --hidden-size"
+)
 WITH_SWARM = "leave it out; --swarm takes its own options in `peer simulate --help` and --peers, --seed, --latency and --bandwidth"
 SWARM_PEERS = 2, 500
 
@@ -125,7 +127,7 @@ class SimulationOptions(RunOptions):
     variation: Annotated[float, Setting("RATIO")] = 0.5
     """With --network: standard deviation of the latency over its mean."""
     bandwidth: Annotated[float, Setting("RATE", parser=mbit_per_s)] = 100.0
-    """Line rate, each way, in Mbit/s or like "12 MB/s": with --network, --swarm, or --inner-steps auto. With --stages: else 20, 100, 1000."""
+    """Line rate, each way, in Mbit/s or like "12 MB/s": with --network, --swarm, or --inner-steps auto. With --stages: else three."""
     params: Annotated[float, Setting("N")] = 1.25e8
     """With --network, without a manifest: parameters of the model."""
     layers: Annotated[int, Setting("N")] = Field(12, ge=1)
@@ -309,6 +311,8 @@ def _refuse_ignored_options(given: Given, *, has_manifest: bool, is_staged: bool
         if value is False:
             spelling = f"--no-{spelling.removeprefix('--')}"
         if mode:
-            raise BadSettings(f"{spelling} has no effect with {mode}", hint=WITH_STAGES if mode == STAGED else WITH if network else WITH_SWARM)
+            raise BadSettings(
+                f"{spelling} has no effect with {mode}", hint=WITH_STAGES if mode == STAGED else WITH if network else WITH_SWARM
+            )
         needed = " or ".join(mode for mode in modes if mode != STAGED or len(modes) == 1)
         raise BadSettings(f"{spelling} has no effect without {needed}", hint=f"leave it out, or add {needed}")

@@ -30,7 +30,17 @@ CLAIMS: Final = (
     "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
     "that is far from all others is not shown."
 )
-_FIGURES: Final = ("step", "told", "live", "ever", "tokens", "tokens_per_second", "one_more_tokens_per_second", "carried_mb", "stage_holders")
+_FIGURES: Final = (
+    "step",
+    "told",
+    "live",
+    "ever",
+    "tokens",
+    "tokens_per_second",
+    "one_more_tokens_per_second",
+    "carried_mb",
+    "stage_holders",
+)
 _MEMBER: Final = ("is_own", "state", "stage", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
 
 

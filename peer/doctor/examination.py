@@ -80,7 +80,6 @@ def _cost(case: Case, need: Need) -> Finding:
     return network_checks.cost(line, stage.plan, inner_steps, case.settings, stage.step_s(on_line))
 
 
-
 def examine(case: Case, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S) -> Iterator[tuple[str, Finding]]:
     """Yield each check's name and finding, in their order, as soon as it is known. Ends within `limit_s`."""
     ends_s = time.monotonic() + limit_s

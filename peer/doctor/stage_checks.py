@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from gossamer.peer.trainer.stage_need import StageEstimate
 
 WHOLE = "train it whole: a run without [stages] sends less, and computes nothing twice"
-NARROW = "a faster line, `activations = \"int4\"`, or a smaller model that each peer holds whole; `--least-use 0` joins nevertheless"
+NARROW = 'a faster line, `activations = "int4"`, or a smaller model that each peer holds whole; `--least-use 0` joins nevertheless'
 
 
 def device_use(case: Case) -> Finding:

@@ -193,8 +193,8 @@ async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float
     partner, rates = PeerId.from_text(fastest.address.rpartition("/p2p/")[2]), None
     try:
         async with asyncio.timeout(within_s), client.source(partner, ()) as source:
-            async for rates in line_rates(source, fastest.round_trip_s):
-                pass
+            async for found in line_rates(source, fastest.round_trip_s):
+                rates = found
     except (TimeoutError, TransportError, PeerMisbehaved, Refused):
         pass  # the measurements so far count
     return rates

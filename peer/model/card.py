@@ -105,7 +105,9 @@ class CardSource:
     @property
     def work(self) -> str:
         """Return the work of this peer in words."""
-        words = f"{self.trained.checkpoint.step} inner steps, {self.trained.checkpoint.state['tokens']} {_plain(self.trained.manifest.unit)}"
+        words = (
+            f"{self.trained.checkpoint.step} inner steps, {self.trained.checkpoint.state['tokens']} {_plain(self.trained.manifest.unit)}"
+        )
         return f"`{self.peer_id}`: {words}" if self.stage and self.peer_id else words
 
 

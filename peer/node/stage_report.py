@@ -141,7 +141,6 @@ class StageReport:
             self._reported = now
             self.emit(now)
 
-
     def _report_lanes(self, carrier: Carrier) -> None:
         below, above = self.stage.stage, self.stage.stage + 2
         lanes = [

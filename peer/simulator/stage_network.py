@@ -165,4 +165,3 @@ def _verdict(model: StagedModel, device: ReferenceDevice, use: float) -> str:
     if model.stage_params > device.most_params:
         return f"does not fit: {least_stages(model.num_params, device.most_params)} stages at least"
     return f"do not: {use:.0%} of the device" if use < LEAST_USE else f"{use:.0%} of the device"
-

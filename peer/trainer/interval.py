@@ -213,7 +213,7 @@ class Pace:
         `starved_s`: beside `train_s`, without work.
         """
         if self._interval is not None:
-            self._adapt(report, train_s, blocked_s, coding_cpu_s)
+            self._adapt(report, train_s + starved_s, blocked_s, coding_cpu_s)
         self._expect(train_s, starved_s, report.probed_bytes_per_s)
 
     def _expect(self, train_s: float, starved_s: float, line_bytes_per_s: float) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -33,30 +34,36 @@ def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Compu
     return model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
 
 
-def fitting_stages(
-    manifest: StagedManifest, device: str, there: Rooms, wanted: Computing, only: int | None = None
-) -> dict[int, Computing]:
+def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing, only: int | None = None) -> dict[int, Computing]:
     """Return the stages that fit into these rooms, from 0, each with how to compute there: as wanted, else with less memory.
 
     `only`: the stage that the operator wants, counted from one. Raises BadSettings, with the sum of each stage, if none fits.
     """
     need_layout(manifest.model, parameter_shapes(manifest.model))
     fitting, refusals = dict[int, Computing](), list[str]()
-    for cut in [cut for cut in manifest_cuts(manifest) if only in (None, cut.stage + 1)]:
+    for alike in _alike([cut for cut in manifest_cuts(manifest) if only in (None, cut.stage + 1)]):
         for computing in _tries(wanted, device):
             try:
-                need_to_fit(stage_need(manifest, cut, device, computing), there)
-                fitting[cut.stage] = computing
+                need_to_fit(stage_need(manifest, alike[0], device, computing), there)
+                fitting |= dict.fromkeys((cut.stage for cut in alike), computing)
                 break
             except BadSettings as error:
-                refusal = f"stage {cut.stage + 1} of {len(cut.blocks)}: {error}"
+                refusal = f"stage {alike[0].stage + 1} of {len(alike[0].blocks)}: {error}"
         else:
             refusals.append(refusal)
     if not fitting and only is not None:
         raise BadSettings(refusals[0], hint=f"leave out --stage, so that this peer takes a stage that fits; {SMALLER}")
     if not fitting:
         raise BadSettings("no stage of this run fits. " + " ".join(refusals), hint=SMALLER)
-    return fitting
+    return dict(sorted(fitting.items()))
+
+
+def _alike(cuts: Iterable[Cut]) -> list[list[Cut]]:
+    """Return the stages in groups that need the same: to count the needs of a large model's stage takes a second."""
+    groups: dict[tuple[bool, bool, int], list[Cut]] = {}
+    for cut in cuts:
+        groups.setdefault((cut.is_first, cut.is_last, len(cut.span)), []).append(cut)
+    return list(groups.values())
 
 
 def least_stage_need(manifest: StagedManifest, device: str, room: Room | None) -> Need:
@@ -64,10 +71,15 @@ def least_stage_need(manifest: StagedManifest, device: str, room: Room | None) -
     least = Computing(micro_batch=manifest.stages.micro_batch, recompute=True)
 
     def of(cut: Cut) -> Need:
-        needs = [stage_need(manifest, cut, device, computing) for computing in _tries(least, device)]
-        return next((need for need in needs if room is None or sum(need.device.values()) <= room.num_bytes), needs[-1])
+        for computing in _tries(least, device):
+            need = stage_need(manifest, cut, device, computing)
+            if room is None or sum(need.device.values()) <= room.num_bytes:
+                break
+        return need
 
-    return min(map(of, manifest_cuts(manifest)), key=lambda need: (sum(need.device.values()), sum(need.memory.values())))
+    return min(
+        (of(alike[0]) for alike in _alike(manifest_cuts(manifest))), key=lambda need: (sum(need.device.values()), sum(need.memory.values()))
+    )
 
 
 @dataclass(frozen=True, slots=True)

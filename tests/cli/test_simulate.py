@@ -331,7 +331,7 @@ def test_where_a_staged_run_pays_is_printed_from_formulas(shell: Shell) -> None:
     assert re.search(r"middle +8452 up +8452 down", text)
     assert "a peer with the whole model sends 4571 bytes a token in meetings, 1.8 times less" in text
     (line,) = [line for line in text.splitlines() if line.startswith("RTX 3090") and "100 Mbit/s" in line]
-    assert re.search(r"2615 .* 177 Mbit/s +91.\d Mbit/s +29% +56% +100% .* 56% of the device$", line)
+    assert re.search(r"2615 .* 177 Mbit/s +91.\d Mbit/s +29% +57% +100% .* 57% of the device$", line)
     assert text.count("do not: ") >= 4 and "20 Mbit/s" in text and "1000 Mbit/s" in text
 
 

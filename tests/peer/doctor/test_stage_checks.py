@@ -32,7 +32,12 @@ def staged(config: dict[str, Any], count: int, **inner: int) -> Manifest:
     return Manifest.checked(tables)
 
 
-def found(folder: Path, manifest: Manifest, flops: float, rates: tuple[float, float] | None, check: str = "device use", **given: Any) -> Finding:
+LARGE_RUN = staged(LARGE, 40)
+
+
+def found(
+    folder: Path, manifest: Manifest, flops: float, rates: tuple[float, float] | None, check: str = "device use", **given: Any
+) -> Finding:
     """Return the finding for a device of so many operations a second in matrix products, on a line of these rates."""
     examinee = Case(Home(folder), None, LocalSettings(devices="cpu", **given), None, manifest)
     examinee.computed = lambda: (0, f"{UP}\n{RATE}{flops}\ncpu computes right")
@@ -53,15 +58,15 @@ def test_a_model_that_fits_whole_is_advised_against(tmp_path: Path) -> None:
 
 def test_a_line_that_feeds_little_of_the_device_is_advised_against(tmp_path: Path) -> None:
     """70 B in 52 stages: 1.36 B each, two sends of 8448 bytes; an H100 at 40 % of 989 TFLOP/s, 20 Mbit/s."""
-    finding = found(tmp_path, staged(LARGE, 40), 989e12, (20 * MBIT, 50 * MBIT))
+    finding = found(tmp_path, LARGE_RUN, 989e12, (20 * MBIT, 50 * MBIT))
     assert finding.level is Level.WARN and finding.found.startswith("do not: stage 1 of 40 computes")
     assert "this line feeds 1% of the device" in finding.found and "--least-use 0" in finding.way_out
-    allowed = found(tmp_path, staged(LARGE, 40), 989e12, (20 * MBIT, 50 * MBIT), least_use=0)
+    allowed = found(tmp_path, LARGE_RUN, 989e12, (20 * MBIT, 50 * MBIT), least_use=0)
     assert allowed.level is Level.OK
 
 
 def test_each_kind_of_stage_is_told_with_its_bytes(tmp_path: Path) -> None:
-    finding = found(tmp_path, staged(LARGE, 40), 2.5e11, (100 * MBIT, 100 * MBIT))
+    finding = found(tmp_path, LARGE_RUN, 2.5e11, (100 * MBIT, 100 * MBIT))
     assert finding.level is Level.OK
     assert all(name in finding.found for name in ("stage 1 of 40", "stage 21 of 40", "stage 40 of 40"))
     assert finding.found.count("this line feeds 100% of the device") == 3
@@ -77,13 +82,13 @@ def test_the_stage_of_the_home_is_told_alone(tmp_path: Path) -> None:
 
 
 def test_a_line_that_is_not_measured_is_said(tmp_path: Path) -> None:
-    finding = found(tmp_path, staged(LARGE, 40), 2.5e11, None)
+    finding = found(tmp_path, LARGE_RUN, 2.5e11, None)
     assert "which takes" in finding.found and finding.found.endswith("the line is not measured") and "feeds" not in finding.found
 
 
 def test_the_cost_counts_the_hops_of_the_busiest_stage(tmp_path: Path) -> None:
     """At 1e11 useful operations and some 1.8 B parameters a middle stage computes about 7 tokens a second, of 16.9 kB each way."""
-    finding = found(tmp_path, staged(LARGE, 40), 2.5e11, (100 * MBIT, 100 * MBIT), check="cost")
+    finding = found(tmp_path, LARGE_RUN, 2.5e11, (100 * MBIT, 100 * MBIT), check="cost")
     assert "of it by micro-batches, the rest by meetings" in finding.found
 
 

@@ -79,9 +79,7 @@ def test_a_stage_that_nobody_holds_and_holders_that_refuse_are_told_apart() -> N
             await scene.look_for(MISSING_S + 2)
         assert (nobody.told.state, nobody.told.reason) == (STARVED, "nobody holds stage 3 of 3")
         assert refused.told.state == REFUSED
-        assert refused.told.reason == (
-            "no holder of stage 3 of 3 carries hops with this peer, the last one said: as many lanes as I allow"
-        )
+        assert refused.told.reason == ("no holder of stage 3 of 3 carries hops with this peer, the last one said: as many lanes as I allow")
 
     play(story)
 

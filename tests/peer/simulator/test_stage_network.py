@@ -23,7 +23,7 @@ def row(model: StagedModel, device: str, mbit: float, activations: str = "int8")
 @pytest.mark.parametrize(
     ("model", "device", "tokens_per_s", "int8_mbit", "int4_mbit", "uses"),
     [
-        (B1, "laptop", 31, 1, 0.5, (1, 1, 1)),
+        (B1, "laptop", 31, 1.06, 0.545, (1, 1, 1)),
         (B1, "GPU, 8", 5_000, 169, 87, (0.12, 0.59, 1)),
         (B8, "RTX 3090", 2_620, 177, 91, (0.11, 0.57, 1)),
         (B8, "RTX 4090", 6_160, 417, 215, (0.05, 0.24, 1)),
@@ -36,7 +36,7 @@ def test_the_rows_of_the_design(
     rows = [row(model, device, mbit) for mbit in LINES_MBIT]
     assert rows[0]["tokens_per_second"] == pytest.approx(tokens_per_s, rel=0.01)
     for name, mbit in (("int8", int8_mbit), ("int4", int4_mbit)):
-        assert rows[0]["formats"][name]["full_use_mbit"] == pytest.approx(mbit, rel=0.06)
+        assert rows[0]["formats"][name]["full_use_mbit"] == pytest.approx(mbit, rel=0.01)
     assert [each["formats"]["int8"]["use"] for each in rows] == pytest.approx(uses, abs=0.006)
 
 
@@ -59,7 +59,7 @@ def test_a_whole_model_sends_a_part_of_it(num_params: float, hidden: int, kiloby
 def test_what_fits_whole_and_what_a_line_cannot_feed_is_advised_against() -> None:
     assert row(B1, "RTX 3090", 1000.0)["verdict"] == "do not: it fits whole"
     assert row(B8, "RTX 4090", 20.0)["verdict"] == "do not: 5% of the device"
-    assert row(B8, "RTX 3090", 100.0)["verdict"] == "56% of the device"
+    assert row(B8, "RTX 3090", 100.0)["verdict"] == "57% of the device"
     assert row(B8, "GPU, 8", 100.0)["verdict"] == "does not fit: 11 stages at least"
     assert row(B8, "RTX 4090", 100.0, "int4")["verdict"] == "47% of the device"
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import pytest
+
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import PeersSeen, ProcessReported
 from gossamer.peer.machine.states import CARRYING, IDLE, NO_HOLDER, REFUSED, STARVED, WITHOUT_WORK, changed
