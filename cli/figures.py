@@ -15,6 +15,7 @@ RATE = "tok/s"
 COLUMNS = ("peer", "state", "step", "loss", RATE, "meetings", "up", "down", "blocked")
 LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
+MOST_STAGES = 8  # that are listed each by itself
 BAR_CELLS = 50
 FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
 
@@ -68,15 +69,16 @@ def stage_text(status: Status) -> str:
 def holders_text(status: Status) -> str:
     """Return how many peers in sight hold each stage, and which stages nobody holds."""
     holders = status["stage_holders"]
-    missing = [str(number) for number, count in enumerate(holders, 1) if not count]
-    words = "" if not missing else f"; nobody holds stage{'s' * (len(missing) > 1)} {', '.join(missing)}"
-    return f"{', '.join(map(str, holders))} of stages 1 to {len(holders)}{words}"
+    missing = [f"nobody of stage {number}" for number, count in enumerate(holders, 1) if not count]
+    if len(holders) > MOST_STAGES:
+        return ", ".join([f"{min(filter(None, holders), default=0)} to {max(holders)} of each of {len(holders)} stages", *missing])
+    return ", ".join(f"{count or 'nobody'} of stage {number}" for number, count in enumerate(holders, 1))
 
 
 def lane_text(lane: Mapping[str, Any], own_stage: int) -> str:
     """Return a lane's partner, its stage, and for the stage above how fast it answers."""
     usual = "no answer yet" if lane["usual_s"] is None else f"an answer in {lane['usual_s']:.2g} s"
-    counts = f"{lane['hops']} micro-batches, {lane['unanswered']} of at most {lane['window']} unanswered"
+    counts = f"{lane['hops']} micro-batches, {lane['unanswered']} unanswered, window {lane['window']}"
     return f"{lane['partner'][-6:]}, stage {lane['stage']}: {counts}" + (f", {usual}" if lane["stage"] > own_stage else "")
 
 

@@ -191,23 +191,28 @@ def staged_network_text(found: Mapping[str, Any]) -> str:
         "",
     ]
     names = list(per_token)
-    heads = ("device", "line", "tokens/s", *(f"full use {name}" for name in names), *(f"use {name}" for name in names))
-    table = [(*heads, f"a day up, {chosen}", "whole: a day up", "in stages")]
+    in_formats = "/".join(names)
+    heads = ("device", "Mbit/s", "tokens/s", f"full use, Mbit/s: {in_formats}", f"use, %: {in_formats}")
+    table: list[tuple[str, ...]] = [(*heads, f"a day up, {chosen}", "whole, up", "in stages")]
     for row in found["rows"]:
         formats = row["formats"]
         table.append(
             (
                 row["device"],
-                f"{row['line_mbit']:g} Mbit/s",
+                f"{row['line_mbit']:g}",
                 number_text(row["tokens_per_second"]),
-                *(f"{formats[name]['full_use_mbit']:.3g} Mbit/s" for name in names),
-                *(f"{formats[name]['use']:.0%}" for name in names),
+                "/".join(_mbit(formats[name]["full_use_mbit"]) for name in names),
+                "/".join(f"{100 * formats[name]['use']:.0f}" for name in names),
                 bytes_text(formats[chosen]["day_sent"]),
                 bytes_text(row["whole"]["day_bytes"]),
                 row["verdict"],
             )
         )
     return "\n".join([*lines, table_text(table, str.ljust)])
+
+
+def _mbit(mbit: float) -> str:
+    return f"{mbit:.0f}" if mbit >= 100 else f"{mbit:.3g}"
 
 
 def _compared_with_whole(found: Mapping[str, Any]) -> str:

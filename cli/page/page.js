@@ -7,8 +7,8 @@ const CHARTS = [
   { title: (status) => status.program ? "loss" : "loss, nats per token", lines: [["training", "loss", "blue"], ["held out", null, "violet"]] },
   { title: (status) => `${status.unit} a second`, lines: [["a second", "tokens_per_second", "green"]] },
   { title: () => "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red", "dash"]] },
-  { title: () => "megabytes up, in meetings", lines: [["up", "sent", "blue"]], scale: 1e-6 },
-  { title: () => "megabytes down, in meetings", lines: [["down", "received", "violet"]], scale: 1e-6 },
+  { title: (status) => status.stage ? "megabytes up" : "megabytes up, in meetings", lines: [["up", "sent", "blue"]], scale: 1e-6 },
+  { title: (status) => status.stage ? "megabytes down" : "megabytes down, in meetings", lines: [["down", "received", "violet"]], scale: 1e-6 },
   { title: () => "blocked, % of training time", lines: [["blocked", "blocked_share", "red"]], scale: 100 },
 ];
 const SIGNS = {  // beside the colours, for those who cannot tell them apart

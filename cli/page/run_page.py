@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gossamer.cli.figures import age_text, holders_text, number_text, share_text
 from gossamer.cli.page.charts import ChartLine, chart
-from gossamer.cli.whole_run import CLAIMS, carried_in, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
+from gossamer.cli.whole_run import CLAIMS, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
 from gossamer.peer.machine.units import bytes_text
 
 SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
@@ -43,8 +43,8 @@ def _summary(shown: Mapping[str, Any]) -> str:
         "members live": f"{shown['live']}",
         f"{unit} trained": number_text(shown["tokens"]),
         f"{unit} a second": number_text(shown["tokens_per_second"]) if shown["tokens_per_second"] else "-",
-        "one more would add": f"{number_text(more)} /s" if more else "-",
-        f"carried {carried_in(shown)}": bytes_text(1e6 * shown["carried_mb"]),
+        **({} if shown["stage_holders"] else {"one more would add": f"{number_text(more)} /s" if more else "-"}),
+        "carried" if shown["stage_holders"] else "carried in meetings": bytes_text(1e6 * shown["carried_mb"]),
     }
     return (
         f'<h1>{escape(shown["name"])}</h1><p class="purpose">{escape(shown["purpose"])}</p>'
@@ -94,7 +94,7 @@ def _members(shown: Mapping[str, Any]) -> str:
     largest = max([row["share"] for row in members], default=0.0) or 1.0
     strip = "".join(
         f'<li data-state="{row["state"]}"><span class="sign" aria-hidden="true">{SIGNS[row["state"]]}</span><b>{escape(row["peer"])}</b>'
-        f"<span>{row['state']}{_stage(row)}</span>{_bar(row['share'] / largest)}<span>{100 * row['share']:.1f} %</span>"
+        f"<span>{row['state']}</span>{_bar(row['share'] / largest)}<span>{100 * row['share']:.1f} %</span>"
         f'<span class="more">{escape(_part(row, shown["now"]))}</span></li>'
         for row in members
     )
@@ -110,15 +110,12 @@ def _members(shown: Mapping[str, Any]) -> str:
     )
 
 
-def _stage(row: Mapping[str, Any]) -> str:
-    return f", stage {row['stage']}" if row["stage"] else ""
-
-
 def _part(row: Mapping[str, Any], now_s: float) -> str:
-    """Return how many steps a member says that it has made, and in what time."""
+    """Return which stage a member holds, if any, how many steps it says that it has made, and in what time."""
+    stage = f"stage {row['stage']}" if row["stage"] else ""
     steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
     since = "" if row["joined"] is None else _about(now_s - row["joined"])
-    return ", ".join(filter(None, (steps, since))) or "no credible figures"
+    return ", ".join(filter(None, (stage, steps, since))) or "no credible figures"
 
 
 def _about(seconds: float) -> str:

@@ -286,7 +286,8 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
     point = HistoryPoint(
         event.ts, now.step, event.loss, event.tokens_per_second, share,
-        now.meetings["completed"], now.meetings["failed"], now.bytes["sent"], now.bytes["received"],
+        now.meetings["completed"], now.meetings["failed"],
+        now.bytes["sent"] + now.hops.get("sent", 0), now.bytes["received"] + now.hops.get("received", 0),
     )  # fmt: skip
     return replace(now, history=now.history.add(point))
 

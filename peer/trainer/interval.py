@@ -219,12 +219,14 @@ class Pace:
     def _expect(self, train_s: float, starved_s: float, line_bytes_per_s: float) -> None:
         """Emit the expected traffic once steps have been measured, and whenever it has changed much."""
         replica = self._replica
-        self._first = self._first or (replica.own_steps, train_s, starved_s)
+        if self._first is None or replica.own_steps == self._first[0]:  # the wait before the first step says nothing
+            self._first = replica.own_steps, train_s, starved_s
         first_steps, first_s, first_starved_s = self._first
         steps, spent_s = replica.own_steps - first_steps, train_s - first_s
-        if steps < 1 or spent_s < LEAST_S:
+        whole_s = spent_s + starved_s - first_starved_s
+        if steps < 1 or whole_s < LEAST_S:
             return
-        plan, interval_steps, step_s = replica.plan, replica.countdown.inner_steps, (spent_s + starved_s - first_starved_s) / steps
+        plan, interval_steps, step_s = replica.plan, replica.countdown.inner_steps, whole_s / steps
         use = math.nan if plan.stage is None else line_use(plan.stage, spent_s / steps, line_bytes_per_s)
         found, last = traffic(plan, interval_steps, step_s, is_measured=True, use=use), self._expected
         if last is None or not (_is_near(last.day_bytes, found.day_bytes) and _is_near_or_unknown(last.use, use)):
