@@ -63,7 +63,7 @@ class Case:
         self.devices = settings.devices
         self.listen = settings.listen
         self.port = port  # None: the port of the last start, or any
-        self._invite_text, self._manifest = invite_text, manifest
+        self._invite_text, self.given_manifest = invite_text, manifest
         self.visit = cached(self._visit)
         """The answers of the run's peers; no calls where there is no run."""
         self.need = cached(self._need)
@@ -76,7 +76,7 @@ class Case:
     @property
     def is_about_a_run(self) -> bool:
         """Whether an invite or the home names a run."""
-        return self._invite_text is not None or self._manifest is not None or self.home.invite.exists() or self.home.manifest.exists()
+        return self._invite_text is not None or self.given_manifest is not None or self.home.invite.exists() or self.home.manifest.exists()
 
     def invite(self) -> Invite | None:
         """Read the invite that was given, else that of the home; None where there is none. Raises BadInvite, WrongVersion."""
@@ -135,8 +135,8 @@ class Case:
 
     def manifest(self) -> AnyManifest:
         """Return the run's manifest: the home's, else one that a peer sent, else the default one. Raises BadManifest."""
-        if self._manifest is not None:
-            return self._manifest
+        if self.given_manifest is not None:
+            return self.given_manifest
         signed = self.signed()
         return signed.manifest() if signed else Manifest()
 
@@ -146,7 +146,7 @@ class Case:
             return []
         from gossamer.peer.trainer.stage_need import estimated_stages
 
-        return estimated_stages(manifest, None if self._manifest else held_stage(self.home))
+        return estimated_stages(manifest, None if self.given_manifest else held_stage(self.home))
 
     def whole_refusal(self) -> str:
         """Return why the whole model of a text run does not fit this machine; empty if it does. Raises BadSettings without the device."""

@@ -67,7 +67,7 @@ CHECKS: Mapping[str, Check] = {
         lambda case, need: network_checks.line(case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps))
     ),
     "cost": _counted(lambda case, need: _cost(case, need)),
-    "device use": stage_checks.device_use,
+    "device use": _counted(lambda case, need: stage_checks.device_use(case)),  # counted first: two threads must not import at once
 }
 
 

@@ -50,6 +50,10 @@ def _sentence(stage: StageEstimate, line: StageLine) -> str:
     """Return a stage in figures: computed, needed, fed, and what it carries in a day."""
     fed = "" if math.isinf(line.line_bytes_per_s) else f"; this line feeds {line.use:.0%} of the device"
     return (
-        f"{stage.name} computes {line.tokens_per_s:.3g} tokens/s here, which takes {rate_text(line.full_use_bytes_per_s)} each way{fed}: "
-        f"{line.carried_tokens_per_s:.3g} tokens/s, {bytes_text(line.day_sent)} up and {bytes_text(line.day_received)} down a day"
+        f"{stage.name} computes {_count(line.tokens_per_s)} tokens/s here, which takes {rate_text(line.full_use_bytes_per_s)} each way{fed}: "
+        f"{_count(line.carried_tokens_per_s)} tokens/s, {bytes_text(line.day_sent)} up and {bytes_text(line.day_received)} down a day"
     )
+
+
+def _count(number: float) -> str:
+    return f"{number:,.0f}" if number >= 10 else f"{number:.2g}"

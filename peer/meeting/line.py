@@ -70,7 +70,8 @@ class Line:
     @property
     def feeding_bytes_per_s(self) -> float:
         """Return what the line and the limits allow hops, in the slower direction; 0: not known yet."""
-        return min(self.probed_bytes_per_s, *self.limits.values())
+        known = [rate for rate in (self.probed_bytes_per_s, *self.limits.values()) if rate and math.isfinite(rate)]
+        return min(known, default=0.0)
 
     @property
     def slower_bytes_per_s(self) -> float:

@@ -255,11 +255,11 @@ class NodePeer:
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
             beside = [tasks.create_task(own.link.run(node.on_report))]
-            if plan.stage is not None:
+            if node.carrying is not None:
                 from gossamer.peer.node.staging import probe_line
 
                 sources = Sources(member.client, SybilGroups(self.book, member.membership.terms), self._rng)
-                beside.append(tasks.create_task(probe_line(sources, own.line)))
+                beside.append(tasks.create_task(probe_line(sources, own.line, node.carrying.pipeline)))
             await node.run()
             for task in beside:
                 task.cancel()

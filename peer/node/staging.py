@@ -70,13 +70,17 @@ class StageChoice:
         return len(self.groups.group(holders)), len(holders), self.rng.random() if is_known else stage
 
 
-async def probe_line(sources: Sources, line: Line) -> None:
+async def probe_line(sources: Sources, line: Line, pipeline: Pipeline) -> None:
     """Measure the line with a few peers, until one answers: what share of the device it can feed follows. The fastest one counts."""
+
+    def carried() -> int:
+        return max(pipeline.carried_bytes())
+
     while not line.probed_bytes_per_s:
         known = sources.book.everybody(loop_s())
         sources.rng.shuffle(known)
         for peer in spread_over(sources.groups.group(known))[:PROBED]:  # one after the other: they share the line
-            rate = await sources.ask(peer, slower_rate, PROBE_S)
+            rate = await sources.ask(peer, lambda source: slower_rate(source, PROBE_S, carried), 2 * PROBE_S)
             if isinstance(rate, float):
                 line.probed_bytes_per_s = max(line.probed_bytes_per_s, rate)
         await asyncio.sleep(PROBE_AGAIN_S)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Final
 
 from gossamer.peer.sync.client import Source
@@ -21,11 +22,20 @@ async def line_rates(source: Source, round_trip_s: float) -> AsyncIterator[tuple
             return
 
 
-async def slower_rate(source: Source) -> float:
-    """Return the rate of the slower direction, in bytes a second. Raises as `Source.take`."""
+async def slower_rate(source: Source, within_s: float, carried: Callable[[], int]) -> float:
+    """Return the rate of the slower direction, in bytes a second; 0 if no echo came back in time. Raises as `Source.take`.
+
+    `carried`: the bytes that other streams have carried so far, in the busier direction: they share the line.
+    """
     loop, rate = asyncio.get_running_loop(), 0.0
-    began_s = loop.time()
-    await source.observed_address()
-    async for rates in line_rates(source, loop.time() - began_s):
-        rate = min(rates)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s):
+            began_s = loop.time()
+            await source.observed_address()
+            round_trip_s = loop.time() - began_s
+            began_s, before = loop.time(), carried()
+            async for rates in line_rates(source, round_trip_s):
+                now_s, now = loop.time(), carried()
+                rate = min(rates) + (now - before) / max(1e-6, now_s - began_s)
+                began_s, before = now_s, now
     return rate
