@@ -78,7 +78,7 @@ def holders_text(status: Status) -> str:
 def lane_text(lane: Mapping[str, Any], own_stage: int) -> str:
     """Return a lane's partner, its stage, and for the stage above how fast it answers."""
     usual = "no answer yet" if lane["usual_s"] is None else f"an answer in {lane['usual_s']:.2g} s"
-    counts = f"{lane['hops']} micro-batches, {lane['unanswered']} unanswered, window {lane['window']}"
+    counts = f"{lane['hops']} micro-batch{'es' * (lane['hops'] != 1)}, {lane['unanswered']} unanswered, window {lane['window']}"
     return f"{lane['partner'][-6:]}, stage {lane['stage']}: {counts}" + (f", {usual}" if lane["stage"] > own_stage else "")
 
 

@@ -118,8 +118,8 @@ class StageReport:
         own, ago = self.stage.stage + 1, _age(loop_s() - self._worked_s)
         sent_s = [hop.away.sent_s for hop in carrier.hops.values() if hop.away is not None]
         if sent_s:
-            oldest = _age(loop_s() - min(sent_s))
-            return f"no work for {ago}: stage {own + 1} has not answered {len(sent_s)} micro-batches, the oldest for {oldest}"
+            oldest, plural = _age(loop_s() - min(sent_s)), "es" * (len(sent_s) > 1)
+            return f"no work for {ago}: stage {own + 1} has not answered {len(sent_s)} micro-batch{plural}, the oldest for {oldest}"
         if self.stage.is_first or carrier.hops:
             return f"no work for {ago}: the holders of stage {own + 1} take no micro-batch now"
         return f"no work for {ago}: no micro-batch comes from stage {own - 1}"

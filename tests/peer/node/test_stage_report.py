@@ -94,7 +94,7 @@ def test_a_trainer_without_work_is_told_where_the_micro_batches_are() -> None:
         sent_s = asyncio.get_running_loop().time()
         scene.hops[5] = Hop(5, b"name", None, HopState.AWAY, away=Away(lane, lane.send(5), sent_s))
         await scene.look_for(7)
-        assert "stage 3 has not answered 1 micro-batches, the oldest for 5 s" in scene.told.reason
+        assert "stage 3 has not answered 1 micro-batch, the oldest for 5 s" in scene.told.reason
         scene.hops[5].state, scene.hops[5].away = HopState.BACKWARD, None
         await scene.look_for(2)
         assert (scene.told.state, scene.told.reason) == (CARRYING, "")
