@@ -57,7 +57,9 @@ def rows(**values: Any) -> dict[str, str]:
 
 
 def test_a_staged_run_has_its_own_rows_and_counts_micro_batches_as_costs() -> None:
-    lanes = [{"partner": f"12D3KooW_peer{number}", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5} for number in (1, 2)]
+    lanes = [
+        {"partner": f"12D3KooW_peer{number}", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5} for number in (1, 2)
+    ]
     hops = {
         "outcomes": {"answered": 9},
         "repeated": 0,
