@@ -78,7 +78,6 @@ async def probe_line(sources: Sources, line: Line, pipeline: Pipeline) -> None:
 
     while not line.probed_bytes_per_s:
         known = sources.book.everybody(loop_s())
-        sources.rng.shuffle(known)
         for peer in spread_over(sources.groups.group(known))[:PROBED]:  # one after the other: they share the line
             rate = await sources.ask(peer, lambda source: slower_rate(source, PROBE_S, carried), 2 * PROBE_S)
             if isinstance(rate, float):
