@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import asyncio
 import math
-import os
 import sys
-from functools import partial
-from pathlib import Path
 from typing import Final, TextIO
 
 from gossamer.cli.screen import Screen
+from gossamer.cli.terminal_question import TerminalQuestion
 from gossamer.peer.machine.bill import SAID_FACTOR, Bill, bill
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.events import TrafficExpected
 from gossamer.peer.machine.status import Status
 from gossamer.peer.machine.units import size_bytes
-from gossamer.protocol.errors import BadSettings
 
 LOOPBACK: Final = ("127.", "::1")  # a peer that listens there meets only peers of this machine
 LIFT: Final = "`peer config monthly_traffic unlimited` lifts the limit, and `peer config monthly_traffic SIZE` sets another"
+LOW_USE: Final = "a smaller model that each peer holds whole would use the device better"
 
 
 class CostQuestion:
@@ -28,77 +25,100 @@ class CostQuestion:
     def __init__(self, config: PeerConfig, drawn: Screen, stdin: TextIO = sys.stdin) -> None:
         self._config = config
         self._drawn = drawn
-        self._stdin = stdin
+        self._question = TerminalQuestion(config.home, drawn, stdin)
         self._said: Bill | None = None
         self._is_settled = not config.is_unasked
+        self._is_use_settled = not config.least_use
         self._allowed_bytes = size_bytes(config.unasked_traffic)  # of a month
-        self._offer = ""  # the size that a yes allows
-        self._work: list[asyncio.Future[object]] = []  # requests to the peer, which answers on this loop
 
     def look(self, status: Status) -> None:
-        """Say the cost when it is first known and when it has changed much; settle once whether it may be so high."""
+        """Say the cost when it is first known and when it has changed much; settle once whether it may be so high, for so little use."""
         if not status.expected_traffic or self._config.alone or self._config.listen.startswith(LOOPBACK):
             return
-        expected = status.expected_traffic
-        found = bill(expected["day_bytes"], expected["inner_steps"], expected["step_s"], self._config, is_measured=expected["is_measured"])
+        expected = TrafficExpected(**{name: value for name, value in status.expected_traffic.items() if value is not None})
+        found = bill(expected, self._config)
         if self._said is None or not 1 / SAID_FACTOR < found.day_bytes / max(1.0, self._said.day_bytes) < SAID_FACTOR:
             self._said = found
             self._drawn.print_line(f"cost: {found.sentence()}")
-        if not self._is_settled and found.month_bytes > self._allowed_bytes and not self._offer:
+        if self._question.is_open:
+            return
+        if not self._is_use_settled and expected.use < self._config.least_use:  # false where it is not known
+            self._settle_use(expected.use)
+        elif not self._is_settled and found.month_bytes > self._allowed_bytes:
             self._settle(found)
 
+    # ------------------------------------------------------------------ bytes
+
     def _settle(self, found: Bill) -> None:
-        if not _is_in_foreground(self._stdin):
+        if not self._question.can_ask:
             if found.is_measured:  # an assumed duration of a step is no reason for a limit that stays
                 self._is_settled = True
                 self._take_limit(f"more than {self._config.unasked_traffic} a month, and there is no terminal to ask on")
             return
-        self._offer = f"{round_up(found.month_bytes / 1e9):g} GB"
-        self._drawn.hold()
-        self._drawn.print_line(
-            f"use up to {self._offer} a month? Answer yes, no (leave the run), or another limit, like 300 GB or unlimited. "
-            "The peer goes on until you answer:"
+        offer = f"{round_up(found.month_bytes / 1e9):g} GB"
+
+        def hear(line: str) -> str:
+            match answer := line.lower():
+                case "y" | "yes":
+                    self._allowed_bytes = size_bytes(offer)  # if more is measured, the question comes again
+                    self._limit(offer)
+                case "n" | "no":
+                    self._leave()
+                case "":
+                    self._take_limit("no answer")
+                case _ if trouble := _size_trouble(line):
+                    return f"{trouble}; answer yes, no, or a size"
+                case _:
+                    self._limit(line)
+            self._is_settled = answer not in ("y", "yes")
+            return ""
+
+        self._question.ask(
+            f"use up to {offer} a month? Answer yes, no (leave the run), or another limit, like 300 GB or unlimited. "
+            "The peer goes on until you answer:",
+            hear,
+            self._take_background,
         )
-        asyncio.get_running_loop().add_reader(self._stdin.fileno(), self._read_answer)
 
-    def _read_answer(self) -> None:
-        if not _is_in_foreground(self._stdin):  # Ctrl-Z and bg since the question: the shell reads the line
-            self._close(is_settled=True)
-            self._take_limit("in the background")
-            return
-        line = self._stdin.readline()
-        answer, offer = line.strip().lower(), self._offer
-        if answer not in ("y", "yes", "n", "no", "") and (trouble := _size_trouble(line.strip())):
-            self._drawn.print_line(f"{trouble}; answer yes, no, or a size")
-            return
-        self._close(is_settled=answer not in ("y", "yes"))
-        match answer:
-            case "y" | "yes":
-                self._allowed_bytes = size_bytes(offer)  # if more is measured, the question comes again
-                self._limit(offer)
-            case "n" | "no":
-                self._ask({"verb": "leave"}, "leaving")
-            case "":
-                self._take_limit("no answer")
-            case _:
-                self._limit(line.strip())
-
-    def _close(self, *, is_settled: bool) -> None:
-        asyncio.get_running_loop().remove_reader(self._stdin.fileno())
-        self._drawn.go_on()
-        self._offer, self._is_settled = "", is_settled
+    def _take_background(self) -> None:
+        self._is_settled = True
+        self._take_limit("in the background")
 
     def _take_limit(self, why: str) -> None:
         self._limit(self._config.unasked_traffic, f"{why}: ")
 
     def _limit(self, size: str, why: str = "") -> None:
         said = f"{why}monthly_traffic = {size} holds from now on; {LIFT}"
-        self._ask({"verb": "set", "key": "monthly_traffic", "value": size}, said)
+        self._question.request({"verb": "set", "key": "monthly_traffic", "value": size}, said)
 
-    def _ask(self, request: dict[str, object], said: str) -> None:
-        """Ask the peer of this process, from another thread: it answers on this loop."""
-        self._drawn.print_line(said)
-        self._work.append(asyncio.get_running_loop().run_in_executor(None, partial(_tell, self._config.home, request)))
+    def _leave(self, why: str = "") -> None:
+        self._question.request({"verb": "leave"}, f"{why}leaving")
+
+    # ------------------------------------------------------------------ use of the device
+
+    def _settle_use(self, use: float) -> None:
+        self._is_use_settled = True
+        words = f"this line feeds only {use:.0%} of this device with micro-batches: {LOW_USE}"
+        if not self._question.can_ask:
+            self._leave(f"{words}; --least-use 0 joins nevertheless, and there is no terminal to ask on: ")
+            return
+
+        def hear(line: str) -> str:
+            match line.lower():
+                case "y" | "yes":
+                    said = "least_use = 0 holds from now on: this peer trains, however little of the device the line feeds"
+                    self._question.request({"verb": "set", "key": "least_use", "value": "0"}, said)
+                case "n" | "no":
+                    self._leave()
+                case _:
+                    return "answer yes or no"
+            return ""
+
+        self._question.ask(
+            f"{words}. Train nevertheless? Answer yes, or no (leave the run). The peer goes on until you answer:",
+            hear,
+            lambda: self._leave("in the background: "),
+        )
 
 
 def round_up(value: float) -> float:
@@ -107,24 +127,9 @@ def round_up(value: float) -> float:
     return math.ceil(1.1 * value / scale) * scale
 
 
-def _tell(home: Path, request: dict[str, object]) -> None:
-    try:
-        ask(home, request)
-    except BadSettings as error:
-        print(f"warning: {error}", file=sys.stderr)
-
-
 def _size_trouble(text: str) -> str:
     try:
         size_bytes(text)
     except ValueError as error:
         return f"{text!r} is no size: {error}"
     return ""
-
-
-def _is_in_foreground(stdin: TextIO) -> bool:
-    """Return whether this is a terminal that this process may read: a read in the background would stop it."""
-    try:
-        return stdin.isatty() and os.tcgetpgrp(stdin.fileno()) == os.getpgrp()
-    except (OSError, ValueError):  # closed, or not our terminal
-        return False

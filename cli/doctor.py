@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.join import InviteFile, given_text
+from gossamer.cli.manifests import read_manifest
 from gossamer.cli.options import DEFAULT_HOME, INVITE_VARIABLE, HomeFolder, Json
 from gossamer.peer.machine.config import LocalSettings, peer_config, saved_settings
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
     from gossamer.peer.doctor.finding import Finding
@@ -21,7 +25,9 @@ if TYPE_CHECKING:
 InviteText = Annotated[
     str | None,
     typer.Argument(
-        metavar="INVITE", envvar=INVITE_VARIABLE, help="Also check this run. Default: the run that the home folder holds, if any."
+        metavar="INVITE",
+        envvar=INVITE_VARIABLE,
+        help="Also check this run: an invite, a manifest file, or a home folder. Default: the run that the home folder holds, if any.",
     ),
 ]
 
@@ -42,12 +48,13 @@ def doctor(
     from gossamer.peer.doctor.case import Case  # slow to import, and needed only now
     from gossamer.peer.doctor.examination import examine, exit_code
 
-    found, folder, saved = [], Home(home), {}
+    text, folder, manifest = _subject(given_text(invite, invite_file), home)
+    found, saved = [], {}
     with suppress(BadSettings):  # a check says it
         saved = saved_settings(folder)
     local = peer_config(saved | given | {"home": folder.path})
     port = local.port if "port" in saved | given else None
-    for name, finding in examine(Case(folder, given_text(invite, invite_file), local, port)):
+    for name, finding in examine(Case(folder, text, local, port, manifest)):
         found.append((name, finding))
         if not as_json:
             show(name, finding)
@@ -58,6 +65,15 @@ def doctor(
         ]
         print(json.dumps({"exit_code": int(code), "checks": checks}))
     return int(code)
+
+
+def _subject(text: str | None, home: Path) -> tuple[str | None, Home, Manifest | None]:
+    """Return the invite, the home and the manifest that the operator names with one word. Raises BadManifest for a file that is none."""
+    if text is not None and os.path.isdir(text):  # noqa: PTH112 - false for an invite, which is too long for a path
+        return None, Home(Path(text)), None
+    if text is not None and os.path.isfile(text):  # noqa: PTH113
+        return None, Home(home), read_manifest(Path(text))
+    return text, Home(home), None
 
 
 def show(name: str, finding: Finding) -> None:

@@ -15,6 +15,7 @@ RATE = "tok/s"
 COLUMNS = ("peer", "state", "step", "loss", RATE, "meetings", "up", "down", "blocked")
 LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
+MOST_STAGES = 8  # that are listed each by itself
 BAR_CELLS = 50
 FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
 
@@ -26,7 +27,7 @@ def columns(unit: str) -> tuple[str, ...]:
 
 def cells(name: str, status: Status) -> tuple[str, ...]:
     """Return one cell of text for each of `columns`."""
-    traffic = status["bytes"]
+    traffic, hops = status["bytes"], status["hops"]
     return (
         name,
         str(status["state"]),
@@ -34,8 +35,8 @@ def cells(name: str, status: Status) -> tuple[str, ...]:
         loss_text(status["loss"]),
         f"{status['tokens_per_second']:.0f}",
         "/".join(str(status["meetings"][kind]) for kind in MEETING_KINDS),
-        bytes_text(traffic["sent"]),
-        bytes_text(traffic["received"]),
+        bytes_text(traffic["sent"] + hops.get("sent", 0)),
+        bytes_text(traffic["received"] + hops.get("received", 0)),
         share_text(status["blocked_seconds"], status["train_seconds"]),
     )
 
@@ -59,9 +60,38 @@ def stage_text(status: Status) -> str:
     """Return which stage of the model a peer holds, and what has passed through it."""
     if not (hops := status["hops"]):
         return str(status["stage"])
-    carried = ", ".join(f"{number} {outcome.replace('_', ' ')}" for outcome, number in sorted(hops["outcomes"].items())) or "none yet"
+    counts = {**dict(sorted(hops["outcomes"].items())), "repeated": hops["repeated"], "late": hops["late"]}
+    carried = ", ".join(f"{number} {name.replace('_', ' ')}" for name, number in counts.items() if number) or "none yet"
     lanes = f"lanes: {hops['lanes_below']} below, {hops['lanes_above']} above"
     return f"{status['stage']}; micro-batches: {carried}; {lanes}; {bytes_text(hops['sent'])} up, {bytes_text(hops['received'])} down"
+
+
+def holders_text(status: Status) -> str:
+    """Return how many peers in sight hold each stage, and which stages nobody holds."""
+    holders = status["stage_holders"]
+    missing = [f"nobody of stage {number}" for number, count in enumerate(holders, 1) if not count]
+    if len(holders) > MOST_STAGES:
+        return ", ".join([f"{min(filter(None, holders), default=0)} to {max(holders)} of each of {len(holders)} stages", *missing])
+    return ", ".join(f"{count or 'nobody'} of stage {number}" for number, count in enumerate(holders, 1))
+
+
+def lane_text(lane: Mapping[str, Any], own_stage: int) -> str:
+    """Return a lane's partner, its stage, and for the stage above how fast it answers."""
+    usual = "no answer yet" if lane["usual_s"] is None else f"an answer in {lane['usual_s']:.2g} s"
+    counts = f"{lane['hops']} micro-batch{'es' * (lane['hops'] != 1)}, {lane['unanswered']} unanswered, window {lane['window']}"
+    return f"{lane['partner'][-6:]}, stage {lane['stage']}: {counts}" + (f", {usual}" if lane["stage"] > own_stage else "")
+
+
+def lanes_text(status: Status) -> list[str]:
+    """Return each lane in words, those to the stage below first."""
+    own = int(status["stage"].split()[0])
+    return [lane_text(lane, own) for lane in sorted(status["lanes"], key=lambda lane: (lane["stage"], lane["partner"]))]
+
+
+def starved_text(status: Status) -> str:
+    """Return for which share of its time a holder of a stage had no work."""
+    worked_s, starved_s = status["train_seconds"], status["starved_seconds"]
+    return f"{share_text(starved_s, worked_s + starved_s)} of the time, for want of micro-batches"
 
 
 def text_read(text: Mapping[str, Any]) -> str:

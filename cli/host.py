@@ -17,6 +17,7 @@ from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
 from gossamer.peer.swarm.issued_invites import USES
@@ -38,7 +39,7 @@ WriteInvite = Annotated[
 
 
 @takes("changes", RunOptions)
-@takes("given", PeerConfig, *EVERY, "wait_for_peers", "alone")
+@takes("given", PeerConfig, *EVERY, "wait_for_peers", "alone", "stage")
 def host(
     manifest: ManifestFile = None,
     home: options.HomeFolder = options.DEFAULT_HOME,
@@ -61,10 +62,12 @@ def host(
     with undone_if_it_fails(folder):
         folder.create()
         if not folder.manifest.exists():
+            need_stage(wanted, folder, config.stage)
             wanted = tried(wanted, config.model, config.data, config.devices)
         identity = Identity.load_or_create(folder.identity)
         wanted = wanted.with_host(identity.peer_id)
         signed = run_to_host(folder, identity, wanted, must_match=manifest is not None or bool(changes))
+        need_stage(signed.manifest(), folder, config.stage)
         need_start(folder, config, signed)
         hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
 

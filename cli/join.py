@@ -15,6 +15,7 @@ from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.manifests import START_AGAIN
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
@@ -43,7 +44,7 @@ InviteFile = Annotated[
 LOOK_S = 0.5  # between two looks for a file with an invite
 
 
-@takes("given", PeerConfig, *EVERY, "keep_trying")
+@takes("given", PeerConfig, *EVERY, "keep_trying", "stage")
 def join(
     invite: InviteText = None,
     invite_file: InviteFile = None,
@@ -60,14 +61,18 @@ def join(
     folder = Home(config.home)
     with undone_if_it_fails(folder):
         identity, read = load_invite(folder, invite, invite_file)
-        need_text_run(folder)
+        need_text_run(folder, config.stage)
         hold_session(config, identity, None, read, metrics=metrics)
 
 
-def need_text_run(folder: Home) -> None:
-    """Raise BadManifest if the home holds a program run, which only its program trains. A home may hold no manifest yet."""
+def need_text_run(folder: Home, stage: int | None = None) -> None:
+    """Raise BadManifest if the home holds a program run, which only its program trains; BadSettings without this stage.
+
+    A home may hold no manifest yet.
+    """
     if folder.manifest.exists():
-        need_text(SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest(), START_AGAIN)
+        manifest = need_text(SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest(), START_AGAIN)
+        need_stage(manifest, folder, stage)
 
 
 def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: str = "join") -> tuple[Identity, Invite | None]:

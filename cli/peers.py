@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gossamer.cli.figures import age_text, table_text
+from gossamer.cli.figures import Status, age_text, holders_text, lanes_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -42,8 +42,11 @@ def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json 
         print(json.dumps({"forgiven": str(partner)}) if as_json else words)
         return
     now_s = time.time()
-    rows = with_records(ask(folder.path, {"verb": "peers"})["peers"], records, now_s)
-    print(json.dumps({"peers": rows}) if as_json else described(rows, now_s))
+    rows, status = with_records(ask(folder.path, {"verb": "peers"})["peers"], records, now_s), ask(folder.path, {"verb": "status"})
+    if as_json:
+        print(json.dumps({"peers": rows, "lanes": status["lanes"], "stage_holders": status["stage_holders"]}))
+    else:
+        print("\n".join([described(rows, now_s), *lanes_described(status)]))
 
 
 def named(text: str, partners: Sequence[PeerId]) -> PeerId:
@@ -89,6 +92,14 @@ def described(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
     """Return the table, and below it the records in words."""
     records = [f"{row['peer_id'][-6:]}  {record_text(row['record'])}" for row in rows if row["record"]]
     return "\n".join([table(rows, now_s), *(["", *records] if records else [])])
+
+
+def lanes_described(status: Status) -> list[str]:
+    """Return lines on the lanes of a peer that holds a stage, and on who holds the stages; none in a run without stages."""
+    if not status["stage"]:
+        return []
+    holders = [f"holders: {holders_text(status)}"] if status["stage_holders"] else []
+    return ["", f"this peer holds stage {status['stage']}; its lanes:", *(lanes_text(status) or ["none"]), *holders]
 
 
 def record_text(record: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
@@ -13,16 +14,17 @@ from pydantic import Field
 
 from gossamer.cli.curves import need_plot
 from gossamer.cli.generated_options import Given, takes
-from gossamer.cli.manifests import RunOptions, read_manifest
+from gossamer.cli.manifests import RunOptions, changed, read_manifest
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, origin
 from gossamer.cli.screen import meter
-from gossamer.cli.simulation_report import network_text, plot_rows, rows_text, swarm_text
+from gossamer.cli.simulation_report import network_text, plot_rows, rows_text, staged_network_text, swarm_text
 from gossamer.peer.machine.config import Setting
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import mbit_per_s, seconds
 from gossamer.peer.simulator.results import Row, value_text
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import StagedManifest
 
 if TYPE_CHECKING:
     from gossamer.peer.simulator.choices import SimulationRequest
@@ -30,17 +32,26 @@ if TYPE_CHECKING:
 
 NUM_STEPS = 300
 CURVE_BATCHES = 4  # held-out batches at each point of a curve that is drawn
-# The simulations that an option applies to: training (""), --network, --swarm. An option that is not listed applies to training only.
+STAGED = "--network --stages"
+# The simulations that an option applies to: training (""), --network, alone or of a staged run, --swarm. Others apply to training only.
 APPLIES_TO: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("manifest", "home", "peers", "seed", "network", "swarm", "as_json", "bandwidth"), ("", "--network", "--swarm")),
-    **dict.fromkeys(("codec", "inner_steps", "settings", "step_seconds"), ("", "--network")),
+    **dict.fromkeys(("manifest", "home", "network", "swarm", "as_json", "bandwidth"), ("", "--network", STAGED, "--swarm")),
+    **dict.fromkeys(("peers", "seed"), ("", "--network", "--swarm")),
+    **dict.fromkeys(("codec", "inner_steps"), ("", "--network", STAGED)),
+    **dict.fromkeys(("settings", "step_seconds"), ("", "--network")),
     "latency": ("--network", "--swarm"),
-    **dict.fromkeys(("variation", "params", "layers"), ("--network",)),
+    "variation": ("--network",),
+    **dict.fromkeys(("params", "layers"), ("--network", STAGED)),
+    "hidden_size": (STAGED,),
+    **dict.fromkeys(("stages", "activations"), ("", STAGED)),
     **dict.fromkeys(("cut", "churn", "loss", "clock_error", "reachable"), ("--swarm",)),
 }
-OF_A_MODEL = frozenset({"params", "layers"})  # given by a manifest
+OF_A_MODEL = frozenset({"params", "layers", "hidden_size"})  # given by a manifest
 NETWORK_SETTINGS = ("codec", "peers", "inner_steps", "seed")  # settings of --set that apply to --network
 WITH = "leave it out; --network takes its own options in `peer simulate --help` and --peers, --codec, --inner-steps and --seed"
+WITH_STAGES = (
+    "leave it out; with --stages it takes --bandwidth, --activations, --codec, --inner-steps, --params, --layers and --hidden-size"
+)
 WITH_SWARM = "leave it out; --swarm takes its own options in `peer simulate --help` and --peers, --seed, --latency and --bandwidth"
 SWARM_PEERS = 2, 500
 
@@ -70,7 +81,7 @@ class SimulationOptions(RunOptions):
     skew: Annotated[str | None, Setting("SHARE")] = None
     """Share of each batch that comes from the peer's own part of the text."""
     stages: Annotated[int | None, Setting("N")] = Field(None, ge=1)
-    """Cut the model into so many stages; a micro-batch takes each stage from one of the peers. --method noloco or local."""
+    """Cut the model into so many stages; a micro-batch takes each stage from one of the peers. --method noloco or local, or --network."""
     routing: Annotated[str | None, Setting("NAME")] = None
     """With --stages: from which peer. random, or fixed: always the same one."""
     activations: Annotated[str | None, Setting("NAME")] = None
@@ -98,7 +109,7 @@ class SimulationOptions(RunOptions):
     plot: Annotated[Path | None, Setting("FILE.png")] = None
     """Draw loss against tokens and bytes, and the spread of the weights. Needs matplotlib."""
     network: Annotated[bool, Setting()] = False
-    """Without training: the duration of exchanges, and the share of time left for computing."""
+    """Without training: duration of exchanges, time left for computing. With --stages: where a staged run pays, from formulas."""
     swarm: Annotated[bool, Setting()] = False
     """Without training: 2 to 500 real nodes, from their start through a network partition to its healing."""
     cut: Annotated[float, Setting("TIME", parser=seconds)] = Field(300.0, ge=0.0)
@@ -116,11 +127,13 @@ class SimulationOptions(RunOptions):
     variation: Annotated[float, Setting("RATIO")] = 0.5
     """With --network: standard deviation of the latency over its mean."""
     bandwidth: Annotated[float, Setting("RATE", parser=mbit_per_s)] = 100.0
-    """Line rate, each way, in Mbit/s or like "12 MB/s": with --network, --swarm, or --inner-steps auto."""
+    """Line rate, each way, in Mbit/s or like "12 MB/s": with --network, --swarm, or --inner-steps auto. With --stages: else three."""
     params: Annotated[float, Setting("N")] = 1.25e8
     """With --network, without a manifest: parameters of the model."""
     layers: Annotated[int, Setting("N")] = Field(12, ge=1)
     """With --network, without a manifest: layers of the model."""
+    hidden_size: Annotated[int | None, Setting("N")] = Field(None, ge=1)
+    """With --network --stages, without a manifest: width of the model. Not set: what its parameters and layers suggest."""
     step_seconds: Annotated[float, Setting("TIME", parser=seconds)] = 1.0
     """Computing time of an inner step: with --network, or --inner-steps auto."""
 
@@ -132,12 +145,16 @@ def simulate(manifest: ManifestFile = None, home: HomeFolder = DEFAULT_HOME, *, 
     Trains replicas of the real model with the real outer steps and codecs, without a network. With --swarm it runs real nodes without
     training. The results depend on the seed, the number of threads, and the text: by default the sources of this Python.
     """
-    _refuse_ignored_options(given, has_manifest=manifest is not None)
     options = SimulationOptions.model_construct(**given)  # the command line has checked them
+    num_stages = options.stages or (read_manifest(manifest).num_stages if manifest is not None else 1)
+    _refuse_ignored_options(given, has_manifest=manifest is not None, is_staged=num_stages > 1)
     if options.swarm:
         print(swarm_answer(manifest, options, as_json=as_json))
         return
     need_extra("text")
+    if options.network and num_stages > 1:
+        print(staged_network_answer(manifest, options, num_stages, given, as_json=as_json))
+        return
     request = simulation_request(manifest, options)
     if options.network:
         print(network_answer(request, options, is_of_a_run=manifest is not None, as_json=as_json))
@@ -231,6 +248,30 @@ def network_answer(request: SimulationRequest, options: SimulationOptions, *, is
     return json.dumps(found) if as_json else network_text(found)
 
 
+def staged_network_answer(manifest: Path | None, options: SimulationOptions, num_stages: int, given: Given, *, as_json: bool) -> str:
+    """Return what to print on where a staged run pays: of a manifest, or of a model of the given size. Raises BadSettings, BadManifest."""
+    from gossamer.peer.model.model import model_config, parameter_shapes
+    from gossamer.peer.model.stages import manifest_cuts
+    from gossamer.peer.simulator.network import Network
+    from gossamer.peer.simulator.stage_network import LINES_MBIT, StagedModel, hidden_size_of, report
+
+    run = changed(read_manifest(manifest), {name: given[name] for name in ("codec", "inner_steps", "stages") if name in given and manifest})
+    bits = Network(codec=options.codec or run.codec.name).bits_per_param
+    if isinstance(run, StagedManifest):
+        manifest_cuts(run)  # refuses what cannot be cut
+        text = model_config(run.model).get_text_config()
+        num_params = sum(map(math.prod, parameter_shapes(run.model).values()))
+        shape, batch = (num_params, text.num_hidden_layers, text.hidden_size), (run.step_tokens, run.outer.nominal_steps)
+        model = StagedModel(*shape, num_stages, bits, *batch)
+    else:
+        width = options.hidden_size or hidden_size_of(options.params, options.layers)
+        interval = options.inner_steps if isinstance(options.inner_steps, int) else run.outer.nominal_steps
+        model = StagedModel(options.params, options.layers, width, num_stages, bits, interval_steps=interval)
+    lines = (options.bandwidth,) if "bandwidth" in given else LINES_MBIT
+    found = report(model, lines, options.activations or (run.stages.activations if isinstance(run, StagedManifest) else "int8"))
+    return json.dumps(found | origin()) if as_json else staged_network_text(found)
+
+
 def swarm_answer(manifest: Path | None, options: SimulationOptions, *, as_json: bool) -> str:
     """Simulate a swarm of real nodes and return what to print. Raises BadSettings or BadManifest."""
     least, most = SWARM_PEERS
@@ -254,12 +295,12 @@ def swarm_answer(manifest: Path | None, options: SimulationOptions, *, as_json: 
     return json.dumps(asdict(result)) if as_json else swarm_text(result)
 
 
-def _refuse_ignored_options(given: Given, *, has_manifest: bool) -> None:
+def _refuse_ignored_options(given: Given, *, has_manifest: bool, is_staged: bool) -> None:
     """Raise BadSettings for the first given option that the chosen simulation would ignore."""
     network, swarm = "network" in given, "swarm" in given
     if network and swarm:
         raise BadSettings("--network and --swarm exclude each other", hint="give one of them")
-    mode = "--network" if network else "--swarm" if swarm else ""
+    mode = STAGED if network and is_staged else "--network" if network else "--swarm" if swarm else ""
     for name, value in given.items():
         spelling = SimulationOptions.spelling(name)
         if network and name in OF_A_MODEL and has_manifest:
@@ -270,6 +311,8 @@ def _refuse_ignored_options(given: Given, *, has_manifest: bool) -> None:
         if value is False:
             spelling = f"--no-{spelling.removeprefix('--')}"
         if mode:
-            raise BadSettings(f"{spelling} has no effect with {mode}", hint=WITH if network else WITH_SWARM)
-        needed = " or ".join(modes)
+            raise BadSettings(
+                f"{spelling} has no effect with {mode}", hint=WITH_STAGES if mode == STAGED else WITH if network else WITH_SWARM
+            )
+        needed = " or ".join(mode for mode in modes if mode != STAGED or len(modes) == 1)
         raise BadSettings(f"{spelling} has no effect without {needed}", hint=f"leave it out, or add {needed}")

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.curves import save_figure
-from gossamer.cli.figures import duration_text, loss_text, share_text, table_text
+from gossamer.cli.figures import duration_text, loss_text, number_text, share_text, table_text
 from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.simulator.results import Average, Point, Result, Row, over_seeds, value_text
 from gossamer.protocol.errors import BadSettings
@@ -178,6 +178,46 @@ def network_text(found: Mapping[str, Any]) -> str:
     lines += ["time that uneven steps take, waiting for others, over what they take by themselves"]
     lines += [f"  {name:<14}{slower[name]:10.2f}" for name in ("group", "pairs")]
     return "\n".join([*lines, *(run_lines(found) if "estimate" in found else ())])
+
+
+def staged_network_text(found: Mapping[str, Any]) -> str:
+    """Return the results of `--network --stages` as text: what each stage sends, and a row for each device and line."""
+    chosen, per_token = found["activations"], found["bytes_per_token"]
+    lines = [
+        f"{found['params']:.3g} parameters in {found['stages']} stages of {found['stage_params']:.3g}, hidden size {found['hidden_size']}",
+        f"bytes a token on hops, in {chosen}:",
+        *(f"  {kind:<8}{both['sent']:8.0f} up{both['received']:9.0f} down" for kind, both in per_token[chosen].items()),
+        _compared_with_whole(found),
+        "",
+    ]
+    names = list(per_token)
+    in_formats = "/".join(names)
+    heads = ("device", "Mbit/s", "tokens/s", f"full use, Mbit/s: {in_formats}", f"use, %: {in_formats}")
+    table: list[tuple[str, ...]] = [(*heads, f"a day up, {chosen}", "whole, up", "in stages")]
+    for row in found["rows"]:
+        formats = row["formats"]
+        table.append(
+            (
+                row["device"],
+                f"{row['line_mbit']:g}",
+                number_text(row["tokens_per_second"]),
+                "/".join(_mbit(formats[name]["full_use_mbit"]) for name in names),
+                "/".join(f"{100 * formats[name]['use']:.0f}" for name in names),
+                bytes_text(formats[chosen]["day_sent"]),
+                bytes_text(row["whole"]["day_bytes"]),
+                row["verdict"],
+            )
+        )
+    return "\n".join([*lines, table_text(table, str.ljust)])
+
+
+def _mbit(mbit: float) -> str:
+    return f"{mbit:.0f}" if mbit >= 100 else f"{mbit:.3g}"
+
+
+def _compared_with_whole(found: Mapping[str, Any]) -> str:
+    hops, whole = max(both["sent"] for both in found["bytes_per_token"][found["activations"]].values()), found["whole_bytes_per_token"]
+    return f"a peer with the whole model sends {whole:.0f} bytes a token in meetings, {hops / whole:.1f} times less than the busiest stage"
 
 
 def run_lines(found: Mapping[str, Any]) -> list[str]:

@@ -9,7 +9,19 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import Status, age_text, loss_text, meetings_text, sentence, share_text, stage_text, text_read
+from gossamer.cli.figures import (
+    Status,
+    age_text,
+    holders_text,
+    lanes_text,
+    loss_text,
+    meetings_text,
+    sentence,
+    share_text,
+    stage_text,
+    starved_text,
+    text_read,
+)
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
@@ -56,18 +68,20 @@ def need_health(folder: Home) -> None:
 def description(answer: Status, now_s: float) -> str:
     """Return the status as text: one sentence, then the rows."""
     shown = rows(answer, now_s) | {"warnings": "\n           ".join(answer["warnings"]) or "none"}
+    if answer["lanes"]:
+        shown["lanes"] = "\n           ".join(lanes_text(answer))
     return "\n".join([sentence(answer, now_s), "", *(f"{name:<11}{value}" for name, value in shown.items())])
 
 
 def rows(answer: Status, now_s: float) -> dict[str, str]:
     """Return the rows below the sentence, by name."""
     routes = ", ".join(f"{number} {route}" for route, number in sorted(answer["routes"].items()))
-    in_meetings, lifetime, energy = answer["bytes"], answer["lifetime"], answer["energy"]
+    in_meetings, hops, lifetime, energy = answer["bytes"], answer["hops"], answer["lifetime"], answer["energy"]
     interval = f"one in about {steps_text(answer['inner_steps'])} ({answer['inner_steps_reason']})"
     return {
         "run": run_text(answer, now_s),
         **({"program": answer["program"]} if answer["program"] else {}),
-        **({"stage": stage_text(answer)} if answer["stage"] else {}),
+        **(stage_rows(answer) if answer["stage"] else {}),
         **({"text": text_read(answer["text"])} if answer["text"] else {}),
         "loss": trend_text(answer),
         "my part": part_text(answer, now_s),
@@ -76,10 +90,12 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         **({"coding": answer["coding"]} if answer["coding"] else {}),
         "partners": f"{answer['peers_seen']} in sight" + (f"; connected: {routes}" if routes else ""),
         "traffic": f"{bytes_text(in_meetings['sent'])} up, {bytes_text(in_meetings['received'])} down in meetings, in this start; "
-        f"{bytes_text(answer['month_bytes'])} in all this month",
+        + (f"{bytes_text(hops['sent'])} up, {bytes_text(hops['received'])} down with micro-batches; " if hops else "")
+        + f"{bytes_text(answer['month_bytes'])} in all this month",
         **({"gpu power": power_text(answer["gpu_power"])} if answer["gpu_power"] else {}),
         "limits": ", ".join(limit_text(key, value) for key, value in answer["limits"].items()) or "none",
         "costs": f"{lifetime['seconds'] / 3600:.1f} hours, {bytes_text(lifetime['sent'] + lifetime['received'])} in meetings"
+        + (" and with micro-batches" if hops else "")
         + (f", {lifetime['watt_hours']:.1f} Wh ({energy['how']})" if energy["how"] else "")
         + expected_text(answer),
         "warnings": "; ".join(answer["warnings"]) or "none",
@@ -87,6 +103,16 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
         "run id": answer["run_id"],
         "peer id": answer["peer_id"],
         "version": answer["version"],
+    }
+
+
+def stage_rows(answer: Status) -> dict[str, str]:
+    """Return the rows of a peer that holds a stage."""
+    return {
+        "stage": stage_text(answer),
+        **({"holders": holders_text(answer)} if answer["stage_holders"] else {}),
+        **({"lanes": "; ".join(lanes_text(answer))} if answer["lanes"] else {}),
+        "starved": starved_text(answer),
     }
 
 
@@ -110,7 +136,10 @@ def expected_text(answer: Status) -> str:
     expected = answer["expected_traffic"]
     if not expected or not expected["is_measured"]:
         return ""
-    return f"; a whole day of training: {bytes_text(expected['day_bytes'])} up and as much down"
+    up, received = bytes_text(expected["day_bytes"]), expected["day_received"]
+    down = up if received is None else bytes_text(received)
+    use = "" if expected["use"] is None else f"; the line feeds {expected['use']:.0%} of the device"
+    return f"; a whole day of training: {up} up and {'as much' if up == down else down} down{use}"
 
 
 def run_text(answer: Status, now_s: float) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, loss_text, number_text, share_text, table_text
+from gossamer.cli.figures import age_text, holders_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
@@ -23,14 +23,25 @@ from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 ANSWER_S = 3.0
 SHORT: Final = 6  # characters of a peer id, its last ones: the first are the same for all
 MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
+STAGE_COLUMN: Final = 2  # place of the column that staged runs have beside these
 CHANGES = 8  # shown in the terminal
 CURVE_ROWS = 8
 CLAIMS: Final = (
     "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
     "that is far from all others is not shown."
 )
-_FIGURES: Final = ("step", "told", "live", "ever", "tokens", "tokens_per_second", "one_more_tokens_per_second", "carried_mb")
-_MEMBER: Final = ("is_own", "state", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
+_FIGURES: Final = (
+    "step",
+    "told",
+    "live",
+    "ever",
+    "tokens",
+    "tokens_per_second",
+    "one_more_tokens_per_second",
+    "carried_mb",
+    "stage_holders",
+)
+_MEMBER: Final = ("is_own", "state", "stage", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
 
 
 def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
@@ -93,7 +104,8 @@ def description(shown: Mapping[str, Any]) -> str:
     """Return the picture as text."""
     parts = [f"{shown['name']}: {shown['purpose']}", "", *(f"{name:<9}{value}" for name, value in rows(shown).items()), ""]
     live = [row for row in shown["members"] if row["state"] != "left"]
-    parts += [table_text([MEMBER_COLUMNS, *(member_cells(row, shown["now"]) for row in live)], str.ljust) if live else "no member in sight"]
+    cells = [member_cells(row, shown["now"], shown["stage_holders"]) for row in live]
+    parts += [table_text([member_columns(shown["stage_holders"]), *cells], str.ljust) if live else "no member in sight"]
     if shown["changes"]:
         parts += ["", *(change_text(one) for one in shown["changes"][:CHANGES])]
     if curve := list(curve_rows(shown["points"])):
@@ -109,9 +121,10 @@ def rows(shown: Mapping[str, Any]) -> dict[str, str]:
         "run": progress_text(shown),
         "loss": last_loss_text(shown),
         "members": f"{shown['live']} live, {shown['ever']} ever seen",
+        **({"stages": holders_text(shown)} if shown["stage_holders"] else {}),
         "trained": f"{number_text(shown['tokens'])} {unit}{rate}",
         **({"one more": f"would add about {number_text(more)} {unit}/s, as a typical member does"} if more else {}),
-        "traffic": f"{bytes_text(1e6 * shown['carried_mb'])} in meetings",
+        "traffic": f"{bytes_text(1e6 * shown['carried_mb'])} {carried_in(shown)}",
         "seen": seen_text(shown),
         "join": join_text(shown),
         "run id": shown["run_id"],
@@ -152,10 +165,24 @@ def join_text(shown: Mapping[str, Any]) -> str:
     return "ask a member for an invite, then: pip install gossamer-peer, and peer join INVITE"
 
 
-def member_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
-    """Return a member's row: one text for each of MEMBER_COLUMNS."""
+def carried_in(shown: Mapping[str, Any]) -> str:
+    """Return by what the bytes of a run were carried."""
+    return "in meetings and with micro-batches" if shown["stage_holders"] else "in meetings"
+
+
+def member_columns(stage_holders: Sequence[int]) -> tuple[str, ...]:
+    """Return the headings of the members' rows; `stage_holders` is empty in a run without stages."""
+    if not stage_holders:
+        return MEMBER_COLUMNS
+    columns = [name.replace("in meetings", "carried") for name in MEMBER_COLUMNS]
+    return (*columns[:STAGE_COLUMN], "stage", *columns[STAGE_COLUMN:])
+
+
+def member_cells(row: Mapping[str, Any], now_s: float, stage_holders: Sequence[int]) -> tuple[str, ...]:
+    """Return a member's row: one text for each of `member_columns`."""
     carried = row["carried_mb"]
-    return (
+    stage = (str(row["stage"] or "-"),) if stage_holders else ()
+    cells = (
         f"{row['peer']} (this)" if row["is_own"] else row["peer"],
         row["state"],
         f"{100 * row['share']:.1f} %",
@@ -166,6 +193,7 @@ def member_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
         "-" if row["joined"] is None else f"{age_text(now_s - row['joined'])} ago",
         f"{age_text(now_s - row['heard'])} ago",
     )
+    return (*cells[:STAGE_COLUMN], *stage, *cells[STAGE_COLUMN:])
 
 
 def change_text(one: Mapping[str, Any]) -> str:

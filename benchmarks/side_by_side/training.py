@@ -26,9 +26,8 @@ from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.weights import FAST
-from gossamer.peer.trainer.boundary import EVAL_INTERVAL_STEPS
+from gossamer.peer.trainer.losses import EVAL_INTERVAL_STEPS, NUM_EVAL_BATCHES
 from gossamer.peer.trainer.stopwatch import REPORT_S
-from gossamer.peer.trainer.text_training import NUM_EVAL_BATCHES
 from gossamer.protocol.run.manifest import need_text
 
 

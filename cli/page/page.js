@@ -7,8 +7,8 @@ const CHARTS = [
   { title: (status) => status.program ? "loss" : "loss, nats per token", lines: [["training", "loss", "blue"], ["held out", null, "violet"]] },
   { title: (status) => `${status.unit} a second`, lines: [["a second", "tokens_per_second", "green"]] },
   { title: () => "meetings", lines: [["completed", "meetings", "green"], ["failed", "failed", "red", "dash"]] },
-  { title: () => "megabytes up, in meetings", lines: [["up", "sent", "blue"]], scale: 1e-6 },
-  { title: () => "megabytes down, in meetings", lines: [["down", "received", "violet"]], scale: 1e-6 },
+  { title: (status) => status.stage ? "megabytes up" : "megabytes up, in meetings", lines: [["up", "sent", "blue"]], scale: 1e-6 },
+  { title: (status) => status.stage ? "megabytes down" : "megabytes down, in meetings", lines: [["down", "received", "violet"]], scale: 1e-6 },
   { title: () => "blocked, % of training time", lines: [["blocked", "blocked_share", "red"]], scale: 100 },
 ];
 const SIGNS = {  // beside the colours, for those who cannot tell them apart
@@ -72,6 +72,10 @@ function drawTiles(card, peer) {
     "meetings": status.meetings.completed.toLocaleString("en"),
     "blocked": status.train_seconds ? `${(100 * status.blocked_seconds / status.train_seconds).toFixed(1)} %` : "-",
     "partners in sight": String(status.peers_seen),
+    ...(status.stage ? {
+      "stage": status.stage,
+      "starved": status.train_seconds + status.starved_seconds ? `${(100 * status.starved_seconds / (status.train_seconds + status.starved_seconds)).toFixed(1)} %` : "-",
+    } : {}),
   } : {};
   replaceIfNew(card.querySelector(".tiles"), JSON.stringify(figures), () => Object.entries(figures).map(([name, value]) => {
     const tile = document.createElement("div");

@@ -8,9 +8,9 @@ from html import escape
 from importlib.resources import files
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, number_text, share_text
+from gossamer.cli.figures import age_text, holders_text, number_text, share_text
 from gossamer.cli.page.charts import ChartLine, chart
-from gossamer.cli.whole_run import CLAIMS, MEMBER_COLUMNS, curve_rows, join_text, last_loss_text, member_cells, seen_text
+from gossamer.cli.whole_run import CLAIMS, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
 from gossamer.peer.machine.units import bytes_text
 
 SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
@@ -43,15 +43,20 @@ def _summary(shown: Mapping[str, Any]) -> str:
         "members live": f"{shown['live']}",
         f"{unit} trained": number_text(shown["tokens"]),
         f"{unit} a second": number_text(shown["tokens_per_second"]) if shown["tokens_per_second"] else "-",
-        "one more would add": f"{number_text(more)} /s" if more else "-",
-        "carried in meetings": bytes_text(1e6 * shown["carried_mb"]),
+        **({} if shown["stage_holders"] else {"one more would add": f"{number_text(more)} /s" if more else "-"}),
+        "carried" if shown["stage_holders"] else "carried in meetings": bytes_text(1e6 * shown["carried_mb"]),
     }
     return (
         f'<h1>{escape(shown["name"])}</h1><p class="purpose">{escape(shown["purpose"])}</p>'
         f'<progress max="1" value="{share:.4f}" aria-label="{escape(words)}"></progress><p class="run">{escape(words)}</p>'
-        f'<p class="sentence">Loss: {escape(last_loss_text(shown))}.</p>'
+        f'<p class="sentence">Loss: {escape(last_loss_text(shown))}.{_stages(shown)}</p>'
         '<dl class="tiles">' + "".join(f"<div><dt>{name}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles.items()) + "</dl>"
     )
+
+
+def _stages(shown: Mapping[str, Any]) -> str:
+    """Return a sentence on who holds the stages; empty in a run without stages."""
+    return f" Holders: {escape(holders_text(shown))}." if shown["stage_holders"] else ""
 
 
 def _charts(shown: Mapping[str, Any]) -> str:
@@ -93,8 +98,9 @@ def _members(shown: Mapping[str, Any]) -> str:
         f'<span class="more">{escape(_part(row, shown["now"]))}</span></li>'
         for row in members
     )
-    cells = [member_cells(row, shown["now"]) for row in members]
-    table = _table("live members", MEMBER_COLUMNS, cells) if cells else ""
+    holders = shown["stage_holders"]
+    cells = [member_cells(row, shown["now"], holders) for row in members]
+    table = _table("live members", member_columns(holders), cells) if cells else ""
     left = f'<p class="note">{gone} more have taken part and left.</p>' if gone else ""
     details = f"<details><summary>All figures of the live members</summary>{table}</details>" if table else ""
     return (
@@ -105,10 +111,11 @@ def _members(shown: Mapping[str, Any]) -> str:
 
 
 def _part(row: Mapping[str, Any], now_s: float) -> str:
-    """Return how many steps a member says that it has made, and in what time."""
+    """Return which stage a member holds, if any, how many steps it says that it has made, and in what time."""
+    stage = f"stage {row['stage']}" if row["stage"] else ""
     steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
     since = "" if row["joined"] is None else _about(now_s - row["joined"])
-    return ", ".join(filter(None, (steps, since))) or "no credible figures"
+    return ", ".join(filter(None, (stage, steps, since))) or "no credible figures"
 
 
 def _about(seconds: float) -> str:

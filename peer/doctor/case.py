@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -9,11 +10,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from gossamer.peer.doctor.machine_checks import compute_in_child
 from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
 from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, kept_port
+from gossamer.peer.machine.room import held_bytes, memory_room
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
+from gossamer.peer.machine.units import rate_bytes_per_s
 from gossamer.protocol.errors import BadSettings, GossamerError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
@@ -23,6 +28,7 @@ from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 if TYPE_CHECKING:
     from gossamer.peer.machine.room import Room
     from gossamer.peer.trainer.need import Need
+    from gossamer.peer.trainer.stage_need import StageEstimate
 
 DEFAULT_HOST = "0.0.0.0"  # noqa: S104 - as a peer listens
 
@@ -49,22 +55,28 @@ def cached(work: Callable[[], T]) -> Callable[[], T]:
 class Case:
     """The subject of one examination: home, invite if given, and the settings of a peer that would start here."""
 
-    def __init__(self, home: Home, invite_text: str | None, settings: LocalSettings, port: int | None) -> None:
+    def __init__(
+        self, home: Home, invite_text: str | None, settings: LocalSettings, port: int | None, manifest: Manifest | None = None
+    ) -> None:
         self.home = home
         self.settings = settings
         self.devices = settings.devices
         self.listen = settings.listen
         self.port = port  # None: the port of the last start, or any
-        self._invite_text = invite_text
+        self._invite_text, self.given_manifest = invite_text, manifest
         self.visit = cached(self._visit)
         """The answers of the run's peers; no calls where there is no run."""
         self.need = cached(self._need)
         """What the run needs; None for a program run whose tensors are not known here."""
+        self.computed = cached(lambda: compute_in_child(settings.devices))
+        """How the process that computes on the device ended, and what it printed."""
+        self.stages = cached(self._stages)
+        """What this peer's stage, or each kind of stage, takes; empty in a run without stages."""
 
     @property
     def is_about_a_run(self) -> bool:
         """Whether an invite or the home names a run."""
-        return self._invite_text is not None or self.home.invite.exists() or self.home.manifest.exists()
+        return self._invite_text is not None or self.given_manifest is not None or self.home.invite.exists() or self.home.manifest.exists()
 
     def invite(self) -> Invite | None:
         """Read the invite that was given, else that of the home; None where there is none. Raises BadInvite, WrongVersion."""
@@ -123,8 +135,41 @@ class Case:
 
     def manifest(self) -> AnyManifest:
         """Return the run's manifest: the home's, else one that a peer sent, else the default one. Raises BadManifest."""
+        if self.given_manifest is not None:
+            return self.given_manifest
         signed = self.signed()
         return signed.manifest() if signed else Manifest()
+
+    def _stages(self) -> list[StageEstimate]:
+        manifest = self.manifest()
+        if not isinstance(manifest, StagedManifest):
+            return []
+        from gossamer.peer.trainer.stage_need import estimated_stages
+
+        return estimated_stages(manifest, None if self.given_manifest else held_stage(self.home))
+
+    def whole_refusal(self) -> str:
+        """Return why the whole model of a text run does not fit this machine; empty if it does. Raises BadSettings without the device."""
+        from gossamer.peer.model.accelerator import choose_devices, has_own_memory
+        from gossamer.peer.trainer.need import least_need, need_device_memory, need_memory
+
+        manifest = self.manifest()
+        assert isinstance(manifest, Manifest), "only a text run has stages"
+        devices, _ = choose_devices(self.devices)
+        room = self.device_room() if has_own_memory(devices[0].type) else None
+        need = least_need(manifest, devices[0].type, room, len(devices))
+        try:
+            need_memory(need, memory_room(held_bytes(os.getpid())))
+            if room is not None:
+                need_device_memory(need, room)
+        except BadSettings as error:
+            return str(error)
+        return ""
+
+    def line_bytes_per_s(self) -> float:
+        """Return the rate of the slower direction, as measured and as the settings limit it; infinite where nothing is known."""
+        limits = rate_bytes_per_s(self.settings.max_upload), rate_bytes_per_s(self.settings.max_download)
+        return min(*limits, *(self.visit().line or ()))
 
     def _visit(self) -> CallRound:
         try:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING
 
-from gossamer.peer.doctor import home_checks, machine_checks, network_checks
+from gossamer.peer.doctor import home_checks, machine_checks, network_checks, stage_checks
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, skipped, warn
 from gossamer.peer.machine.extras import installed_version
@@ -43,7 +43,7 @@ def _counted(check: Callable[[Case, Need], Finding]) -> Check:
 
 CHECKS: Mapping[str, Check] = {
     "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), installed_version),
-    "device": lambda case: machine_checks.device(case.devices, *machine_checks.compute_in_child(case.devices)),
+    "device": lambda case: machine_checks.device(case.devices, *case.computed()),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     "run": home_checks.run,
     "memory": _counted(lambda case, need: machine_checks.memory(need, memory_room(held_bytes(os.getpid())))),
@@ -66,10 +66,18 @@ CHECKS: Mapping[str, Check] = {
     "line": _counted(
         lambda case, need: network_checks.line(case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps))
     ),
-    "cost": _counted(
-        lambda case, need: network_checks.cost(case.visit().line, need.plan, case.manifest().outer.inner_steps, case.settings)
-    ),
+    "cost": _counted(lambda case, need: _cost(case, need)),
+    "device use": _counted(lambda case, need: stage_checks.device_use(case)),  # counted first: two threads must not import at once
 }
+
+
+def _cost(case: Case, need: Need) -> Finding:
+    """Report the cost of the run, of its busiest stage if it has stages."""
+    line, inner_steps = case.visit().line, case.manifest().outer.inner_steps
+    if (busiest := stage_checks.busiest(case)) is None:
+        return network_checks.cost(line, need.plan, inner_steps, case.settings)
+    stage, on_line = busiest
+    return network_checks.cost(line, stage.plan, inner_steps, case.settings, stage.step_s(on_line))
 
 
 def examine(case: Case, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S) -> Iterator[tuple[str, Finding]]:

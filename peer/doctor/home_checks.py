@@ -73,12 +73,11 @@ def port(case: Case) -> Finding:
 
 def run(case: Case) -> Finding:
     """Tell what the run trains."""
-    signed = case.signed()
-    if signed is None:
+    if case.given_manifest is None and case.signed() is None:
         return skipped(
             "not known: no peer sent its manifest" if case.is_about_a_run else "none: the needs below are those of the default run"
         )
-    manifest = signed.manifest()
+    manifest = case.manifest()
     name = f"{manifest.run.name!r}, {manifest.run.total_steps} steps"
     if isinstance(manifest, ProgramManifest):
         return ok(f"{name}: a program of its members ({manifest.program_words}); what it computes is not counted below")
@@ -93,6 +92,8 @@ def run(case: Case) -> Finding:
 def invite(case: Case) -> Finding:
     """Check that the invite is whole, in force, for this peer, and for the run that the home holds."""
     found, held, own = case.invite(), case.held(), case.identity()
+    if found is None and held is None and case.given_manifest is not None:
+        return skipped("none was given: only the machine was checked, for the manifest")
     if found is None:
         if held is not None:
             return ok(f"not needed: the home holds run {held.run_id.hex()[:12]}, which this peer hosts")

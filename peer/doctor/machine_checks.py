@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 DEVICE_S = 17.0  # for torch to load and to compute
 UP = "torch is loaded"  # printed by peer/doctor/matmul.py
+RATE = "operations a second: "  # likewise, with the rate
 TIGHT_SHARE = 0.8  # of the room; beyond it, other programs would lack memory
 FILES = 1000  # more than a home ever holds
 OPEN_FILES = 1024  # 64 streams, their sockets on both sides, model files, and room
@@ -76,6 +77,12 @@ def compute_in_child(devices: str) -> tuple[int | None, str]:
     except subprocess.TimeoutExpired as late:
         return None, str(late.stdout or b"", errors="replace")
     return done.returncode, done.stdout + done.stderr
+
+
+def device_rate(output: str) -> float:
+    """Return the operations a second that the process has measured; 0 if it has not come so far."""
+    rates = [float(line.removeprefix(RATE)) for line in output.splitlines() if line.startswith(RATE)]
+    return rates[0] if rates else 0.0
 
 
 def device(name: str, code: int | None, output: str) -> Finding:

@@ -158,13 +158,15 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
     return ok(sentence)
 
 
-def cost(rates: tuple[float, float] | None, plan: ModelPlan, inner_steps: int | str, settings: LocalSettings) -> Finding:
+def cost(
+    rates: tuple[float, float] | None, plan: ModelPlan, inner_steps: int | str, settings: LocalSettings, step_s: float = STEP_S
+) -> Finding:
     """Report what this run uses in a day on a line of these rates, None if they are not known, with the operator's limits."""
     from gossamer.peer.trainer.interval import traffic_expected
 
     limits = rate_bytes_per_s(settings.max_upload), rate_bytes_per_s(settings.max_download)
-    expected = traffic_expected(plan, inner_steps, min(*limits, *(rates or ())))
-    found = bill(expected.day_bytes, expected.inner_steps, expected.step_s, settings, is_measured=False)
+    expected = traffic_expected(plan, inner_steps, min(*limits, *(rates or ())), step_s)
+    found = bill(expected, settings)
     line = "" if rates is not None else "; the line is not measured"
     cap = min(size_bytes(settings.monthly_traffic), size_bytes(settings.unasked_traffic) if settings.is_unasked else math.inf)
     if found.month_bytes > cap:

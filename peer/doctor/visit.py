@@ -20,6 +20,7 @@ from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.sync.client import FetchClient, in_their_version
+from gossamer.peer.sync.line_rate import line_rates
 from gossamer.protocol.addresses import by_peer
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import Identity, PeerId
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
 VISIT_S = 17.0  # for all calls
 CALL_S = 10.0  # for one call
 ECHO_S = 8.0
-ECHO_BYTES = (32 * 1024, 256 * 1024)  # the large echo only if the small one returns fast
-SLOW_ECHO_S = 1.5
 _REASONS = ("connection refused", "no route to host", "network is unreachable", "i/o timeout", "peer id mismatch", "no such host")
 
 
@@ -194,11 +193,8 @@ async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float
     partner, rates = PeerId.from_text(fastest.address.rpartition("/p2p/")[2]), None
     try:
         async with asyncio.timeout(within_s), client.source(partner, ()) as source:
-            for num_bytes in ECHO_BYTES:
-                up_s, down_s = await source.echo(num_bytes)
-                rates = num_bytes / max(1e-6, up_s - fastest.round_trip_s / 2), num_bytes / max(1e-6, down_s)
-                if up_s + down_s > SLOW_ECHO_S:
-                    break
+            async for found in line_rates(source, fastest.round_trip_s):
+                rates = found
     except (TimeoutError, TransportError, PeerMisbehaved, Refused):
         pass  # the measurements so far count
     return rates

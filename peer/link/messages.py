@@ -244,6 +244,7 @@ class NodeReport(LinkRecord):
 
     bytes_per_s: float  # in the slower direction; 0: not measured yet
     cpu_s: float  # processor time of the node process and its daemon, since they started
+    probed_bytes_per_s: float = 0.0  # in a staged run: in the slower direction, by an echo; 0: not known yet
 
 
 class Start(LinkRecord):

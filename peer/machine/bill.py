@@ -5,12 +5,14 @@ The bytes come from the interval between meetings (peer/trainer/interval.py), wh
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import dataclass
 from typing import Final
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import CORE_WATTS
+from gossamer.peer.machine.events import TrafficExpected
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.units import bytes_text, steps_text
 
@@ -24,7 +26,9 @@ SAID_FACTOR: Final = 2  # by which the cost must change to be said to the operat
 class Bill:
     """What a peer is expected to use."""
 
-    day_bytes: float  # sent in a day of training; as many are received
+    day_bytes: float  # sent in a day of training
+    day_received: float  # received in a day of training
+    day_hops: float  # of day_bytes, by micro-batches that pass through the stages of a run
     interval_steps: int  # between two meetings of a fragment
     step_s: float
     is_measured: bool  # whether the duration of a step is; else it is assumed
@@ -34,7 +38,7 @@ class Bill:
     @property
     def month_bytes(self) -> float:
         """Bytes sent and received in a month."""
-        return 2 * DAYS * self.day_bytes * self.hours / 24
+        return DAYS * (self.day_bytes + self.day_received) * self.hours / 24
 
     @property
     def day_watt_hours(self) -> float:
@@ -43,16 +47,20 @@ class Bill:
 
     def sentence(self) -> str:
         """Return the bill in words."""
-        each_way = self.day_bytes * self.hours / 24
+        up, down = (bytes_text(num_bytes * self.hours / 24) for num_bytes in (self.day_bytes, self.day_received))
         measured = "measured" if self.is_measured else "assumed"
+        share = f"{self.day_hops / self.day_bytes:.0%} of it by micro-batches, the rest " if self.day_hops else ""
         return (
-            f"about {bytes_text(each_way)} a day up and as much down, {bytes_text(self.month_bytes)} a month, by meetings every "
-            f"{steps_text(self.interval_steps)} of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
+            f"about {up} a day up and {'as much' if up == down else down} down, {bytes_text(self.month_bytes)} a month, {share}by meetings "
+            f"every {steps_text(self.interval_steps)} of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "
             f"{self.day_watt_hours / 1000:.2g} kWh ({self.num_cores} cores, estimated)"
         )
 
 
-def bill(day_bytes: float, interval_steps: int, step_s: float, config: LocalSettings, *, is_measured: bool) -> Bill:
+def bill(expected: TrafficExpected, config: LocalSettings) -> Bill:
     """Return the bill of a peer with these settings."""
     cores = config.threads or os.cpu_count() or 1
-    return Bill(day_bytes, interval_steps, step_s, is_measured, Schedule.from_text(config.schedule).hours_a_day, cores)
+    hours = Schedule.from_text(config.schedule).hours_a_day
+    received = expected.day_bytes if math.isnan(expected.day_received) else expected.day_received
+    steps = expected.inner_steps, expected.step_s
+    return Bill(expected.day_bytes, received, expected.day_hops, *steps, expected.is_measured, hours, cores)

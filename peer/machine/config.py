@@ -18,9 +18,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from gossamer.peer.machine.home import ANOTHER_HOME, Home, write_whole
 from gossamer.peer.machine.schedule import ALWAYS, Schedule
+from gossamer.peer.machine.stage_line import LEAST_USE
 from gossamer.peer.machine.units import UNLIMITED, rate_bytes_per_s, rate_text, seconds, size_bytes
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.limits import LEAST_BYTES_PER_S
+from gossamer.protocol.limits import LEAST_BYTES_PER_S, STAGES
 from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
@@ -149,6 +150,8 @@ class LocalSettings(WithOptions):
     """Bytes to send and receive in a month, like "200 GB". A peer that has used them pauses and goes offline until the next month."""
     unasked_traffic: Annotated[Size, Setting("SIZE")] = "300 GB"
     """Above this estimate for a month, `peer join` and `peer host` ask once, or, without a terminal, set monthly_traffic to it."""
+    least_use: Annotated[float, Setting("SHARE")] = Field(default=LEAST_USE, ge=0, le=1)
+    """Of a staged run: where the line feeds less of the device, `peer join` and `peer host` ask, without a terminal leave; 0: never."""
     schedule: Annotated[str, _readable(Schedule.from_text), Setting("WINDOWS", is_limit=True)] = ALWAYS
     """When to train, in local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00". Outside these windows the peer pauses."""
     only_idle: Annotated[bool, Setting(is_limit=True)] = False
@@ -191,6 +194,8 @@ class PeerConfig(LocalSettings):
     """Run a trainer; a peer without one is a bootstrap node."""
     alone: Annotated[bool, Setting()] = False
     """Train without meetings, as a baseline for comparison with a swarm."""
+    stage: Annotated[int | None, Setting("N")] = Field(default=None, ge=1, le=STAGES)
+    """In a staged run, hold this stage, counted from one. Not set: that of the last start, else the one that needs a holder most."""
     wait_for_peers: Annotated[int, Setting("N")] = Field(default=0, ge=0, le=4096)
     """Start training only when this many other peers are known."""
     keep_trying: Annotated[bool, Setting()] = False

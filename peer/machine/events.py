@@ -55,12 +55,14 @@ class RunKnown(Stamped):
     program: str = ""  # name, source and revision of a program run's program; empty for a text run
     step_tokens: int = 0  # of each inner step of every member; 0 in a program run, where that is each member's affair
     name: str = ""  # of the run
+    stages: int = 1  # into which the model is cut
 
     @classmethod
     def of(cls, manifest: AnyManifest) -> RunKnown:
         """Make the event of a run's manifest."""
         run = manifest.run
-        return cls(manifest.run_id.hex(), run.total_steps, manifest.unit, manifest.program_words, manifest.step_tokens, run.name)
+        unit, program, step_tokens = manifest.unit, manifest.program_words, manifest.step_tokens
+        return cls(manifest.run_id.hex(), run.total_steps, unit, program, step_tokens, run.name, manifest.num_stages)
 
 
 class ModelBuilt(Stamped):
@@ -127,6 +129,7 @@ class HopsCarried(Stamped):
     sent: int  # bytes on lanes
     received: int
     loss: float | None = None  # of the last micro-batch, as the last stage measured it
+    late: int = 0  # answers of the next stage that did not come in time
 
 
 class PeersSeen(Stamped):
@@ -162,6 +165,7 @@ class StepDone(Stamped):
     coding_cpu_s: Figure  # of the exchange thread, which works for meetings beside the inner steps
     checkpoint_s: Figure = 0.0  # of blocked_s: for checkpoints
     evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
+    starved_s: Figure = 0.0  # beside train_s: in a staged run, without work
 
 
 class NodeSpent(Stamped):
@@ -202,10 +206,13 @@ class IntervalSet(Stamped):
 class TrafficExpected(Stamped):
     """How many bytes a day of training takes at the present interval."""
 
-    day_bytes: Figure  # sent; as many are received
+    day_bytes: Figure  # sent in meetings, and in hops of a staged run
     inner_steps: int  # the interval
-    step_s: Figure  # duration of an inner step
+    step_s: Figure  # duration of an inner step, without work included
     is_measured: bool  # whether step_s is; else it is assumed, and the line too
+    day_received: Figure = math.nan  # received likewise; null in what earlier builds wrote: as many as sent
+    day_hops: Figure = 0.0  # of day_bytes, in hops
+    use: Figure = math.nan  # in a staged run, the share of the device that the line can feed; null: not known
 
 
 class StepsGivenUp(Stamped):
@@ -354,7 +361,7 @@ class Report(Stamped):
 class ProcessReported(Report):
     """The state of the node or the trainer; the peer's state is composed of both."""
 
-    state: str  # the trainer: ready training finishing; the node: joining waiting quiet starved carrying, without a trainer serving
+    state: str  # the trainer: ready training finishing; the node: joining waiting quiet, of states.py, without a trainer serving
     reason: str
 
 
@@ -392,7 +399,27 @@ class MemberSeen:
     joined: int | None = None  # Unix seconds
     carried_mb: int | None = None  # in its meetings since it joined
     is_own: bool = False  # this peer itself
+    stage: int = 0  # that it holds in a staged run, counted from one; 0: none said
     group: str = ""  # its Sybil group: the members of one invite, or met in one network, have one name; empty: a group by itself
+
+
+@dataclass(frozen=True, slots=True)
+class LaneSeen:
+    """One lane, as it is now."""
+
+    partner: str  # PeerId, base58
+    stage: int  # that the partner holds, counted from one
+    hops: int  # that have passed on it, declined ones too
+    unanswered: int  # of these
+    window: int  # that may be unanswered at once
+    usual_s: float | None  # until the partner's answer; None: no answer yet, or the partner holds the stage before
+
+
+class PipelineSeen(Report):
+    """In a staged run: the lanes of this peer, and who holds the stages."""
+
+    lanes: tuple[LaneSeen, ...]
+    holders: tuple[int, ...]  # live peers in sight that hold each stage, this one among them
 
 
 class MembersSeen(Report):

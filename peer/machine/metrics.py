@@ -74,6 +74,7 @@ def _gauges(status: Status) -> dict[str, tuple[str, float | None]]:
         "gossamer_partners_in_sight": ("Other peers known to be there.", status.peers_seen),
         "gossamer_meeting_interval_steps": ("Mean countdown of a fragment to its next meeting.", status.inner_steps),
         "gossamer_warnings": ("What will do harm if it goes on.", len(status.warnings)),
+        "gossamer_stage": ("In a staged run, the stage that this peer holds, from one.", _stage_number(status)),
     }
 
 
@@ -86,6 +87,19 @@ def _counters(status: Status) -> dict[str, tuple[str, float]]:
         "gossamer_checkpoint_seconds": ("Of these, on checkpoints.", status.checkpoint_seconds),
         "gossamer_evaluation_seconds": ("Measuring the held-out loss; not part of train_seconds.", status.evaluation_seconds),
         "gossamer_energy_joules": ("Used by this peer, measured or estimated.", status.energy["watt_hours"] * 3600),
+        **(_stage_counters(status) if status.stage else {}),
+    }
+
+
+def _stage_number(status: Status) -> float | None:
+    return float(status.stage.split()[0]) if status.stage else None
+
+
+def _stage_counters(status: Status) -> dict[str, tuple[str, float]]:
+    return {
+        "gossamer_starved_seconds": ("Without a micro-batch to compute; not part of train_seconds.", status.starved_seconds),
+        "gossamer_hops_repeated": ("Sent to the next stage once more.", status.hops.get("repeated", 0)),
+        "gossamer_hops_late": ("Answers of the next stage that did not come in time.", status.hops.get("late", 0)),
     }
 
 
@@ -98,3 +112,18 @@ def _labelled(status: Status) -> Iterator[tuple[GaugeMetricFamily | CounterMetri
     meetings = "Meetings that have ended, by what came of them; solo: outer steps without one."
     yield CounterMetricFamily("gossamer_meetings", meetings, labels=["outcome"]), status.meetings
     yield CounterMetricFamily("gossamer_meeting_bytes", "Carried in meetings.", labels=["direction"]), status.bytes
+    if status.stage:
+        yield from _of_a_stage(status)
+
+
+def _of_a_stage(status: Status) -> Iterator[tuple[GaugeMetricFamily | CounterMetricFamily, Mapping[str, float]]]:
+    hops = status.hops or {"outcomes": {}, "sent": 0, "received": 0}
+    in_sight = {str(stage): float(count) for stage, count in enumerate(status.stage_holders, 1)}
+    yield GaugeMetricFamily("gossamer_stage_holders", "Live peers in sight that hold each stage.", labels=["stage"]), in_sight
+    yield CounterMetricFamily("gossamer_hops", "Micro-batches, by how they ended here.", labels=["outcome"]), hops["outcomes"]
+    both = {way: hops[way] for way in ("sent", "received")}
+    yield CounterMetricFamily("gossamer_hop_bytes", "Carried with micro-batches.", labels=["direction"]), both
+    unanswered = {lane["partner"]: lane["unanswered"] for lane in status.lanes}
+    yield GaugeMetricFamily("gossamer_lane_unanswered_hops", "Unanswered on each lane, by partner.", labels=["partner"]), unanswered
+    usual_s = {lane["partner"]: lane["usual_s"] for lane in status.lanes if lane["usual_s"] is not None}
+    yield GaugeMetricFamily("gossamer_lane_answer_seconds", "Usual time of an answer, by partner.", labels=["partner"]), usual_s

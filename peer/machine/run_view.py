@@ -79,6 +79,7 @@ class RunView:
     since: float = 0.0  # this member has watched the run from here on; 0: not yet
     total_steps: int = 0  # where the run ends
     step_tokens: int = 0  # of each inner step of every member; 0: each member decides
+    stages: int = 1  # into which the model is cut: a token passes through one member of each
     members: dict[str, MemberView] = field(default_factory=dict)
     changes: list[Change] = field(default_factory=list)
     points: list[RunPoint] = field(default_factory=list)
@@ -87,12 +88,12 @@ class RunView:
     spacing_s: float = POINT_S
     _taken_s: float = -math.inf  # last news
 
-    def begin(self, run_id: str, total_steps: int, step_tokens: int) -> None:
+    def begin(self, run_id: str, total_steps: int, step_tokens: int, stages: int = 1) -> None:
         """Say which run it is; what was seen of another one is forgotten."""
         if run_id != self.run_id:
             self.members, self.changes, self.points, self.since, self.spacing_s = {}, [], [], 0.0, POINT_S
             self.told, self.older = {}, []
-        self.run_id, self.total_steps, self.step_tokens = run_id, total_steps, step_tokens
+        self.run_id, self.total_steps, self.step_tokens, self.stages = run_id, total_steps, step_tokens, stages
 
     def take(self, seen: MembersSeen) -> None:
         """Take in the newest records."""
@@ -175,7 +176,8 @@ class RunView:
             return
         training = [member.seen for member in self._training(now_s) if member.seen.loss is not None]
         low, middle, high = spread([seen.loss for seen in training if seen.loss is not None], weights(training))
-        self.points.append(RunPoint(now_s, self.step(now_s), middle, low, high, len(live), sum(self.counted(now_s).values())))
+        tokens = sum(self.counted(now_s).values()) / self.stages
+        self.points.append(RunPoint(now_s, self.step(now_s), middle, low, high, len(live), tokens))
         if len(self.points) > MAX_POINTS:
             self.points, self.spacing_s = self.points[::2], 2 * self.spacing_s
 
@@ -228,9 +230,12 @@ class RunView:
             "live": len(live),
             "ever": len(self.members),
             "steps_per_second": self._pace(),
-            "tokens": round(together),
-            "tokens_per_second": sum(_bounded(rates)),
-            "one_more_tokens_per_second": statistics.median(rates) if rates else 0.0,
+            "tokens": round(together / self.stages),
+            "tokens_per_second": sum(_bounded(rates)) / self.stages,
+            "one_more_tokens_per_second": statistics.median(rates) if rates and self.stages == 1 else 0.0,  # a stage alone adds none
+            "stage_holders": [sum(member.seen.stage == stage for member in live) for stage in range(1, self.stages + 1)]
+            if self.stages > 1
+            else [],
             "carried_mb": round(
                 sum(_bounded([member.seen.carried_mb or 0 for member in self.members.values()])) / 2
             ),  # both sides of a meeting count it
@@ -267,6 +272,7 @@ class RunView:
             "peer_id": seen.peer_id,
             "is_own": seen.is_own,
             "state": member.state(now_s),
+            "stage": seen.stage,
             "step": _credible(seen.step, most["steps"]),
             "tokens": seen.tokens,
             "counted": round(counted),
@@ -288,6 +294,7 @@ class RunView:
             "since": self.since,
             "total_steps": self.total_steps,
             "step_tokens": self.step_tokens,
+            "stages": self.stages,
             "spacing_s": self.spacing_s,
             "members": [asdict(member) for member in self.members.values()],
             "changes": [asdict(change) for change in self.changes],
@@ -304,6 +311,7 @@ class RunView:
             since=float(record["since"]),
             total_steps=int(record["total_steps"]),
             step_tokens=int(record["step_tokens"]),
+            stages=int(record.get("stages", 1)),  # a file of before stages has none
             spacing_s=float(record["spacing_s"]),
             members={member.seen.peer_id: member for member in members},
             changes=[Change(**one) for one in record["changes"]],
@@ -320,6 +328,18 @@ def kept_view(home: Home) -> RunView:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return RunView()
     return view
+
+
+def merged_views(views: Sequence[RunView]) -> RunView | None:
+    """Return what several members have seen of one run, each member by its newest record; None without a view."""
+    if not views:
+        return None
+    first, members = max(views, key=lambda view: len(view.points)), dict[str, MemberView]()
+    for view in views:
+        for peer, member in view.members.items() if view.run_id == first.run_id else ():
+            if peer not in members or member.seen.sequence > members[peer].seen.sequence:
+                members[peer] = member
+    return replace(first, members=members)
 
 
 def weights(members: Sequence[MemberSeen]) -> list[float]:

@@ -26,13 +26,20 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "failed": ("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 
-# What the node of a staged run reports while its trainer trains.
-STARVED: Final = "starved"  # a neighbouring stage has no holder
+# What the node of a staged run reports while its trainer trains: it carries hops, or why its trainer has no work.
 CARRYING: Final = "carrying"
+STARVED: Final = "starved"  # a neighbouring stage has no holder
+REFUSED: Final = "refused"  # its holders open no lane
+IDLE: Final = "idle"  # there are lanes, and no micro-batch for this peer
 
 # Ways out of conditions that have no state of their own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
 NO_HOLDER: Final = "goes on when a peer holds it again: start one that held it, or `peer invite` prints an invite for a new one"
+WITHOUT_WORK: Final[Mapping[str, str]] = {
+    STARVED: NO_HOLDER,
+    REFUSED: "goes on by itself when one of them opens a lane; if this lasts, correct what it says, or invite another holder of that stage",
+    IDLE: "goes on by itself with the next micro-batch; `peer status` shows the lanes, and which neighbour is slow",
+}
 ALONE: Final = "ends with the run, or with `peer leave`; started with --alone"
 SAVES_AGAIN: Final = "ends with the run; it trains on, and saves at the next checkpoint if it can"
 START_AGAIN: Final = "the same program goes on from here"  # of a program that has started its own supervisor

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import reduce
 from typing import Any
 
@@ -14,9 +15,10 @@ from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, 
 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "optimizer_on_host", "compiled", "reason"
-TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured"
-HOPS = "outcomes", "repeated", "lanes_below", "lanes_above", "sent", "received", "loss"
+TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured", "day_received", "day_hops", "use"
+HOPS = "outcomes", "repeated", "late", "lanes_below", "lanes_above", "sent", "received", "loss"
 TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
+HOP_COUNTS = "repeated", "late", "sent", "received"
 MANY_FAILURES = 3  # meetings in a row before a warning
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 
@@ -47,7 +49,7 @@ class Status:
     month_bytes: int = 0  # network traffic in this calendar month
     inner_steps: int = 0  # mean countdown of a fragment to its next meeting; 0: not known yet
     inner_steps_reason: str = ""  # what sets it
-    expected_traffic: dict[str, Any] = field(default_factory=dict)  # of a day: day_bytes, inner_steps, step_s, is_measured
+    expected_traffic: dict[str, Any] = field(default_factory=dict)  # as in TrafficExpected
     bits_per_param: float = 0.0  # what the codec sends one way in a meeting
     params: int = 0
     checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
@@ -67,7 +69,10 @@ class Status:
     program: str = ""  # name, source and revision of a program run's program; empty for a text run
     run_name: str = ""
     stage: str = ""  # in a staged run: which stage this peer holds, as "2 of 3"
-    hops: dict[str, Any] = field(default_factory=dict)  # in a staged run: as in HopsCarried
+    hops: dict[str, Any] = field(default_factory=dict)  # in a staged run: as in HopsCarried, of this start of the peer
+    lanes: list[dict[str, Any]] = field(default_factory=list)  # in a staged run: each as in LaneSeen
+    stage_holders: list[int] = field(default_factory=list)  # in a staged run: live peers in sight that hold each stage
+    starved_seconds: float = 0.0  # in a staged run, beside train_seconds: without work
     started: float = 0.0
     version: str = VERSION
     # Fields that to_json leaves out:
@@ -79,7 +84,8 @@ class Status:
     partners: Partners = field(default_factory=dict)
     history: History = History()
     flops: tuple[float, float] = (0.0, 0.0)  # per token, and the device's peak per second
-    earlier_s: tuple[float, float, float, float] = (0.0, 0.0, 0.0, 0.0)  # train, blocked, checkpoint, evaluation, of earlier processes
+    earlier_s: tuple[float, float, float, float, float] = (0.0, 0.0, 0.0, 0.0, 0.0)  # of earlier processes, in the order of _seconds
+    earlier_hops: Mapping[str, Any] = field(default_factory=dict)  # `hops` of earlier nodes
     earlier_cpu_s: Mapping[str, float] = field(default_factory=dict)  # processor_seconds of earlier processes
 
     @property
@@ -106,8 +112,8 @@ class Status:
             "seconds": max(0.0, self.updated - self.started),
             "train_seconds": self.train_seconds,
             "meetings": self.meetings["completed"],
-            "sent": self.bytes["sent"],
-            "received": self.bytes["received"],
+            "sent": self.bytes["sent"] + self.hops.get("sent", 0),
+            "received": self.bytes["received"] + self.hops.get("received", 0),
             "watt_hours": self.energy["watt_hours"],
         }
         return {"joined": self.earlier.get("joined", self.started)} | {
@@ -168,7 +174,9 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.StageHeld():
             return replace(status, stage=f"{event.stage} of {event.count}")
         case events.HopsCarried():
-            return replace(status, hops={name: getattr(event, name) for name in HOPS})
+            return replace(status, hops=_with_earlier(event, status.earlier_hops))
+        case events.PipelineSeen():
+            return replace(status, lanes=[asdict(lane) for lane in event.lanes], stage_holders=list(event.holders))
         case events.OthersTrained():
             return replace(status, tokens_of_others=event.tokens)
         case events.MonthCounted():
@@ -188,13 +196,14 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.IntervalSet():
             return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
         case events.TrafficExpected():
-            return replace(status, expected_traffic={name: getattr(event, name) for name in TRAFFIC})
+            return replace(status, expected_traffic={name: _known(getattr(event, name)) for name in TRAFFIC})
         case events.StateTransferred():
             return replace(status, step=event.global_step, history=replace(status.history, pace_s=event.ts))
         case events.StepsGivenUp():
             return replace(status, step=event.after, history=replace(status.history, pace_s=event.ts))
         case events.NodeStopped():
-            return replace(status, peers_seen=0, tokens_of_others=0, addresses=[], partners=without_routes(status.partners))
+            alone = replace(status, peers_seen=0, tokens_of_others=0, addresses=[], partners=without_routes(status.partners))
+            return replace(alone, lanes=[], stage_holders=[], earlier_hops=status.hops)
         case events.ClockSet():
             return _set_clock(status, event.seconds, event.ts)
         case events.SoloStep():
@@ -216,12 +225,25 @@ def _apply(status: Status, event: events.Event) -> Status:
             return _apply_trouble(status, event)
 
 
+def _with_earlier(event: events.HopsCarried, earlier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hops of this start of the peer: a restarted node counts from zero."""
+    now = {name: getattr(event, name) for name in HOPS}
+    if not earlier:
+        return now
+    summed = {name: now[name] + earlier[name] for name in HOP_COUNTS}
+    return now | summed | {"outcomes": dict(Counter(now["outcomes"]) + Counter(earlier["outcomes"]))}
+
+
+def _known(value: Any) -> Any:
+    """Return a figure, None for one that is not known."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
 def _apply_trouble(status: Status, event: events.Event) -> Status:
     """Apply the events about failures and recoveries."""
     match event:
         case events.TrainerRestarted():
-            so_far_s = status.train_seconds, status.blocked_seconds, status.checkpoint_seconds, status.evaluation_seconds
-            anew = replace(_count_anew(status, "training", "coding"), earlier_s=so_far_s)
+            anew = replace(_count_anew(status, "training", "coding"), earlier_s=_seconds(status))
             return _warn(anew, "trainer", _restart_warning("trainer", event))
         case events.NodeRestarted():
             return _warn(_count_anew(status, "node"), "node", _restart_warning("node", event))
@@ -247,7 +269,7 @@ def _warn(status: Status, topic: str, words: str) -> Status:
 
 
 def _apply_step(status: Status, event: events.StepDone) -> Status:
-    train_s, blocked_s, checkpoint_s, evaluation_s = status.earlier_s
+    train_s, blocked_s, checkpoint_s, evaluation_s, starved_s = status.earlier_s
     now = replace(
         _add_cpu_time(status, training=event.training_cpu_s, coding=event.coding_cpu_s),
         step=event.global_step,
@@ -259,13 +281,21 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         blocked_seconds=blocked_s + event.blocked_s,
         checkpoint_seconds=checkpoint_s + event.checkpoint_s,
         evaluation_seconds=evaluation_s + event.evaluation_s,
+        starved_seconds=starved_s + event.starved_s,
     )
     share = now.blocked_seconds / now.train_seconds if now.train_seconds else 0.0
     point = HistoryPoint(
         event.ts, now.step, event.loss, event.tokens_per_second, share,
-        now.meetings["completed"], now.meetings["failed"], now.bytes["sent"], now.bytes["received"],
+        now.meetings["completed"], now.meetings["failed"],
+        now.bytes["sent"] + now.hops.get("sent", 0), now.bytes["received"] + now.hops.get("received", 0),
     )  # fmt: skip
     return replace(now, history=now.history.add(point))
+
+
+def _seconds(status: Status) -> tuple[float, float, float, float, float]:
+    """Return where the trainer's time went so far."""
+    blocked_s, checkpoint_s = status.blocked_seconds, status.checkpoint_seconds
+    return status.train_seconds, blocked_s, checkpoint_s, status.evaluation_seconds, status.starved_seconds
 
 
 def _add_cpu_time(status: Status, **cpu_s: float) -> Status:

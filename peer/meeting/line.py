@@ -38,6 +38,8 @@ class Line:
         self._rates: dict[Direction, deque[float]] = {direction: deque(maxlen=REMEMBERED) for direction in Direction}
         self.limits = dict.fromkeys(Direction, math.inf)
         """The operator's limits in bytes per second."""
+        self.probed_bytes_per_s = 0.0
+        """In a staged run, the rate of the slower direction by an echo; 0: not known yet."""
 
     def begin(self) -> int:
         """Note that a meeting exchanges payloads now; return the number of such meetings."""
@@ -64,6 +66,12 @@ class Line:
     def max_meetings(self) -> float:
         """Return how many concurrent meetings the limits allow, if each needs the least rate that partners wait for."""
         return max(1.0, min(self.limits.values()) / LEAST_BYTES_PER_S)
+
+    @property
+    def feeding_bytes_per_s(self) -> float:
+        """Return what the line and the limits allow hops, in the slower direction; 0: not known yet."""
+        known = [rate for rate in (self.probed_bytes_per_s, *self.limits.values()) if rate and math.isfinite(rate)]
+        return min(known, default=0.0)
 
     @property
     def slower_bytes_per_s(self) -> float:

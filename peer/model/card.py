@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
-from gossamer.peer.machine.events import EvalDone, Event, MeetingDone, StateTransferred
-from gossamer.peer.machine.run_view import RunView
+from gossamer.peer.machine.events import EvalDone, Event, MeetingDone, StateTransferred, read_events
+from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.run_view import RunView, kept_view, merged_views
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.model.adapter import has_adapter
 from gossamer.peer.model.weights import Trained
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, ProgramManifest
 
 MAX_NAMED: Final = 64  # contributors
@@ -44,10 +46,17 @@ Trained by a swarm of peers that meet in pairs, without a coordinator. {load}
 
 {members}## Contributors
 
-Peers whose weights were merged into this one's directly, as far as its log goes back. They carry the work of further peers:
+{merged}
 
 {contributors}"""
 
+MERGED: Final = (
+    "Peers whose weights were merged into this one's directly, as far as its log goes back. They carry the work of further peers:"
+)
+MERGED_STAGES: Final = (
+    "The peers whose stages are put together here, and those whose weights were merged into theirs directly, as far as their logs go back. "
+    "They carry the work of further peers:"
+)
 MEMBERS: Final = """## Members
 
 What each member says that it has trained, as far as this peer has seen the run. A member signs its own figure, and counts for no more than
@@ -77,16 +86,42 @@ def is_adapter(manifest: AnyManifest) -> bool:
     return isinstance(manifest, Manifest) and has_adapter(manifest.model)
 
 
-def model_card(
-    trained: Trained, events: Sequence[Event], weights: str, measured: MeasuredLoss, *, merges: bool = False, seen: RunView | None = None
-) -> str:
-    """Write the card of a checkpoint; its contributors, and a program's loss, come from the peer's event log.
+@dataclass(frozen=True, slots=True)
+class CardSource:
+    """One peer whose checkpoint an export holds: of a staged run there are several."""
 
-    `seen`: what this peer has seen of the run, for the members' shares. `merges`: the weights are those of the model into which the run's
-    adapter is merged. The card of a text run has a Hugging Face header. Names from other people are plain text in it.
+    trained: Trained
+    events: Sequence[Event]  # of its log
+    seen: RunView | None = None  # what it has seen of the run, for the members' shares
+    peer_id: str = ""
+    stage: int = 0  # that it holds, counted from one; 0: the whole model
+
+    @classmethod
+    def of(cls, home: Home, trained: Trained, stage: int = 0) -> CardSource:
+        """Read a home's log. Raises BadSettings for a damaged key."""
+        peer_id = str(Identity.load_or_create(home.identity).peer_id) if home.identity.exists() else ""
+        return cls(trained, list(read_events(home.events)), kept_view(home), peer_id, stage)
+
+    @property
+    def work(self) -> str:
+        """Return the work of this peer in words."""
+        words = (
+            f"{self.trained.checkpoint.step} inner steps, {self.trained.checkpoint.state['tokens']} {_plain(self.trained.manifest.unit)}"
+        )
+        return f"`{self.peer_id}`: {words}" if self.stage and self.peer_id else words
+
+
+def model_card(sources: Sequence[CardSource], weights: str, measured: MeasuredLoss, *, merges: bool = False) -> str:
+    """Write the card of an export; its contributors, and a program's loss, come from the event logs of the peers that it is made of.
+
+    `merges`: the weights are those of the model into which the run's adapter is merged. The card of a text run has a Hugging Face header.
+    Names from other people are plain text in it.
     """
-    manifest, state = trained.manifest, trained.checkpoint.state
-    partners = contributors(events)
+    first = sources[0]
+    manifest, events = first.trained.manifest, first.events
+    met = contributors([event for source in sources for event in source.events])
+    partners = [*dict.fromkeys((*(source.peer_id for source in sources if source.stage and source.peer_id), *met))]
+    seen = merged_views([source.seen for source in sources if source.seen is not None])
     header, load = (HUGGING_FACE, LOAD_TEXT) if isinstance(manifest, Manifest) else ("", LOAD_PROGRAM)
     if is_adapter(manifest) and not merges:
         header, load = PEFT, LOAD_ADAPTER
@@ -94,10 +129,10 @@ def model_card(
         "run": f"{_plain(manifest.run.name)} `{manifest.run_id.hex()}` (the SHA-256 of its manifest)",
         **(_text_rows(manifest, measured) if isinstance(manifest, Manifest) else _program_rows(manifest, events)),
         "method": f"{manifest.outer.method}, codec {manifest.codec.name}, inner steps between meetings: {manifest.outer.inner_steps}",
-        "clock": f"{state['clock_steps']} of {manifest.run.total_steps} steps",
-        "this peer": f"{trained.checkpoint.step} inner steps, {state['tokens']} {_plain(manifest.unit)}",
+        "clock": f"{_clocks(sources)} of {manifest.run.total_steps} steps",
+        **_works(sources),
         "weights": weights,
-        "peers met": f"{len(partners)} at least" if partners else "none",
+        "peers met": f"{len(met)} at least" if met else "none",
         "trained with": f"gossamer {VERSION}",
     }
     table = "\n".join(f"| {name} | {value} |" for name, value in rows.items())
@@ -109,8 +144,22 @@ def model_card(
         load=load,
         table=table,
         members=members_table(seen, _plain(manifest.unit)) if seen is not None and seen.run_id == manifest.run_id.hex() else "",
+        merged=MERGED_STAGES if first.stage else MERGED,
         contributors=named + more or "None in this peer's log.\n",
     )
+
+
+def _clocks(sources: Sequence[CardSource]) -> str:
+    clocks = sorted(source.trained.checkpoint.state["clock_steps"] for source in sources)
+    return f"{clocks[0]}" if clocks[0] == clocks[-1] else f"{clocks[0]} to {clocks[-1]}"
+
+
+def _works(sources: Sequence[CardSource]) -> dict[str, str]:
+    """Return rows with the work of each peer: by stage, or of the one."""
+    works: dict[str, list[str]] = {}
+    for source in sorted(sources, key=lambda source: source.stage):
+        works.setdefault(f"stage {source.stage}" if source.stage else "this peer", []).append(source.work)
+    return {name: "; ".join(several) for name, several in works.items()}
 
 
 def _text_rows(manifest: Manifest, measured: MeasuredLoss) -> dict[str, str]:
@@ -143,9 +192,13 @@ def members_table(seen: RunView, unit: str) -> str:
     if not rows:
         return ""
     rows.sort(key=lambda row: -row["counted"])
-    lines = [f"| `{row['peer_id']}` | {row['counted']} | {100 * row['share']:.1f} % |" for row in rows[:MAX_NAMED]]
+    lines = [f"| {_member(row)} | {row['counted']} | {100 * row['share']:.1f} % |" for row in rows[:MAX_NAMED]]
     more = [f"| {len(rows) - MAX_NAMED} more | {sum(row['counted'] for row in rows[MAX_NAMED:])} | |"] if len(rows) > MAX_NAMED else []
     return MEMBERS.format(unit=unit, rows="\n".join([*lines, *more]))
+
+
+def _member(row: Mapping[str, Any]) -> str:
+    return f"`{row['peer_id']}`" + (f", stage {row['stage']}" if row["stage"] else "")
 
 
 def contributors(events: Sequence[Event]) -> list[str]:

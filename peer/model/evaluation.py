@@ -211,9 +211,9 @@ def _of_swarm(swarm: Sequence[Trained], homes: Sequence[Home]) -> tuple[list[dic
     if swarm[0].manifest.num_stages == 1:
         fast = [fast_weights(peer.checkpoint) for peer in swarm]
         return fast, mean_weights(fast)
-    from gossamer.peer.model.staged_weights import whole_weights  # of staged runs only
+    from gossamer.peer.model.staged_weights import load_parts, whole_weights  # of staged runs only
 
-    stages = whole_weights(swarm[0], homes[1:], use_slow_weights=False)
+    stages = whole_weights(load_parts(homes[0], swarm[0], homes[1:]), use_slow_weights=False)
     return [], {name: tensor for part in stages for name, tensor in part.items()}
 
 

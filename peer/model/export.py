@@ -18,10 +18,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gossamer.optim.fragments import STATISTICS
-from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.run_view import kept_view
-from gossamer.peer.model.card import MeasuredLoss, is_adapter, model_card
+from gossamer.peer.model.card import CardSource, MeasuredLoss, is_adapter, model_card
 from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, show_nothing, slow_weights
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, StagedManifest
@@ -54,11 +52,14 @@ def export_model(
     if others and not isinstance(trained.manifest, StagedManifest):
         raise BadSettings("--with has no effect: each peer of this run holds the whole model", hint="leave it out")
     weights = slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint)
+    sources = [CardSource.of(home, trained)]
     if isinstance(manifest := trained.manifest, StagedManifest):
         from gossamer.peer.model.staged_export import measure_stages, write_stages
-        from gossamer.peer.model.staged_weights import whole_weights
+        from gossamer.peer.model.staged_weights import load_parts, whole_weights
 
-        stages = whole_weights(trained, others, use_slow_weights, show)
+        parts = load_parts(home, trained, others, show)
+        stages = whole_weights(parts, use_slow_weights)
+        sources = [CardSource.of(part.home, part.trained, part.stage + 1) for part in parts]
         measured = measure_stages(stages, manifest, home, data, num_tokens, show)
         write = partial(write_stages, stages, manifest, home)
     elif isinstance(manifest, Manifest):
@@ -70,9 +71,7 @@ def export_model(
     else:
         measured = _measured_by_program(data, num_tokens)
         write = partial(_write_tensors, weights)
-    card = model_card(
-        trained, list(read_events(home.events)), "slow" if use_slow_weights else "fast", measured, merges=merges, seen=kept_view(home)
-    )
+    card = model_card(sources, "slow" if use_slow_weights else "fast", measured, merges=merges)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         unfinished = folder / f".writing-{os.getpid()}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from torch import Tensor
@@ -16,20 +17,39 @@ from gossamer.protocol.run.manifest import StagedManifest
 NAME_ANOTHER: Final = "name the home of a peer that holds it: --with HOME"
 
 
-def whole_weights(first: Trained, others: Sequence[Home], use_slow_weights: bool, show: Show = show_nothing) -> list[Mapping[str, Tensor]]:
+@dataclass(frozen=True, slots=True)
+class StagePart:
+    """The stage that one home holds, with its newest checkpoint."""
+
+    home: Home
+    stage: int  # from 0
+    trained: Trained
+
+
+def load_parts(first: Home, trained: Trained, others: Sequence[Home], show: Show = show_nothing) -> list[StagePart]:
+    """Return the stage that each home holds, with its checkpoint. Raises BadSettings for a home of another run; BadManifest."""
+    manifest, parts = trained.manifest, list[StagePart]()
+    assert isinstance(manifest, StagedManifest)
+    cuts = manifest_cuts(manifest)
+    for home, held in [(first, trained), *((home, load_trained(home, show)) for home in others)]:
+        if held.manifest.run_id != manifest.run_id:
+            raise BadSettings(f"{home.path} holds another run", hint="name homes of peers of the same run")
+        parts.append(StagePart(home, stage_of_checkpoint(held, cuts), held))
+    return parts
+
+
+def whole_weights(parts: Sequence[StagePart], use_slow_weights: bool) -> list[Mapping[str, Tensor]]:
     """Return the weights of each stage by parameter, in the order of the stages; several peers' of one stage are averaged.
 
-    The tensors lie in the files of the checkpoints, as far as nobody reads them. Raises BadSettings for a stage that nobody holds, and for
-    a home of another run; BadManifest.
+    The tensors lie in the files of the checkpoints, as far as nobody reads them. Raises BadSettings for a stage that nobody holds;
+    BadManifest.
     """
-    manifest = first.manifest
+    manifest = parts[0].trained.manifest
     assert isinstance(manifest, StagedManifest)
     cuts, held = manifest_cuts(manifest), dict[int, list[Mapping[str, Tensor]]]()
     steps = dict[int, tuple[int, int]]()  # by stage: the least and the most global step
-    for home, trained in [(None, first), *((home, load_trained(home, show)) for home in others)]:
-        if home is not None and trained.manifest.run_id != manifest.run_id:
-            raise BadSettings(f"{home.path} holds another run", hint="name homes of peers of the same run")
-        stage, step = stage_of_checkpoint(trained, cuts), int(trained.checkpoint.state["clock_steps"])
+    for part in parts:
+        stage, trained, step = part.stage, part.trained, int(part.trained.checkpoint.state["clock_steps"])
         least, most = steps.get(stage, (step, step))
         steps[stage] = min(least, step), max(most, step)
         held.setdefault(stage, []).append(slow_weights(trained) if use_slow_weights else fast_weights(trained.checkpoint))

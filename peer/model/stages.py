@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor, nn
 
+from gossamer.peer.machine.stage_line import COMPUTE, COMPUTE_LAST
 from gossamer.peer.model.computing import DOCUMENT_END, computing_in, inputs_of, mask_documents
 from gossamer.peer.model.model import auto_classes, hollow_model, state_tensors
 from gossamer.protocol.errors import BadManifest
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
     from gossamer.protocol.run.manifest import StagedManifest
     from gossamer.protocol.run.sections import ModelSection
 
-COMPUTE: Final = 8  # operations per weight and token: forward, forward again, and twice as many backward
-COMPUTE_LAST: Final = 6  # the last stage goes backward at once
 TRIED_TOKENS: Final = 4
 _Balance = tuple[tuple[int, int], tuple[int, ...]]  # largest cost of a stage and sum of the squares; the ends of the stages
 ELSE_WHOLE: Final = "train it whole, with [stages] count = 1, or choose an architecture such as 'llama'"
@@ -130,6 +129,14 @@ def stage_flops_per_token(model: PreTrainedModel, cut: Cut, sequence_length: int
     matrices = sum(parameter.numel() for parameter in model.parameters() if parameter.dim() >= 2)
     looked_up = text.vocab_size * text.hidden_size if cut.is_first else 0
     return float(6 * (matrices - looked_up) + 12 * len(cut.span) * text.hidden_size * sequence_length)
+
+
+def stage_operations(section: ModelSection, cut: Cut, sequence_length: int) -> float:
+    """Return the operations that a holder spends on a token, recomputation included. Raises BadManifest."""
+    hollow = hollow_model(section)
+    _need_blocks(hollow, cut.blocks)
+    once = stage_flops_per_token(keep_stage(hollow, cut), cut, sequence_length) / COMPUTE_LAST
+    return once * (COMPUTE_LAST if cut.is_last else COMPUTE)
 
 
 def balanced_blocks(section: ModelSection, num_stages: int) -> tuple[int, ...]:

@@ -46,6 +46,7 @@ UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
 OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
+FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
 
 
@@ -104,17 +105,18 @@ class Carrying:
         finally:
             await cancel(*self._calls)
 
-    def begin_leaving(self) -> None:
-        """Begin no hop and accept none any more."""
+    async def leave(self, grace_s: float) -> None:
+        """Begin no hop and accept none, wait for those under way, and end every lane: the neighbours are told. Takes `grace_s` at most."""
         self.pipeline.stop()
-
-    async def until_quiet(self, grace_s: float) -> None:
-        """Wait for the end of the hops under way, `grace_s` at most, then end every lane."""
         with suppress(TimeoutError):
-            async with asyncio.timeout(grace_s):
+            async with asyncio.timeout(grace_s - FAREWELL_S):
                 await self.pipeline.changes.until(lambda: self.pipeline.carrier.is_quiet)
+        ends = [open_lane.writing for open_lane in self.pipeline.lanes.values()]
         for open_lane in list(self.pipeline.lanes.values()):
             self.pipeline.end_lane(open_lane, "leaving")
+        self.pipeline.stop()  # own hops that came back with the lanes
+        if ends:
+            await asyncio.wait(ends, timeout=FAREWELL_S)
 
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""

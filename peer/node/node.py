@@ -61,12 +61,9 @@ class Node:
                 loop.cancel()
 
     async def leave(self, grace_s: float) -> None:
-        """Start nothing any more, and finish or drop meetings and hops within `grace_s`."""
-        if self.carrying is not None:
-            self.carrying.begin_leaving()
-        await self.meetings.leave(grace_s)
-        if self.carrying is not None:
-            await self.carrying.until_quiet(grace_s)
+        """Start nothing any more, and finish or drop meetings and hops, all within `grace_s`."""
+        hops = self.carrying.leave(grace_s) if self.carrying is not None else asyncio.sleep(0)
+        await asyncio.gather(self.meetings.leave(grace_s), hops)
 
     async def _sync_while_awake(self) -> None:
         """Stay with the others, and start anew after each pause: a transfer for the trainer of before the pause is of no use."""

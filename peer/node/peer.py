@@ -258,9 +258,15 @@ class NodePeer:
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
         async with asyncio.TaskGroup() as tasks:
-            link = tasks.create_task(own.link.run(node.on_report))
+            beside = [tasks.create_task(own.link.run(node.on_report))]
+            if node.carrying is not None:
+                from gossamer.peer.node.staging import probe_line
+
+                sources = Sources(member.client, SybilGroups(self.book, member.membership.terms), self._rng)
+                beside.append(tasks.create_task(probe_line(sources, own.line, node.carrying.pipeline)))
             await node.run()
-            link.cancel()
+            for task in beside:
+                task.cancel()
 
     async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
         """Be part of the directory, and remember members that announce themselves: the next start dials them."""

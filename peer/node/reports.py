@@ -80,7 +80,7 @@ class NodeReports:
     def _report_cost(self, trainer: OwnSide) -> None:
         """Report the line's rate and the processor time of this process and p2pd."""
         used_s = time.process_time() + cpu_s(self._network.daemon_pid)
-        trainer.link.notify(messages.NodeReport(trainer.line.slower_bytes_per_s, used_s))
+        trainer.link.notify(messages.NodeReport(trainer.line.slower_bytes_per_s, used_s, trainer.line.feeding_bytes_per_s))
         self._emit(NodeSpent(max(0.0, used_s - self._start_s)))
 
     async def _save_for_ever(self) -> None:

@@ -6,15 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event, HopsCarried, ProcessReported, StageHeld, Warned
-from gossamer.peer.machine.states import CARRYING, STARVED
+from gossamer.peer.machine.events import Event, HopsCarried, LaneSeen, PipelineSeen, ProcessReported, StageHeld, Warned
+from gossamer.peer.machine.states import CARRYING, IDLE, REFUSED, STARVED
+from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOver
 from gossamer.peer.pipeline.driver import Pipeline
+from gossamer.peer.pipeline.hop import AT_TRAINER
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.protocol.errors import Refused
 from gossamer.protocol.messages.terms import StageTerms
 
 MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
+WORKLESS_S = 15.0  # nor a shorter time in which the trainer has no micro-batch, though there are lanes
 ONLY_S = 60.0  # without another holder of our stage, until a warning
 HOPS_S = 5.0  # between two reports of hops
 ROUND_S = 5  # an age below a minute is rounded down to this
@@ -33,7 +36,10 @@ class StageReport:
     _reported: HopsCarried | None = None
     _reported_s: float = 0.0
     _whole_s: float | None = None  # when both neighbours were last there, since training began; loop time
-    _starved: str = ""
+    _worked_s: float = 0.0  # when the trainer last had a micro-batch, since training began; loop time
+    _num_over: int = 0  # hops
+    _without_work: tuple[str, str] = ("", "")  # the state and the reason that were reported last
+    _seen: PipelineSeen | None = None
     _shared_s: float | None = None  # when another holder of our stage was last known, since training began; loop time
     _is_only: bool = False
     _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
@@ -56,23 +62,34 @@ class StageReport:
         carrier = pipeline.carrier
         missing = 0 if not is_training else self.stage.stage + 2 if not carrier.is_complete else 0
         missing = missing or (self.stage.stage if is_training and not self.stage.is_first and not carrier.up else 0)
-        self._report_missing(missing)
+        self._note_work(carrier, is_training=is_training)
+        self._report_missing(carrier, missing)
         if is_training:
             self._warn_of_only_holder()
         if loop_s() - self._reported_s >= HOPS_S:
             self._report_hops(pipeline)
+            self._report_lanes(carrier)
 
-    def _report_missing(self, missing: int) -> None:
-        if not missing:
+    def _note_work(self, carrier: Carrier, *, is_training: bool) -> None:
+        num_over = sum(self._outcomes.values())
+        if not is_training or num_over != self._num_over or any(hop.state in AT_TRAINER for hop in carrier.hops.values()):
+            self._worked_s, self._num_over = loop_s(), num_over
+
+    def _report_missing(self, carrier: Carrier, missing: int) -> None:
+        """Report why the trainer has no work, and when it has some again."""
+        found = CARRYING, ""
+        if missing:
+            self._whole_s = self._whole_s or loop_s()
+            if loop_s() - self._whole_s < MISSING_S:
+                return
+            found = self._why(missing)
+        else:
             self._whole_s = loop_s()
-            if self._starved:
-                self._starved = ""
-                self.emit(ProcessReported(CARRYING, ""))
-            return
-        self._whole_s = self._whole_s or loop_s()
-        if loop_s() - self._whole_s >= MISSING_S and (reason := self._why(missing)) != self._starved:
-            self._starved = reason
-            self.emit(ProcessReported(STARVED, reason))
+            if loop_s() - self._worked_s >= WORKLESS_S:
+                found = IDLE, self._why_idle(carrier)
+        if found != self._without_work and (found[0] != CARRYING or self._without_work[0]):
+            self._without_work = found if found[0] != CARRYING else ("", "")
+            self.emit(ProcessReported(*found))
 
     def _warn_of_only_holder(self) -> None:
         """Warn while no other peer has a copy of this stage."""
@@ -87,14 +104,25 @@ class StageReport:
             )
             self.emit(Warned("stage", words if is_only else ""))
 
-    def _why(self, missing: int) -> str:
-        """Say why no holder of a stage, counted from one, carries hops with us."""
+    def _why(self, missing: int) -> tuple[str, str]:
+        """Return the state and the reason why no holder of a stage, counted from one, carries hops with us."""
         name = f"stage {missing} of {self.stage.count}"
         if any(not entry.failures for entry in self.book.holders(missing, loop_s())):
             refusal = self._refusals.get(missing)
-            return f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
+            return REFUSED, f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
         seen_s = self.book.last_seen_s(missing)
-        return f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
+        return STARVED, f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
+
+    def _why_idle(self, carrier: Carrier) -> str:
+        """Say where the micro-batches are that this peer's trainer waits for."""
+        own, ago = self.stage.stage + 1, _age(loop_s() - self._worked_s)
+        sent_s = [hop.away.sent_s for hop in carrier.hops.values() if hop.away is not None]
+        if sent_s:
+            oldest, plural = _age(loop_s() - min(sent_s)), "es" * (len(sent_s) > 1)
+            return f"no work for {ago}: stage {own + 1} has not answered {len(sent_s)} micro-batch{plural}, the oldest for {oldest}"
+        if self.stage.is_first or carrier.hops:
+            return f"no work for {ago}: the holders of stage {own + 1} take no micro-batch now"
+        return f"no work for {ago}: no micro-batch comes from stage {own - 1}"
 
     def _report_hops(self, pipeline: Pipeline) -> None:
         carrier, (sent, received) = pipeline.carrier, pipeline.carried_bytes()
@@ -106,10 +134,25 @@ class StageReport:
             sent=sent,
             received=received,
             loss=self._loss,
+            late=carrier.num_late,
         )
         self._reported_s = loop_s()
         if self._reported is None or now.outcomes != self._reported.outcomes or now.lanes_above != self._reported.lanes_above:
             self._reported = now
+            self.emit(now)
+
+    def _report_lanes(self, carrier: Carrier) -> None:
+        below, above = self.stage.stage, self.stage.stage + 2
+        lanes = [
+            LaneSeen(str(lane.partner), above, lane.num_sent, len(lane.unanswered), lane.window, lane.usual_s if lane.answers else None)
+            for lane in carrier.down.values()
+        ]
+        lanes += [LaneSeen(str(lane.partner), below, lane.last, len(lane.unanswered), lane.window, None) for lane in carrier.up.values()]
+        holders = Counter(entry.stage for entry in self.book.everybody(loop_s()) if not entry.failures)
+        holders[self.stage.stage + 1] += 1
+        now = PipelineSeen(tuple(lanes), tuple(holders[stage + 1] for stage in range(self.stage.count)))
+        if now != self._seen:
+            self._seen = now
             self.emit(now)
 
 

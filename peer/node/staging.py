@@ -8,8 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
+from gossamer.peer.meeting.line import Line
 from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.node.ward import Ward
@@ -22,10 +24,13 @@ from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.client import FetchClient
-from gossamer.peer.sync.sources import Sources
-from gossamer.protocol.errors import BadSettings
+from gossamer.peer.sync.line_rate import slower_rate
+from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.protocol.streams.transport import Transport
 
+PROBED = 3  # peers, at most
+PROBE_S = 10.0  # for the echoes of one
+PROBE_AGAIN_S = 30.0  # where none has answered
 RECONSIDER_S = (2.0, 12.0)  # a choice is announced and looked at again after a random time: peers that join together choose unlike stages
 FIRST_LOOK_S = 5.0  # for the directory to show who holds which stage
 
@@ -44,7 +49,7 @@ class StageChoice:
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
         self.fits = stages
-        chosen = self._kept()
+        chosen = (held_stage(self.home) or 0) - 1
         if chosen not in stages:
             await self.presence.first_look(FIRST_LOOK_S)
             chosen = await self._reconsidered(min(stages, key=self._need), stages)
@@ -68,16 +73,20 @@ class StageChoice:
         is_known = bool(book.announced(now_s))
         return len(self.groups.group(holders)), len(holders), self.rng.random() if is_known else stage
 
-    def _kept(self) -> int:
-        """Return the stage of the last start; -1 if there was none."""
-        if not self.home.stage.exists():
-            return -1
-        text = self.home.stage.read_text().strip()
-        if not text.isdecimal() or not int(text):
-            raise BadSettings(
-                f"{self.home.stage} does not hold the number of a stage", hint="remove it: the peer then chooses a stage again"
-            )
-        return int(text) - 1
+
+async def probe_line(sources: Sources, line: Line, pipeline: Pipeline) -> None:
+    """Measure the line with a few peers, until one answers: what share of the device it can feed follows. The fastest one counts."""
+
+    def carried() -> int:
+        return max(pipeline.carried_bytes())
+
+    while not line.probed_bytes_per_s:
+        known = sources.book.everybody(loop_s())
+        for peer in spread_over(sources.groups.group(known))[:PROBED]:  # one after the other: they share the line
+            rate = await sources.ask(peer, lambda source: slower_rate(source, PROBE_S, carried), 2 * PROBE_S)
+            if isinstance(rate, float):
+                line.probed_bytes_per_s = max(line.probed_bytes_per_s, rate)
+        await asyncio.sleep(PROBE_AGAIN_S)
 
 
 def make_ward(

@@ -51,6 +51,7 @@ class Carrier:
         self.global_step = 0  # this peer's, for its neighbours
         self.may_begin = False  # at stage 0: own trainer trains
         self.free_bytes: float = math.inf  # of the payload folder
+        self.num_late = 0  # answers that did not come in time
         self.capacity = Capacity(BATCHES_AWAY * stage.in_batch)
         self._rng = rng
         self._numbers = numbers
@@ -455,6 +456,7 @@ class Carrier:
 
     def _lose_overdue(self, hop: Hop, away: Away) -> None:
         """Send an overdue hop elsewhere; close its lane unless another answer has come since the hop was sent."""
+        self.num_late += 1
         if away.lane.heard_s <= away.sent_s:
             self._close_silent(away.lane.number, self._now_s - away.sent_s)
             return

@@ -38,6 +38,7 @@ class OpenLane:
     stream: Stream
     writer: LaneWriter
     end: asyncio.Future[CloseLane]  # set when this side ends it
+    writing: asyncio.Task[None]  # ends with the stream, or when this side's last message has left
 
 
 @dataclass(slots=True)
@@ -108,8 +109,8 @@ class Pipeline:
         number = lane.number
         writer = LaneWriter(stream, self.payloads, self._on_sent, self._on_lost)
         own_end: asyncio.Future[CloseLane] = asyncio.get_running_loop().create_future()
-        self.lanes[number] = OpenLane(lane, stream, writer, own_end)
         reading, writing = asyncio.create_task(self._read(number, stream)), asyncio.create_task(writer.run())
+        self.lanes[number] = OpenLane(lane, stream, writer, own_end, writing)
         try:
             self.handle(events.LaneOpened(lane))
             await asyncio.wait((reading, own_end), return_when=asyncio.FIRST_COMPLETED)

@@ -157,6 +157,11 @@ class DownLane:
         """Return after how long without an answer the lower stage is told to wait: before its own patience ends."""
         return max(LEAST_PATIENCE_S, PATIENCE * self.typical_s) / 2
 
+    @property
+    def num_sent(self) -> int:
+        """Return how many hops were sent on this lane."""
+        return self._last
+
     def credit(self, now_s: float) -> int:
         """Return how many more hops may go now: within the window, and within what answers have earned; none while the lane rests."""
         return 0 if now_s < self.rests_until_s else max(0, min(self.window, FIRST_WINDOW + self.answers) - len(self.unanswered))

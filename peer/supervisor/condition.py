@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import Event, ProcessReported, StateChanged
-from gossamer.peer.machine.states import ALONE, NO_HOLDER, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, STARVED, changed
+from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, WITHOUT_WORK, changed
 from gossamer.peer.supervisor.pauses import Pause
 
 SILENT_S = 15.0  # a trainer reports about once a second; a longer silence is shown
@@ -83,8 +83,8 @@ class Condition:
             return changed("paused", self.pause.reason + (" (saving first)" if self.trains else ""), self.pause.way_out)
         if trainer.trouble:
             return changed("starting", trainer.trouble, RESTART)
-        if self.trains and node.state == STARVED and not node.trouble:
-            return changed("waiting", node.reason, NO_HOLDER)
+        if self.trains and node.state in WITHOUT_WORK and not node.trouble:
+            return changed("waiting", node.reason, WITHOUT_WORK[node.state])
         if self.trains:
             return changed(trainer.state, *self._reason_and_way_out(peers_seen, now_s))
         if node.trouble:

@@ -30,7 +30,7 @@ class RunWatch:
         """Take in an event; most say nothing about the run."""
         match event:
             case RunKnown():
-                self._view.begin(event.run_id, event.total_steps, event.step_tokens)
+                self._view.begin(event.run_id, event.total_steps, event.step_tokens, event.stages)
             case MembersSeen():
                 self._view.take(event)
             case CurveTold():

@@ -55,5 +55,6 @@ class MemberReporter:
             joined=figures.joined_s if figures else None,
             carried_mb=figures.carried_mb if figures else None,
             is_own=record is exchange.own,
+            stage=record.stage,
             group=group,
         )

@@ -28,7 +28,7 @@ from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
-from gossamer.peer.trainer.losses import MEASURE_TOPIC, Losses, MeasureFailed
+from gossamer.peer.trainer.losses import EVAL_INTERVAL_STEPS, MEASURE_TOPIC, Losses, MeasureFailed
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.peer.trainer.stopwatch import InnerStep, Stopwatch
@@ -38,7 +38,6 @@ from gossamer.protocol.messages.messages import RunPhase
 REPORT_S = 1.0  # between two reports on a long work
 IDLE_S = 0.05  # how long a program with nothing to train waits for the node at a time
 LONELY_FINISH_S = 60.0  # after so long without a node the last averaging is given up
-EVAL_INTERVAL_STEPS = 100  # inner steps between two measurements of the held-out loss
 NEVER_WORST = Losses((-math.inf,))
 MAX_BAD_BATCHES = 10  # in a row, before training stops: the run diverges
 
@@ -264,7 +263,7 @@ class Boundary:
                 self._note_loss(loss)
             exchange.send_progress()
             blocked_s = watch.blocked_s["meetings"] - exchange.probe_cost.blocking_s
-            self._pace.update(exchange.report, watch.train_s, blocked_s, exchange.cpu_s)
+            self._pace.update(exchange.report, watch.train_s, blocked_s, exchange.cpu_s, watch.starved_s)
             exchange.min_call_steps = self._pace.min_call_steps
 
     def _evaluate(self) -> None:

@@ -48,6 +48,7 @@ class InnerLoop:
         self.device = next(iter(self.parameters.values())).device
         self.devices: OneDevice | Ranks = devices or OneDevice(manifest, model, optimizer_on_host=computing.optimizer_on_host)
         self.computing = replace(computing, micro_batch=computing.micro_batch or computing.rows(manifest.inner.batch_size))
+        self.waited_s = 0.0  # for work: a batch is always there
         self._model = model
         self._corpus = corpus
         self._emit = emit

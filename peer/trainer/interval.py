@@ -20,8 +20,10 @@ from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.bill import EMITTED_CHANGE, STEP_S
 from gossamer.peer.machine.events import IntervalSet, TrafficExpected
+from gossamer.peer.machine.stage_line import DAY_S, StageLine
+from gossamer.peer.trainer.losses import EVAL_INTERVAL_STEPS, MOST_EVAL_TOKENS, NUM_EVAL_BATCHES
 from gossamer.peer.trainer.replica import Replica
-from gossamer.protocol.messages.terms import ModelPlan
+from gossamer.protocol.messages.terms import TOKEN_BYTES, ModelPlan, StageTerms
 
 START_STEPS: Final = 4  # until the first measurement: peers diverge fastest in their first steps
 SHORTEST_STEPS: Final = 1
@@ -34,7 +36,6 @@ WINDOW_S: Final = 20.0  # of training, over which the shares are measured
 LEAST_S: Final = 5.0  # of training before a change...
 LEAST_STEPS: Final = 100  # ...or so many quick steps, before the first one
 MOST_CHANGE: Final = 2  # largest factor of one change
-DAY_S: Final = 86_400.0
 SYNC_SHARE: Final = 4  # a state older than a fourth of the allowed clock gap needs fragment sync, in rounds of that length
 STEADY: Final = 0.15  # a smaller relative change is not made
 
@@ -81,7 +82,30 @@ def day_bytes(round_bytes: int, interval_steps: int, step_s: float) -> float:
 def traffic_expected(plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S) -> TrafficExpected:
     """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known."""
     steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s) if isinstance(inner_steps, str) else inner_steps
-    return TrafficExpected(day_bytes(plan.round_bytes, steps, step_s), steps, step_s, is_measured=False)
+    return traffic(plan, steps, step_s, is_measured=False)
+
+
+def traffic(plan: ModelPlan, interval_steps: int, step_s: float, *, is_measured: bool, use: float = math.nan) -> TrafficExpected:
+    """Return the bytes of a day of meetings at this interval, and of the hops of the plan's stage, if it has one."""
+    met, (sent, received) = day_bytes(plan.round_bytes, interval_steps, step_s), step_hop_bytes(plan.stage)
+    steps = DAY_S / step_s
+    return TrafficExpected(met + steps * sent, interval_steps, step_s, is_measured, met + steps * received, steps * sent, use)
+
+
+def step_hop_bytes(stage: StageTerms | None) -> tuple[float, float]:
+    """Return the bytes that hops send and receive for an own inner step, held-out micro-batches included; none without a stage."""
+    if stage is None:
+        return 0.0, 0.0
+    batch_tokens = stage.in_batch * stage.token_bytes / TOKEN_BYTES
+    measured = min(NUM_EVAL_BATCHES, MOST_EVAL_TOKENS / batch_tokens) / EVAL_INTERVAL_STEPS * stage.forward_bytes  # they go forward alone
+    (sent, received), up, down = stage.hop_bytes, not stage.is_last, not stage.is_first
+    return stage.in_batch * (sent + up * measured), stage.in_batch * (received + down * measured)
+
+
+def line_use(stage: StageTerms, step_s: float, bytes_per_s: float) -> float:
+    """Return the share of its device that a line can feed, where an inner step computes for `step_s`; NaN for a rate of 0: unknown."""
+    sent, received = step_hop_bytes(stage)
+    return StageLine(sent, received, 1 / step_s, bytes_per_s).use if bytes_per_s else math.nan
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,8 +194,8 @@ class Pace:
         self._emit = emit
         self._report = NodeReport(0.0, 0.0)
         self._earlier_nodes_s = 0.0  # processor time of the node's predecessors
-        self._first: tuple[int, float] | None = None  # own steps and time in them at the first update
-        self._expected: tuple[int, float] | None = None  # interval and duration of a step, as last emitted
+        self._first: tuple[int, float, float] | None = None  # own steps, time in them and time without work, at the first update
+        self._expected: TrafficExpected | None = None  # as last emitted
         if outer.inner_steps == "auto" and not replica.own_steps:
             replica.countdown.pace(START_STEPS)
         self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
@@ -183,25 +207,31 @@ class Pace:
         """Return the fewest inner steps between two meetings of a fragment, where the line sets the interval; else 0."""
         return self._interval.steps // 2 if self._interval is not None and self._interval.is_for_line else 0
 
-    def update(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
-        """Adapt the interval to the node's last report and the time spent so far. Call about once a second."""
-        if self._interval is not None:
-            self._adapt(report, train_s, blocked_s, coding_cpu_s)
-        self._expect(train_s)
+    def update(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float, starved_s: float = 0.0) -> None:
+        """Adapt the interval to the node's last report and the time spent so far. Call about once a second.
 
-    def _expect(self, train_s: float) -> None:
+        `starved_s`: beside `train_s`, without work.
+        """
+        if self._interval is not None:
+            self._adapt(report, train_s + starved_s, blocked_s, coding_cpu_s)
+        self._expect(train_s, starved_s, report.probed_bytes_per_s)
+
+    def _expect(self, train_s: float, starved_s: float, line_bytes_per_s: float) -> None:
         """Emit the expected traffic once steps have been measured, and whenever it has changed much."""
         replica = self._replica
-        self._first = self._first or (replica.own_steps, train_s)
-        steps, spent_s = replica.own_steps - self._first[0], train_s - self._first[1]
-        if steps < 1 or spent_s < LEAST_S:
+        if self._first is None or replica.own_steps == self._first[0]:  # the wait before the first step says nothing
+            self._first = replica.own_steps, train_s, starved_s
+        first_steps, first_s, first_starved_s = self._first
+        steps, spent_s = replica.own_steps - first_steps, train_s - first_s
+        whole_s = spent_s + starved_s - first_starved_s
+        if steps < 1 or whole_s < LEAST_S:
             return
-        interval_steps, step_s = replica.countdown.inner_steps, spent_s / steps
-        if self._expected is not None and _is_near(interval_steps * step_s, self._expected[0] * self._expected[1]):
-            return
-        self._expected = interval_steps, step_s
-        num_bytes = day_bytes(replica.plan.round_bytes, interval_steps, step_s)
-        self._emit(TrafficExpected(num_bytes, interval_steps, step_s, is_measured=True))
+        plan, interval_steps, step_s = replica.plan, replica.countdown.inner_steps, whole_s / steps
+        use = math.nan if plan.stage is None else line_use(plan.stage, spent_s / steps, line_bytes_per_s)
+        found, last = traffic(plan, interval_steps, step_s, is_measured=True, use=use), self._expected
+        if last is None or not (_is_near(last.day_bytes, found.day_bytes) and _is_near_or_unknown(last.use, use)):
+            self._expected = found
+            self._emit(found)
 
     def _adapt(self, report: NodeReport, train_s: float, blocked_s: float, coding_cpu_s: float) -> None:
         assert self._interval is not None
@@ -217,3 +247,7 @@ class Pace:
 
 def _is_near(value: float, other: float) -> bool:
     return abs(value - other) <= EMITTED_CHANGE * other
+
+
+def _is_near_or_unknown(value: float, other: float) -> bool:
+    return math.isnan(other) if math.isnan(value) else _is_near(value, other)

@@ -38,6 +38,10 @@ class Loop(Protocol):
     def devices(self) -> OneDevice | Ranks:
         """The gradient, and the optimizer's step."""
 
+    @property
+    def waited_s(self) -> float:
+        """How long `gradient` has waited for work so far."""
+
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int] | None:
         """Compute a step's clipped gradient; return mean loss, length before clipping and tokens that train; None: not whole yet."""
 

@@ -13,6 +13,7 @@ from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.peer.machine.child import Child
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import RunKnown
+from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
@@ -98,7 +99,8 @@ def build(child: Child) -> TextTrainer:
     if config.threads:
         torch.set_num_threads(config.threads)
     manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
-    child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
+    child.emit(RunKnown.of(manifest))
+    need_stage(manifest, home, config.stage)
     if isinstance(manifest, StagedManifest):
         from gossamer.peer.trainer.stage_process import build_staged  # a run without stages loads nothing of them
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -34,7 +35,7 @@ from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
 from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, Magnitudes
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
-from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.messages.terms import TOKEN_BYTES, StageTerms
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
@@ -42,7 +43,6 @@ MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 BATCHES_AWAY: Final = 2  # that a driver has under way at most
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
-TOKEN_BYTES: Final = 4
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
 
@@ -88,6 +88,7 @@ class StageLoop:
         self.computing = replace(computing, micro_batch=manifest.stages.micro_batch)
         self.hops = hops
         self.terms = stage_terms(manifest, cut)
+        self.waited_s = 0.0  # for hops, so far
         self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
         self._stage, self._cut, self._corpus = stage, cut, corpus
         self._emit, self._payloads = emit, payloads
@@ -124,7 +125,7 @@ class StageLoop:
         self._own_steps = step
         while len(self._losses) < self._in_batch:
             self.hops.remove_lost(self._under_way)
-            found = self.hops.take(STARVED_S, begins=self._may_begin)
+            found = self._take()
             if found is None:
                 return None
             request, session = found
@@ -133,6 +134,14 @@ class StageLoop:
         norm = self.devices.clip(self._clip_norm)
         self._losses, self._num_tokens = [], 0
         return torch.tensor(loss), norm.to("cpu"), num_tokens
+
+    def _take(self) -> tuple[HopRequest, int] | None:
+        """Wait for the next request, and count how long that takes."""
+        began_s = time.monotonic()
+        try:
+            return self.hops.take(STARVED_S, begins=self._may_begin)
+        finally:
+            self.waited_s += time.monotonic() - began_s
 
     def measure(self, rows: Tensor) -> None:
         """Let the next micro-batches of a driver be these held-out sequences, int64[N, L+1]; an incomplete last one is left out."""

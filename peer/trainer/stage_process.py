@@ -48,7 +48,7 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), config)
     dtype, rows = compute_dtype(inner.precision, device), manifest.stages.micro_batch
     wanted = Computing(dtype, rows, config.recompute, bool(config.compile), optimizer_on_host=config.optimizer_on_host)
-    fitting = fitting_stages(manifest, device.type, there, wanted)
+    fitting = fitting_stages(manifest, device.type, there, wanted, config.stage)
     keep_within(device, size_bytes(config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, config.model, home.tokenizer, None)
 

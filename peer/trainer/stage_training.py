@@ -19,11 +19,11 @@ from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.loop_program import LoopProgram
-from gossamer.peer.trainer.losses import Losses
+from gossamer.peer.trainer.losses import MOST_EVAL_TOKENS, NUM_EVAL_BATCHES, Losses
 from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.stage_loop import StageLoop
-from gossamer.peer.trainer.text_training import MOST_EVAL_TOKENS, NUM_EVAL_BATCHES, TextReplica
+from gossamer.peer.trainer.text_training import TextReplica
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
 

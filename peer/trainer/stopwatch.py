@@ -63,18 +63,21 @@ class Stopwatch:
         self.computing_s = 0.0  # in inner steps, without the time in which the machine ran other programs
         self.blocked_s: dict[Blocker, float] = {"meetings": 0.0, "checkpoints": 0.0}  # parts of `train_s`
         self.evaluation_s = 0.0  # not part of `train_s`
+        self.starved_s = 0.0  # at a stage, without work; not part of `train_s`
         self._steps: list[InnerStep] = []  # since the last report
         self._reported_s = self._now_s()
         self._start_cpu_s = time.process_time()
 
     @contextlib.contextmanager
-    def training(self) -> Iterator[None]:
-        """Count the time inside as training."""
-        start_s, start_queued_s = self._now_s(), self._queued_s()
+    def training(self, waited_s: Callable[[], float] = lambda: 0.0) -> Iterator[None]:
+        """Count the time inside as training, but for what `waited_s` grows by: the time without work."""
+        start_s, start_queued_s, start_waited_s = self._now_s(), self._queued_s(), waited_s()
         try:
             yield
         finally:
-            self.add(self._now_s() - start_s, self._queued_s() - start_queued_s)
+            starved_s = waited_s() - start_waited_s
+            self.starved_s += starved_s
+            self.add(max(0.0, self._now_s() - start_s - starved_s), self._queued_s() - start_queued_s)
 
     def add(self, spent_s: float, queued_s: float = 0.0) -> None:
         """Count some time as training; for `queued_s` of it the machine ran other programs."""
@@ -118,7 +121,7 @@ class Stopwatch:
         so_far = replica.own_steps, replica.global_step, replica.tokens
         blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.program.cpu_s()
         training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
-        spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s
+        spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s, self.starved_s
         loss, rate = mean_loss(self._steps), self._steps[-1].learning_rate if self._steps else math.nan
         tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
         self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))

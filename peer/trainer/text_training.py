@@ -28,7 +28,7 @@ from gossamer.peer.trainer.boundary import IDLE_S, Boundary, State, Supervision
 from gossamer.peer.trainer.inner_loop import InnerLoop
 from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.loop_program import LoopProgram
-from gossamer.peer.trainer.losses import Losses
+from gossamer.peer.trainer.losses import MOST_EVAL_TOKENS, NUM_EVAL_BATCHES, Losses
 from gossamer.peer.trainer.probe import TokenProbe
 from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.stopwatch import InnerStep
@@ -38,8 +38,6 @@ from gossamer.protocol.run.manifest import Manifest
 if TYPE_CHECKING:
     from gossamer.peer.trainer.ranks import Ranks  # loaded only for several devices
 
-NUM_EVAL_BATCHES: Final = 8  # in a report: enough to follow a run; reported figures rest on evaluation.NUM_BATCHES...
-MOST_EVAL_TOKENS: Final = 32_768  # ...of at most so many tokens together: eight large batches take as long as three steps
 JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...
 JUDGE_TOKENS: Final = (2048, 8192)  # ...of at least and at most so many tokens together: the trainer stands still meanwhile
 POOL_TOKENS: Final = 16_384  # of held-out text, from which the probe draws
@@ -156,7 +154,7 @@ class TextTrainer:
         if not boundary.is_training:  # a meeting has set the clock to the end of the schedule
             return 0.0
         try:
-            with boundary.watch.training():
+            with boundary.watch.training(lambda: self._replica.program.inner.waited_s):
                 step = self._replica.inner_step(boundary.reading())
         except FloatingPointError as error:
             boundary.skip_step(error)

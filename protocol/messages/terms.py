@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Self
+from typing import Final, Self
 
 from gossamer.protocol.errors import BadMessage, BadSignature, RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
@@ -30,6 +30,9 @@ class FragmentTerms:
     def slow_bytes(self) -> int:
         """Return the bytes that each side sends in a meeting, which is also the size of a reply with ContentsKind.SLOW."""
         return self.sketch_bytes + self.payload_bytes
+
+
+TOKEN_BYTES: Final = 4  # of a token in a hop
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +59,13 @@ class StageTerms:
     def forward_bytes(self) -> int:
         """Return the bytes that a micro-batch brings to the next stage."""
         return self.token_bytes + self.value_bytes
+
+    @property
+    def hop_bytes(self) -> tuple[int, int]:
+        """Return the bytes that a holder sends and receives for each micro-batch: activations up, their gradient down."""
+        up, down = (0 if self.is_last else 1), (0 if self.is_first else 1)  # hops to the next stage, and from the stage before
+        forward, back = self.forward_bytes, self.value_bytes
+        return up * forward + down * back, up * back + down * forward
 
 
 @dataclass(frozen=True, slots=True)

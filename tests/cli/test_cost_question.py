@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gossamer.cli import cost_question
+from gossamer.cli import terminal_question
 from gossamer.cli.cost_question import CostQuestion, round_up
 from gossamer.cli.screen import PlainLines
 from gossamer.peer.machine.config import PeerConfig
@@ -87,7 +87,7 @@ def new(tmp_path: Path) -> Iterator[New]:
 @pytest.fixture(autouse=True)
 def in_foreground(monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal of a test is no controlling terminal."""
-    monkeypatch.setattr(cost_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp())
+    monkeypatch.setattr(terminal_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp())
 
 
 def limit(size: str) -> dict[str, Any]:
@@ -118,7 +118,7 @@ def test_a_line_typed_after_the_peer_went_to_the_background_is_left_to_the_shell
 
     def ask_then_leave(question: CostQuestion) -> None:
         question.look(status(13.3e9))
-        monkeypatch.setattr(cost_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
+        monkeypatch.setattr(terminal_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
         trial.answer("yes\n")
 
     shown = trial.run(ask_then_leave, 1)
@@ -171,6 +171,58 @@ def test_a_decided_or_low_cost_is_said_and_not_asked_for(new: New, settings: dic
     trial = new(has_terminal=True, **settings)
     shown = trial.run(lambda question: question.look(status(13.3e9)), 0)
     assert "cost: about" in shown and "a month?" not in shown and not trial.told
+
+
+LOW_USE = {"day_received": 13.2e9, "day_hops": 13e9, "use": 0.04}
+
+
+def low_use(day_bytes: float = 1e9) -> Status:
+    found = status(day_bytes, is_measured=True)
+    return replace(found, expected_traffic=found.expected_traffic | LOW_USE)
+
+
+def test_a_line_that_feeds_little_of_the_device_ends_the_peer_where_nobody_can_be_asked(new: New) -> None:
+    trial = new(has_terminal=False)
+    shown = trial.run(lambda question: question.look(low_use()), 1)
+    assert trial.told == [{"verb": "leave"}]
+    assert "this line feeds only 4% of this device" in shown and "--least-use 0 joins nevertheless" in shown
+
+
+@pytest.mark.parametrize(
+    ("typed", "request_"),
+    [("maybe\nyes\n", {"verb": "set", "key": "least_use", "value": "0"}), ("no\n", {"verb": "leave"})],
+)
+def test_the_operator_answers_whether_little_use_is_enough(new: New, typed: str, request_: dict[str, Any]) -> None:
+    trial = new(has_terminal=True)
+    trial.answer(typed)
+    shown = trial.run(lambda question: question.look(low_use()), 1)
+    assert trial.told == [request_]
+    assert "Train nevertheless? Answer yes, or no" in shown and ("answer yes or no" in shown) is ("maybe" in typed)
+
+
+@pytest.mark.parametrize("settings", [{"least_use": 0}, {"least_use": 0.02}, {"listen": "127.0.0.1"}])
+def test_little_use_that_is_allowed_is_not_asked_for(new: New, settings: dict[str, Any]) -> None:
+    trial = new(has_terminal=False, **settings)
+    trial.run(lambda question: question.look(low_use()), 0)
+    assert not trial.told
+
+
+def test_one_question_is_asked_after_the_other(new: New) -> None:
+    trial = new(has_terminal=True)
+    trial.answer("yes\n")
+
+    def looks(question: CostQuestion) -> None:
+        for _ in range(2):
+            question.look(low_use(20e9))
+
+    shown = trial.run(looks, 1)
+    assert shown.count("Answer yes") == 1
+
+
+def test_both_directions_are_in_the_cost(new: New) -> None:
+    trial = new(has_terminal=False, least_use=0)
+    shown = trial.run(lambda question: question.look(low_use(14e9)), 1)
+    assert "cost: about 14.0 GB a day up and 13.2 GB down, 816 GB a month, 93% of it by micro-batches, the rest by meetings" in shown
 
 
 def test_a_peer_on_loopback_costs_nothing(new: New) -> None:

@@ -6,7 +6,19 @@ from typing import Any
 
 import pytest
 
-from gossamer.cli.figures import COLUMNS, cells, line, loss_text, meetings_text, share_text, text_read
+from gossamer.cli.figures import (
+    COLUMNS,
+    cells,
+    holders_text,
+    lanes_text,
+    line,
+    loss_text,
+    meetings_text,
+    share_text,
+    stage_text,
+    starved_text,
+    text_read,
+)
 from gossamer.peer.machine.units import bytes_text
 
 STATUS: dict[str, Any] = {
@@ -19,6 +31,7 @@ STATUS: dict[str, Any] = {
     "tokens_per_second": 1523.4,
     "meetings": {"completed": 8, "solo": 1, "refused": 0, "failed": 2},
     "bytes": {"sent": 1_234_567, "received": 999},
+    "hops": {},
     "blocked_seconds": 0.5,
     "train_seconds": 100.0,
 }
@@ -37,6 +50,46 @@ def test_every_column_gets_its_cell() -> None:
         "down": "999 B",
         "blocked": "0.5 %",
     }
+
+
+STAGED: dict[str, Any] = STATUS | {
+    "stage": "2 of 3",
+    "starved_seconds": 25.0,
+    "stage_holders": [2, 1, 0],
+    "hops": {
+        "outcomes": {"answered": 9, "passed_over": 1, "declined": 0}, "repeated": 3, "late": 2, "lanes_below": 1, "lanes_above": 1,
+        "sent": 1_000_000, "received": 1001,
+    },
+    "lanes": [
+        {"partner": "12D3KooWabove1", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.54},
+        {"partner": "12D3KooWabove2", "stage": 3, "hops": 1, "unanswered": 1, "window": 2, "usual_s": None},
+        {"partner": "12D3KooWbelow1", "stage": 1, "hops": 8, "unanswered": 0, "window": 4, "usual_s": None},
+    ],
+}  # fmt: skip
+
+
+def test_a_stage_is_shown_with_what_came_of_its_micro_batches() -> None:
+    text = stage_text(STAGED)
+    assert text == "2 of 3; micro-batches: 9 answered, 1 passed over, 3 repeated, 2 late; lanes: 1 below, 1 above; 1.0 MB up, 1.0 kB down"
+    assert lanes_text(STAGED) == [
+        "below1, stage 1: 8 micro-batches, 0 unanswered, window 4",
+        "above1, stage 3: 9 micro-batches, 2 unanswered, window 4, an answer in 1.5 s",
+        "above2, stage 3: 1 micro-batch, 1 unanswered, window 2, no answer yet",
+    ]
+    assert starved_text(STAGED) == "20.0 % of the time, for want of micro-batches"
+    assert dict(zip(COLUMNS, cells("peer", STAGED), strict=True))["up"] == "2.2 MB", "meetings and micro-batches"
+
+
+@pytest.mark.parametrize(
+    ("holders", "text"),
+    [
+        ([2, 1, 0], "2 of stage 1, 1 of stage 2, nobody of stage 3"),
+        ([1] * 8 + [3], "1 to 3 of each of 9 stages"),
+        ([2] * 8 + [0], "2 to 2 of each of 9 stages, nobody of stage 9"),
+    ],
+)
+def test_who_holds_the_stages_is_said_shortly(holders: list[int], text: str) -> None:
+    assert holders_text({"stage_holders": holders}) == text
 
 
 def test_a_line_ends_with_the_reason_of_the_state() -> None:

@@ -113,6 +113,8 @@ IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
     ("optimizer", '[inner]\noptimizer = "sgd"\n', (), 'inner.optimizer = "sgd"', "choose from adamw, muon"),
     ("heads", HEADS, (), "num_attention_heads = 5 does not divide hidden_size = 128", "choose num_attention_heads from"),
     ("vocabulary", SMALL, (), "the tokenizer has 256 tokens, the model knows 100", "set vocab_size to 256"),
+    ("whole", "", ("--stage", "1"), "this run has no stages", "leave out --stage"),
+    ("no such stage", "", ("--stages", "2", "--stage", "3"), "there is no stage 3: the model is cut into 2 stages", "from 1 to 2"),
     ("devices", "", ("--devices", "cpu:99"), "too few", "use --devices cpu:"),
     ("text", "", ("--data", "{folder}"), "holds 6 tokens", "give --data more text"),
 ]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 from gossamer.cli.peers import COLUMNS, table
 from gossamer.peer.machine.home import Home
@@ -20,8 +20,20 @@ def test_each_partner_has_one_row(shell: Shell) -> None:
     peer = Running(shell)
     peer.partners = [ROW]
     result = peer.during(lambda: shell("peers", "--json"))
-    assert json.loads(result.out) == {"peers": [asdict(ROW) | {"record": None}]}
+    assert json.loads(result.out) == {"peers": [asdict(ROW) | {"record": None}], "lanes": [], "stage_holders": []}
     assert "abcdef" in peer.during(lambda: shell("peers")).out
+
+
+def test_the_lanes_of_a_staged_run_stand_below_the_partners(shell: Shell) -> None:
+    peer = Running(shell)
+    lane = {"partner": "12D3KooWabcdef", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5}
+    peer.status = replace(peer.status, stage="2 of 3", lanes=[lane], stage_holders=[0, 1, 1])
+    text = peer.during(lambda: shell("peers")).out
+    assert "this peer holds stage 2 of 3; its lanes:" in text
+    assert "abcdef, stage 3: 9 micro-batches, 2 unanswered, window 4, an answer in 1.5 s" in text
+    assert "holders: nobody of stage 1, 1 of stage 2, 1 of stage 3" in text
+    shown = json.loads(peer.during(lambda: shell("peers", "--json")).out)
+    assert shown["lanes"] == [lane] and shown["stage_holders"] == [0, 1, 1]
 
 
 def test_the_most_recently_seen_partner_comes_first() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -212,7 +213,6 @@ TRAINING = {
     "attack": ("--attack", "stale"),
     "attackers": ("--attackers", "1"),
     "skew": ("--skew", "0.5"),
-    "stages": ("--stages", "2"),
     "routing": ("--routing", "fixed"),
     "activations": ("--activations", "int4"),
     "hop_delay": ("--hop-delay", "1"),
@@ -224,6 +224,7 @@ TRAINING = {
     "tokens": ("--tokens", "64"),
     "plot": ("--plot", "x.png"),
 }
+OF_STAGES = {"hidden_size": ("--hidden-size", "768")}
 NETWORK = {
     "variation": ("--variation", "0.5"),
     "params": ("--params", "1e8"),
@@ -243,10 +244,10 @@ SWARM = {
 def test_every_option_belongs_to_a_simulation() -> None:
     command = typer.main.get_command(command_line()).commands["simulate"]  # type: ignore[attr-defined]
     names = {parameter.name for parameter in command.params} - {"help"}
-    for mode, only in (("--network", NETWORK), ("--swarm", SWARM)):
-        assert set(only) == {name for name, modes in APPLIES_TO.items() if modes == (mode,)}
-    shared = set(APPLIES_TO) - set(NETWORK) - set(SWARM)
-    assert names - shared == set(TRAINING) | set(NETWORK) | set(SWARM)
+    for mode, only in (("--network", NETWORK | OF_STAGES), ("--swarm", SWARM)):
+        assert set(only) == {name for name, modes in APPLIES_TO.items() if {known.split()[0] if known else "" for known in modes} == {mode}}
+    shared = set(APPLIES_TO) - set(NETWORK) - set(SWARM) - set(OF_STAGES) - set(TRAINING)
+    assert names - shared == set(TRAINING) | set(NETWORK) | set(SWARM) | set(OF_STAGES)
     assert shared.issubset(names)
 
 
@@ -265,6 +266,7 @@ def test_options_of_training_are_refused_with_the_network_alone(shell: Shell, gi
         (("--latency", "0.05"), "--network or --swarm"),  # even where it is the default
         *((given, "--network") for given in NETWORK.values()),
         *((given, "--swarm") for given in SWARM.values()),
+        (OF_STAGES["hidden_size"], "--network --stages"),
     ],
 )
 def test_options_of_the_others_are_refused_in_training(shell: Shell, given: tuple[str, ...], without: str) -> None:
@@ -318,6 +320,50 @@ def test_settings_of_training_are_refused_with_the_network_alone(shell: Shell, s
     result = shell("simulate", "--network", "--set", setting)
     assert result.code == 2
     assert reason in result.complaint[0]
+
+
+SIZE = ("--params", "8.03e9", "--layers", "32", "--hidden-size", "4096")
+
+
+def test_where_a_staged_run_pays_is_printed_from_formulas(shell: Shell) -> None:
+    text = shell("simulate", "--network", "--stages", "6", *SIZE).out
+    assert "8.03e+09 parameters in 6 stages of 1.34e+09, hidden size 4096" in text
+    assert re.search(r"middle +8452 up +8452 down", text)
+    assert "a peer with the whole model sends 4530 bytes a token in meetings, 1.9 times less" in text
+    (line,) = [line for line in text.splitlines() if line.startswith("RTX 3090") and re.search(r" 100 ", line)]
+    assert re.search(r"2615 +343/177/91.1 +29/57/100 +1.1 TB +227 GB +57% of the device$", line)
+    assert text.count("do not: ") == 3 and text.count("does not fit: ") == 6
+
+
+def test_the_formulas_of_a_staged_run_as_json_on_one_line(shell: Shell) -> None:
+    found = json.loads(shell("simulate", "--network", "--stages", "6", *SIZE, "--bandwidth", "100", "--activations", "int4", "--json").out)
+    assert {row["line_mbit"] for row in found["rows"]} == {100.0} and found["activations"] == "int4"
+    rows = {row["device"]: row for row in found["rows"]}
+    assert rows["RTX 4090, 24 GB"]["formats"]["int4"]["use"] == pytest.approx(0.47, abs=0.01)
+    assert rows["H100, 80 GB"]["whole"]["fits"] is False and rows["GPU, 8 GB"]["fits"] is False
+
+
+def test_the_formulas_of_a_manifest_are_those_of_its_model(shell: Shell, manifest: Path) -> None:
+    staged = manifest.with_name("staged.toml")
+    text = manifest.read_text().replace("tie_word_embeddings = true", "tie_word_embeddings = false")
+    staged.write_text(text.replace('access = "open"', 'access = "invite"'))
+    found = json.loads(shell("simulate", "--network", staged, "--stages", "2", "--json").out)
+    assert found["stages"] == 2 and found["layers"] >= 2
+    assert all(row["verdict"] == "do not: it fits whole" for row in found["rows"])
+
+
+@pytest.mark.parametrize(
+    ("given", "reason"),
+    [
+        (("--stages", "40"), "12 layers cannot be cut into 40 stages"),
+        (("--stages", "2", "--latency", "0.1"), "--latency has no effect with --network --stages"),
+        (("--stages", "2", "--activations", "int3"), "there are no activations 'int3'"),
+        (("--activations", "int4"), "--activations has no effect with --network"),
+    ],
+)
+def test_what_the_formulas_cannot_use_is_refused(shell: Shell, given: tuple[str, ...], reason: str) -> None:
+    result = shell("simulate", "--network", *given)
+    assert (result.code, result.complaint[0], result.out) == (2, reason, "")
 
 
 def test_options_of_the_network_reach_it(shell: Shell) -> None:

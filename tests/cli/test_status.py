@@ -56,6 +56,32 @@ def rows(**values: Any) -> dict[str, str]:
     return {line[:11].strip(): line[11:] for line in lines}
 
 
+def test_a_staged_run_has_its_own_rows_and_counts_micro_batches_as_costs() -> None:
+    lanes = [
+        {"partner": f"12D3KooW_peer{number}", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5} for number in (1, 2)
+    ]
+    hops = {
+        "outcomes": {"answered": 9},
+        "repeated": 0,
+        "late": 0,
+        "lanes_below": 0,
+        "lanes_above": 2,
+        "sent": 5_000_000,
+        "received": 6_000_000,
+    }
+    expected = {"day_bytes": 9e9, "day_received": 8e9, "day_hops": 7e9, "inner_steps": 4, "step_s": 1.0, "is_measured": True, "use": 0.25}
+    found = rows(
+        stage="2 of 3", lanes=lanes, hops=hops, stage_holders=[1, 1, 2], starved_seconds=3.0, train_seconds=9.0, expected_traffic=expected
+    )
+    assert found["stage"].startswith("2 of 3; micro-batches: 9 answered") and found["starved"].startswith("25.0 %")
+    assert found["lanes"].startswith("_peer1, stage 3: 9 micro-batches") and "peer2, stage 3" in found[""]
+    assert found["holders"] == "1 of stage 1, 1 of stage 2, 2 of stage 3"
+    assert "5.0 MB up, 6.0 MB down with micro-batches" in found["traffic"]
+    assert found["costs"].startswith("0.0 hours, 11.0 MB in meetings and with micro-batches")
+    assert found["costs"].endswith("9.0 GB up and 8.0 GB down; the line feeds 25% of the device")
+    assert "stage" not in rows(), "nothing of it in other runs"
+
+
 def test_costs_show_whether_energy_is_measured_or_estimated() -> None:
     earlier = {
         "joined": NOW_S - 7200,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
 from benchmarks.pictures.members import lives, run_of
+from gossamer.cli.page.run_page import live
 from gossamer.cli.whole_run import description, picture, purpose
+from gossamer.peer.machine.events import MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunView
 from gossamer.protocol.identity import Identity
@@ -33,6 +36,25 @@ def test_the_run_is_shown_in_words(view: RunView) -> None:
     assert rows["members"].endswith("live, 14 ever seen")
     assert rows["seen"].startswith("by this member, for 2 h")
     assert "joined" in text and "left" in text and "training" in text and "paused" in text
+
+
+def test_a_staged_run_says_who_holds_what_and_what_nobody_holds() -> None:
+    manifest, view = Manifest.checked({"stages": {"count": 3}}), RunView()
+    view.begin(manifest.run_id.hex(), 5000, 512, stages=3)
+    members = [
+        MemberSeen(f"12D3KooWpeer{number}", "training", 1, NOW_S + 300, 100, 51_200, 100, 2.5, stage=1 + number // 2) for number in range(3)
+    ]
+    view.take(MembersSeen(tuple(members), ts=NOW_S))
+    shown = picture(view.to_json(NOW_S), manifest, runs=True)
+    text = description(shown)
+    assert "stages   2 of stage 1, 1 of stage 2, nobody of stage 3" in text
+    assert "trained  51.2 k tokens" in text, "each token passes through three members"
+    assert "in meetings and with micro-batches" in text and "one more" not in text
+    assert re.search(r"^member +state +stage +share +step +own steps +loss +carried", text, re.MULTILINE)
+    assert re.search(r"^Wpeer2 +training +2 ", text, re.MULTILINE)
+    page = live(shown)
+    assert "Holders: 2 of stage 1, 1 of stage 2, nobody of stage 3." in page
+    assert page.count("stage 1, 100 steps") == 2 and "one more would add" not in page
 
 
 def test_json_is_one_object_with_the_members_and_the_curve(shell: Shell, host: Identity, view: RunView) -> None:

@@ -214,6 +214,7 @@ class Holder:
         self.status = Status()
         self.condition = Condition(("trainer", "node"))
         self.failure: BaseException | None = None
+        self.has_ended = False  # its node, since the last start
         self.all_added: Counter[str] = Counter()
         self.num_moves = 0
         self._num_starts = 0
@@ -242,6 +243,7 @@ class Holder:
 
     def start(self) -> Holder:
         self._num_starts += 1
+        self.has_ended = False
         for writer in Writer:
             self.payloads.clear(writer)
         run, network = self.run, self.run.network
@@ -300,6 +302,7 @@ class Holder:
             await self.peer.run(network)
         except Exception as error:
             self.failure = error
+        self.has_ended = True
 
     async def _answer(self, purpose: Purpose, stream: Stream) -> None:
         task = asyncio.current_task()

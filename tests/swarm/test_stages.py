@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.link.messages import HopFile
+from gossamer.peer.machine.config import NODE
 from gossamer.peer.machine.states import NO_HOLDER
+from gossamer.peer.meeting.line import Direction
 from gossamer.peer.node.carrying import OVER_S
+from gossamer.peer.pipeline.hop import HopState
+from gossamer.peer.supervisor.supervisor import LEAVE_S
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord
@@ -42,6 +46,17 @@ def test_bytes_losses_and_lanes_are_counted(tmp_path: Path) -> None:
         assert 1.0 < hops["sent"] / (there * (TOKEN_BYTES + VALUE_BYTES)) < 1.1
         assert 0.95 < hops["received"] / (hops["outcomes"]["trained"] * VALUE_BYTES) < 1.1
         assert last.status.hops["outcomes"]["answered"] >= there
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_the_line_of_each_holder_is_measured_for_its_trainer(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await run.until(lambda: all(holder.own.line.probed_bytes_per_s for holder in run.holders))
+        for holder in run.holders:
+            assert 1e6 < holder.own.line.probed_bytes_per_s < 4e7, "the network carries 2e7 bytes a second"
+            holder.own.line.limits[Direction.UP] = 5e5
+            assert holder.own.line.feeding_bytes_per_s == 5e5
 
     play(StagedRun(tmp_path, 2, 2), story)
 
@@ -108,6 +123,39 @@ def test_a_stage_that_nobody_holds_is_reported_with_a_way_out_and_the_run_goes_o
         await run.until(lambda: first.trainer.steps > steps + 2, 70.0)
         await asyncio.sleep(6.0)
         assert first.described()[0] == "training"
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_a_leave_ends_before_the_supervisor_kills_it_though_hops_are_under_way(stage: int, tmp_path: Path) -> None:
+    """The last stage takes a minute for each hop, so none comes back; the other holder of the stage gets them."""
+
+    async def story(run: StagedRun) -> None:
+        loop = asyncio.get_running_loop()
+        for last in run.of(2):
+            last.trainer.service_s = 60.0
+        leaving = run.of(stage)[0]
+        await run.until(lambda: any(hop.state is HopState.AWAY or stage == 2 for hop in leaving.pipeline.carrier.hops.values()))
+        began_s, neighbours = loop.time(), [holder for holder in run.holders if holder is not leaving]
+        leaving.peer.stop()
+        await run.until(lambda: leaving.has_ended, LEAVE_S[NODE])
+        assert loop.time() - began_s < LEAVE_S[NODE] - 0.5
+        assert not leaving.pipeline.lanes and not leaving.pipeline.carrier.hops
+        assert not any(lane.lane.partner == leaving.peer_id for holder in neighbours for lane in holder.pipeline.lanes.values())
+
+    play(StagedRun(tmp_path, 3, 6), story)
+
+
+def test_a_leave_without_hops_takes_no_time(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: first.trainer.steps >= 2)
+        began_s = asyncio.get_running_loop().time()
+        last.peer.stop()
+        await run.until(lambda: last.has_ended, 3.0)
+        declined = first.status.hops.get("outcomes", {}).get("passed_over", 0)
+        assert asyncio.get_running_loop().time() - began_s < 2.0 and declined <= IN_BATCH
 
     play(StagedRun(tmp_path, 2, 2), story)
 

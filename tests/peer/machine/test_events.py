@@ -16,6 +16,7 @@ from gossamer.peer.machine.events import (
     Event,
     EventsLost,
     FragmentSynced,
+    LaneSeen,
     MeetingDone,
     MemberSeen,
     ResultTaken,
@@ -100,6 +101,7 @@ def test_every_event_comes_back_as_it_was(kind: type[Any]) -> None:
         "dict[str, str]": {"x": "y"}, "dict[str, float]": {"x": 0.5}, "dict[str, int]": {"x": 7}, "float | None": 0.5,
         "tuple[tuple[float | None, float | None], ...]": ((0.5, None), (1.5, 2.5)),
         "tuple[tuple[float | None, ...], ...]": ((0.5, None, 3.0),),
+        "tuple[int, ...]": (1, 2), "tuple[LaneSeen, ...]": (LaneSeen("x", 1, 2, 3, 4, None), LaneSeen("y", 1, 2, 3, 4, 0.5)),
         "tuple[MemberSeen, ...]": (MemberSeen("x", "training", 1, 2.5, 3, 4, loss=0.5), MemberSeen("y", "paused", 1, 2.5, 3, 4)),
     }  # fmt: skip
     given = [values[str(field.type)] for field in dataclasses.fields(kind) if field.name not in ("ts", "event")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,26 @@ def scraped(status: Status) -> dict[tuple[str, ...], float]:
     return {(sample.name, *sample.labels.values()): sample.value for family in families for sample in family.samples}
 
 
+STAGED = replace(
+    STATUS, stage="2 of 3", stage_holders=[2, 1, 0], starved_seconds=4.5,
+    hops={"outcomes": {"answered": 9, "declined": 1}, "repeated": 3, "late": 2, "sent": 70, "received": 80},
+    lanes=[
+        {"partner": "12D3KooA", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5},
+        {"partner": "12D3KooB", "stage": 1, "hops": 9, "unanswered": 1, "window": 4, "usual_s": None},
+    ],
+)  # fmt: skip
+
+
+def test_hops_lanes_and_holders_can_be_scraped() -> None:
+    read = scraped(STAGED)
+    assert read["gossamer_hops_total", "answered"] == 9 and read["gossamer_hops_total", "declined"] == 1
+    assert (read["gossamer_hops_repeated_total",], read["gossamer_hops_late_total",]) == (3, 2)
+    assert (read["gossamer_hop_bytes_total", "sent"], read["gossamer_starved_seconds_total",]) == (70, 4.5)
+    assert [read["gossamer_stage_holders", str(stage)] for stage in (1, 2, 3)] == [2, 1, 0] and read["gossamer_stage",] == 2
+    assert read["gossamer_lane_unanswered_hops", "12D3KooB"] == 1
+    assert read["gossamer_lane_answer_seconds", "12D3KooA"] == 1.5 and ("gossamer_lane_answer_seconds", "12D3KooB") not in read
+
+
 def test_the_status_can_be_scraped() -> None:
     read = scraped(STATUS)
     assert read["gossamer_train_loss_nats",] == 2.5
@@ -56,7 +77,7 @@ def test_what_is_not_known_yet_is_not_there() -> None:
 
 def test_the_reference_names_every_metric() -> None:
     described = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "reference" / "metrics.md").read_text(), re.MULTILINE)
-    assert sorted(described) == sorted({key[0] for key in scraped(STATUS)})
+    assert sorted(described) == sorted({key[0] for key in scraped(STAGED)})
 
 
 def test_the_dashboard_of_grafana_asks_for_metrics_that_are_there() -> None:

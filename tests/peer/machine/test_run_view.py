@@ -215,6 +215,21 @@ def test_a_crowd_with_large_claims_does_not_displace_our_own_row() -> None:
     assert len(found.members) == MAX_MEMBERS and found.members[own.peer_id].seen.is_own
 
 
+def test_a_token_of_a_staged_run_passes_one_holder_of_each_stage_and_counts_once() -> None:
+    found = RunView()
+    found.begin("ab", TOTAL, STEP_TOKENS, stages=2)
+    members = [seen(number, NOW_S, 100, stage=stage) for number, stage in enumerate((1, 1, 2, 2))]
+    found.take(MembersSeen(tuple(members), ts=NOW_S))
+    later = [seen(number, NOW_S + 10, 120, stage=stage) for number, stage in enumerate((1, 1, 2, 2))]
+    found.take(MembersSeen(tuple(later), ts=NOW_S + 10))
+    shown = found.to_json(NOW_S + 10)
+    assert shown["tokens"] == 2 * 120 * STEP_TOKENS == shown["points"]["tokens"][-1]
+    assert shown["tokens_per_second"] == pytest.approx(2 * 20 * STEP_TOKENS / 10)
+    assert shown["one_more_tokens_per_second"] == 0.0, "one stage alone trains nothing"
+    assert shown["stage_holders"] == [2, 2] and row(shown, 3)["stage"] == 2
+    assert RunView.from_record(json.loads(json.dumps(found.to_record()))).stages == 2
+
+
 def test_the_rate_of_the_run_and_what_one_more_would_add_follow_from_two_records_of_each() -> None:
     looks = [(NOW_S + at_s, [seen(number, NOW_S + at_s, 100 + int(at_s)) for number in (1, 2, 3)]) for at_s in (0, 20)]
     shown = view(*looks).to_json(NOW_S + 20)

@@ -16,19 +16,25 @@ from gossamer.peer.machine.events import (
     EnergyUsed,
     EvalDone,
     Event,
+    HopsCarried,
+    LaneSeen,
     LimitsSet,
     MeetingDone,
     ModelBuilt,
     NodeRestarted,
     NodeSpent,
+    NodeStopped,
     OutputsMoved,
     PeersSeen,
     PeerStarted,
+    PipelineSeen,
     ProgressMade,
     RunKnown,
     SoloStep,
+    StageHeld,
     StateChanged,
     StepDone,
+    TrafficExpected,
     TrainerRestarted,
     Warned,
     from_line,
@@ -134,6 +140,40 @@ def test_totals_add_up_over_the_lives_of_the_processes(seed: int) -> None:
     assert (status.train_seconds, status.blocked_seconds) == (train_s, train_s / 2)
     assert status.processor_seconds == {"training": 3 * train_s, "coding": train_s / 4, "node": node_s}
     assert status.meetings == Status().meetings | counted
+
+
+def hops(answered: int, sent: int) -> HopsCarried:
+    return HopsCarried({"answered": answered, "declined": 1}, answered // 2, 1, 1, sent, 2 * sent, 2.5, late=1)
+
+
+def test_hops_add_up_over_the_lives_of_the_node_and_count_in_the_lifetime() -> None:
+    first = after(PeerStarted("", {"joined": 5.0, "sent": 1000}), StageHeld(2, 3), hops(4, 100), met("completed"))
+    assert (first.stage, first.hops["outcomes"], first.lifetime["sent"]) == ("2 of 3", {"answered": 4, "declined": 1}, 1110)
+    again = reduce(apply, (NodeStopped(), hops(6, 50), hops(8, 70)), first)
+    assert again.hops["outcomes"] == {"answered": 12, "declined": 2}
+    assert [again.hops[name] for name in ("repeated", "late", "sent", "received", "loss")] == [6, 2, 170, 340, 2.5]
+    assert (again.lifetime["sent"], again.lifetime["received"]) == (1180, 360)
+
+
+def test_lanes_are_those_of_the_node_that_runs() -> None:
+    lane = LaneSeen("12D3KooX", 3, 9, 2, 4, 1.5)
+    there = after(PipelineSeen((lane,), (1, 1, 0)))
+    assert there.lanes == [{"partner": "12D3KooX", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5}]
+    assert there.stage_holders == [1, 1, 0]
+    gone = apply(there, NodeStopped())
+    assert not gone.lanes and not gone.stage_holders
+
+
+def test_time_without_work_is_apart_and_adds_up_over_trainers() -> None:
+    step = StepDone(5, 7, 90, 2.5, 1e-3, 18.0, 4.0, 0.5, 1.25, 0.125, starved_s=6.0)
+    status = after(step, TrainerRestarted("killed", 1), step)
+    assert (status.train_seconds, status.starved_seconds) == (8.0, 12.0)
+
+
+def test_a_share_that_is_not_known_is_null() -> None:
+    expected = after(TrafficExpected(10.0, 4, 1.0, True, 9.0, 8.0)).to_json()["expected_traffic"]
+    assert (expected["day_bytes"], expected["day_received"], expected["day_hops"], expected["use"]) == (10.0, 9.0, 8.0, None)
+    assert after(TrafficExpected(10.0, 4, 1.0, True, 9.0, 8.0, 0.25)).expected_traffic["use"] == 0.25
 
 
 def test_warnings_stand_until_it_is_over() -> None:

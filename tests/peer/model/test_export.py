@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from gossamer.peer.machine.events import MeetingDone, MemberSeen, MembersSeen, StateTransferred
 from gossamer.peer.machine.run_view import RunView
-from gossamer.peer.model.card import MAX_NAMED, MeasuredLoss, contributors, model_card
+from gossamer.peer.model.card import MAX_NAMED, CardSource, MeasuredLoss, contributors, model_card
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.evaluation import held_out_loss, open_corpus
 from gossamer.peer.model.export import MARK, export_model
@@ -135,7 +135,7 @@ def met(partner: str, outcome: str = "completed") -> MeetingDone:
 def test_the_card_names_the_origin_of_the_model(tmp_path: Path) -> None:
     manifest = tiny_manifest()
     trained = load_trained(trained_home(tmp_path, manifest, fast_seed=2))
-    card = model_card(trained, [met("12D3KooWa")], "fast", MeasuredLoss(2.125, 4096))
+    card = model_card([CardSource(trained, [met("12D3KooWa")])], "fast", MeasuredLoss(2.125, 4096))
     steps = f"42 of {manifest.run.total_steps} steps"
     for fact in (
         manifest.run_id.hex(),
@@ -157,7 +157,7 @@ def test_contributors_are_the_peers_whose_weights_were_merged() -> None:
 
 def test_the_card_of_a_peer_without_meetings_names_no_contributors(tmp_path: Path) -> None:
     trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
-    card = model_card(trained, [], "fast", MeasuredLoss(None))
+    card = model_card([CardSource(trained, [])], "fast", MeasuredLoss(None))
     assert "| peers met | none |" in card
     assert "| held-out loss | not measured |" in card
 
@@ -174,16 +174,16 @@ def run_seen(run_id: str, num_members: int, **claims: int) -> RunView:
 def test_the_card_names_the_tokens_of_all_members_and_no_overstated_ones(tmp_path: Path) -> None:
     manifest = tiny_manifest()
     trained = load_trained(trained_home(tmp_path, manifest, fast_seed=2))
-    card = model_card(trained, [], "fast", MeasuredLoss(None), seen=run_seen(manifest.run_id.hex(), 4, tokens=1 << 53))
+    card = model_card([CardSource(trained, [], run_seen(manifest.run_id.hex(), 4, tokens=1 << 53))], "fast", MeasuredLoss(None))
     assert card.count("| 6400 | 25.0 % |") == 4 and "## Members" in card
-    many = model_card(trained, [], "fast", MeasuredLoss(None), seen=run_seen(manifest.run_id.hex(), MAX_NAMED + 9))
+    many = model_card([CardSource(trained, [], run_seen(manifest.run_id.hex(), MAX_NAMED + 9))], "fast", MeasuredLoss(None))
     assert many.count("| 6400 |") == MAX_NAMED and f"| 9 more | {9 * 6400} | |" in many
 
 
 def test_the_card_leaves_out_members_of_another_run_and_of_none(tmp_path: Path) -> None:
     trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
     for seen in (None, RunView(), run_seen("ab" * 32, 4)):
-        assert "## Members" not in model_card(trained, [], "fast", MeasuredLoss(None), seen=seen)
+        assert "## Members" not in model_card([CardSource(trained, [], seen)], "fast", MeasuredLoss(None))
 
 
 def test_an_export_reads_what_the_peer_has_seen_of_its_run(tmp_path: Path) -> None:
@@ -195,13 +195,13 @@ def test_an_export_reads_what_the_peer_has_seen_of_its_run(tmp_path: Path) -> No
 
 def test_a_large_swarm_is_not_listed_whole(tmp_path: Path) -> None:
     trained = load_trained(trained_home(tmp_path, tiny_manifest(), fast_seed=2))
-    card = model_card(trained, [met(f"peer{number}") for number in range(MAX_NAMED + 9)], "fast", MeasuredLoss(None))
+    card = model_card([CardSource(trained, [met(f"peer{number}") for number in range(MAX_NAMED + 9)])], "fast", MeasuredLoss(None))
     assert card.count("- `peer") == MAX_NAMED
     assert "and 9 more" in card
 
 
 def test_a_runs_name_is_only_text(tmp_path: Path) -> None:
     trained = load_trained(trained_home(tmp_path, tiny_manifest(name="x | <img src=http://e> {title}"), fast_seed=2))
-    card = model_card(trained, [], "fast", MeasuredLoss(None))
+    card = model_card([CardSource(trained, [])], "fast", MeasuredLoss(None))
     assert "<img" not in card
     assert "{title}" not in card

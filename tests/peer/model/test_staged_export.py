@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,10 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from gossamer.optim.fragments import gather
+from gossamer.peer.machine.events import MeetingDone, MemberSeen, MembersSeen, to_line
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import Room
+from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.model import staged_export
 from gossamer.peer.model.checkpoint import CheckpointContents, save
 from gossamer.peer.model.evaluation import evaluate_home, held_out_loss, open_corpus
@@ -84,6 +87,27 @@ def test_peers_of_one_stage_are_averaged(tmp_path: Path) -> None:
     expected = mean_weights([weights_from(MANIFEST, seed) for seed in (2, 4)])
     assert torch.equal(state["lm_head.weight"], expected["lm_head.weight"])
     assert torch.equal(state["model.embed_tokens.weight"], weights_from(MANIFEST, 2)["model.embed_tokens.weight"])
+
+
+def test_the_card_names_the_holders_of_all_stages_and_those_whose_work_they_carry(tmp_path: Path) -> None:
+    first, last, other = (home_of_stage(tmp_path / str(number), stage, 2) for number, stage in enumerate((0, 1, 1)))
+    for number, home in enumerate((first, last)):
+        met = MeetingDone(f"12D3KooWmet{number}", 0, "completed", "", "tunnel", 1, 1, 0.1)
+        home.events.write_bytes(to_line(met))
+        view = RunView()
+        view.begin(MANIFEST.run_id.hex(), 1000, 64, stages=2)
+        member = MemberSeen(f"12D3KooWseen{number}", "training", 1, 2e9, 100, 6400, 100, stage=number + 1)
+        view.take(MembersSeen((member,), ts=1.8e9))
+        home.run.write_text(json.dumps(view.to_record()))
+    export_model(first, folder := tmp_path / "out", num_tokens=0, others=[last, other])
+    card = (folder / "README.md").read_text()
+    ids = [str(Identity.load_or_create(home.identity).peer_id) for home in (first, last, other)]
+    assert f"| stage 1 | `{ids[0]}`: 40 inner steps, 1000 tokens |" in card
+    assert f"| stage 2 | `{ids[1]}`: 40 inner steps, 1000 tokens; `{ids[2]}`: 40 inner steps, 1000 tokens |" in card
+    for name in (*ids, "12D3KooWmet0", "12D3KooWmet1"):
+        assert f"- `{name}`" in card
+    assert "| peers met | 2 at least |" in card and "| clock | 42 of" in card
+    assert "| `12D3KooWseen0`, stage 1 | 6400 | 50.0 % |" in card and "| `12D3KooWseen1`, stage 2 | 6400 | 50.0 % |" in card
 
 
 def test_what_cannot_be_put_together_is_refused(tmp_path: Path) -> None:

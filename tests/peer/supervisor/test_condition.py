@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import pytest
+
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import PeersSeen, ProcessReported
-from gossamer.peer.machine.states import CARRYING, NO_HOLDER, STARVED, changed
+from gossamer.peer.machine.states import CARRYING, IDLE, NO_HOLDER, REFUSED, STARVED, WITHOUT_WORK, changed
 from gossamer.peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 
 BOTH = (TRAINER, NODE)
@@ -177,6 +179,15 @@ def test_a_stage_that_nobody_holds_is_waited_for_with_a_way_out() -> None:
     assert not condition.trouble(101.0), "nothing is wrong with this peer"
     report(condition, NODE, CARRYING, "")
     assert read_of(condition, 1, 101.0) == ("training", "meeting others")
+
+
+@pytest.mark.parametrize(("state", "words"), [(STARVED, "start one that held it"), (REFUSED, "opens a lane"), (IDLE, "next micro-batch")])
+def test_each_reason_for_no_work_has_its_own_way_out(state: str, words: str) -> None:
+    condition = training()
+    report(condition, NODE, state, "why")
+    described = condition.describe(1, 101.0)
+    assert (described.state, described.reason) == ("waiting", "why")
+    assert described.way_out == WITHOUT_WORK[state] and words in described.way_out
 
 
 def test_trouble_of_a_trainer_comes_before_a_missing_stage() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
@@ -13,9 +14,12 @@ from gossamer.peer.trainer.interval import (
     Spent,
     afforded_steps,
     estimate,
+    line_use,
+    step_hop_bytes,
+    traffic,
     traffic_expected,
 )
-from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 
 STEP_S = 0.5
 ROUND_BYTES = 1_000_000
@@ -110,6 +114,30 @@ def test_the_expected_traffic_is_that_of_the_estimate() -> None:
         assert (found.day_bytes, found.inner_steps) == (same.day_bytes, same.interval_steps)
     fixed = traffic_expected(plan, 50, math.inf, STEP_S)
     assert fixed.day_bytes == pytest.approx(plan.round_bytes * 86_400 / (0.7 * 50 * STEP_S))
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2])
+def test_hops_count_beside_meetings(stage: int) -> None:
+    """Four micro-batches of 32 tokens in a step; eight batches of held-out text go up every 100 steps."""
+    terms = StageTerms(stage, 3, 4 * 32, 132 * 32, 4)
+    plan = ModelPlan(1, (FragmentTerms(0, 400_000, 1),), 2_000_000, terms)
+    up, down = 136 * 32 * 4, 132 * 32 * 4
+    sent = {0: 1.08 * up, 1: 1.08 * up + down, 2: down}[stage]
+    received = {0: down, 1: 1.08 * up + down, 2: 1.08 * up}[stage]
+    assert step_hop_bytes(terms) == pytest.approx((sent, received))
+    met = replace(plan, stage=None)
+    found, alone = traffic(plan, 4, 0.5, is_measured=True), traffic(met, 4, 0.5, is_measured=True)
+    assert found.day_hops == pytest.approx(found.day_bytes - alone.day_bytes) == pytest.approx(86_400 / 0.5 * sent)
+    assert found.day_received - alone.day_received == pytest.approx(86_400 / 0.5 * received)
+    assert alone.day_received == alone.day_bytes and not alone.day_hops
+
+
+def test_the_share_that_a_line_feeds_follows_from_a_step_that_computes() -> None:
+    terms = StageTerms(2, 3, 4 * 32, 132 * 32, 4)
+    received = 1.08 * 136 * 32 * 4
+    assert line_use(terms, 0.5, received) == pytest.approx(0.5)
+    assert line_use(terms, 0.5, 1e9) == 1.0
+    assert math.isnan(line_use(terms, 0.5, 0.0)), "the line is not known yet"
 
 
 def test_many_quick_steps_are_enough_for_the_first_change() -> None:

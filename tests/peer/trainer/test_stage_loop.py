@@ -14,7 +14,7 @@ from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.stages import Cut, manifest_cuts
 from gossamer.peer.trainer.inner_loop import InnerLoop
-from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, MAX_LATE_STEPS
+from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, MAX_LATE_STEPS, STARVED_S
 from gossamer.protocol.run.manifest import StagedManifest
 from tests.peer.small import ignored, small_corpus
 from tests.peer.trainer.staged import SESSION, Holder, ScriptedNode, reasons, staged_manifest
@@ -111,7 +111,9 @@ def test_a_starved_loop_returns_and_keeps_its_half_batch(tmp_path: Path) -> None
     assert holders[0].loop.gradient(0, 0) is not None
     for holder in holders[1:]:
         holder.forward(0, *micro_batch(0))
+        waited_s = holder.loop.waited_s
         assert holder.loop.gradient(0, 0) is None
+        assert holder.loop.waited_s - waited_s >= STARVED_S
     holders[2].loop.forget_batch()
     assert not gradients(holders[2])
     holders[2].forward(3, *micro_batch(0))  # a replica of another micro-batch's bytes, under a name of its own

@@ -48,12 +48,12 @@ def made_manifest() -> StagedManifest:
 class StageTrainer:
     """A trainer in a thread, and the node that tells it which stage to hold."""
 
-    def __init__(self, folder: Path, stage: int) -> None:
+    def __init__(self, folder: Path, stage: int, wanted: int | None = None) -> None:
         self.home = Home(folder / f"home-{stage}")
         self.home.create()
         self.runtime = Path(tempfile.mkdtemp(prefix="stage-"))
         (folder / "text.txt").write_text("the quick brown fox jumps over the lazy dog; " * 500)
-        config = PeerConfig(home=self.home.path, data=folder / "text.txt", devices="cpu")
+        config = PeerConfig(home=self.home.path, data=folder / "text.txt", devices="cpu", stage=wanted)
         peer_id = str(Identity(bytes([stage + 1]) * 32).peer_id)
         self.supervision: Any = Supervision(ChildSettings(config=config, peer_id=peer_id, runtime=self.runtime, waits_for_start=False))
         self.stage = stage
@@ -152,6 +152,26 @@ def test_two_processes_train_until_a_neighbour_is_at_the_end(tmp_path: Path) -> 
 def rooms(memory: int) -> Rooms:
     plenty = Room(10**12, "free")
     return Rooms(Room(memory, "free"), None, plenty, plenty)
+
+
+def test_a_node_is_offered_the_stage_that_the_operator_wants_and_no_other(tmp_path: Path) -> None:
+    last = StageTrainer(tmp_path, 1, wanted=2)
+
+    async def story() -> None:
+        async with last.running():
+            assert last.offered == [(1,)]
+
+    asyncio.run(story())
+
+
+def test_the_stage_that_the_operator_wants_is_offered_alone_and_refused_with_its_own_sum() -> None:
+    manifest = made_manifest()
+    wide, narrow = Room(1 << 40, "there"), Room(1000, "there")
+    computing = Computing(micro_batch=manifest.stages.micro_batch)
+    assert list(fitting_stages(manifest, "cpu", Rooms(wide, None, wide, wide), computing, 2)) == [1]
+    with pytest.raises(BadSettings, match=r"^stage 2 of 2: this run needs") as caught:
+        fitting_stages(manifest, "cpu", Rooms(narrow, None, wide, wide), computing, 2)
+    assert "leave out --stage" in caught.value.hint
 
 
 def test_a_stage_that_fits_is_offered_and_a_machine_too_small_for_any_is_refused() -> None:

@@ -10,8 +10,9 @@ from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.stages import manifest_cuts
+from gossamer.peer.trainer.losses import NUM_EVAL_BATCHES
 from gossamer.peer.trainer.stage_training import StageProgram
-from gossamer.peer.trainer.text_training import NUM_EVAL_BATCHES, TextReplica
+from gossamer.peer.trainer.text_training import TextReplica
 from tests.peer.small import fingerprint
 from tests.peer.trainer.staged import SESSION, Holder, staged_manifest
 

@@ -47,6 +47,16 @@ def test_blocked_time_is_part_of_training_time(timed: TimedReplica) -> None:
     assert (event.train_s, event.blocked_s) == (2.5, 0.5)
 
 
+def test_time_without_work_is_neither_training_nor_computing(timed: TimedReplica) -> None:
+    waited_s = [5.0]
+    for _ in range(2):
+        with timed.watch.training(lambda: waited_s[0]):
+            timed.now_s, waited_s[0] = timed.now_s + 2.0, waited_s[0] + 1.5
+    event = timed.report()
+    assert (event.train_s, event.starved_s, event.blocked_s) == (1.0, 3.0, 0.0)
+    assert timed.watch.computing_s == 1.0
+
+
 def test_what_the_machine_gave_to_others_is_not_blocked_by_synchronization(timed: TimedReplica) -> None:
     with timed.watch.training():
         timed.now_s += 2.0

@@ -1,0 +1,131 @@
+"""What the operator of a holder is told: why its trainer has no work, its lanes, and who holds the stages."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported
+from gossamer.peer.machine.states import CARRYING, IDLE, REFUSED, STARVED
+from gossamer.peer.node.stage_report import HOPS_S, MISSING_S, WORKLESS_S, StageReport
+from gossamer.peer.pipeline.carrier import Carrier
+from gossamer.peer.pipeline.commands import HopOutcome, HopOver
+from gossamer.peer.pipeline.driver import Pipeline
+from gossamer.peer.pipeline.hop import Away, Hop, HopState
+from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.protocol.errors import RefusalCode, Refused
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.messages.terms import StageTerms
+from tests.peer.swarm.test_address_book_stages import book_of
+
+LAST = Identity(b"l" * 32).peer_id
+
+
+@dataclass
+class Scene:
+    """A middle holder's report, its carrier's lanes and hops, and what it has emitted."""
+
+    stages: list[int]  # that the peers in sight hold
+    own: int = 1  # from 0
+    events: list[Event] = field(default_factory=list)
+    down: dict[int, DownLane] = field(default_factory=dict)
+    up: dict[int, UpLane] = field(default_factory=dict)
+    hops: dict[int, Hop] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.book = book_of(self.stages, own=self.own + 1)
+        self.report = StageReport(StageTerms(self.own, 3, 40, 60, 4), self.book, self.events.append)
+
+    def look(self) -> None:
+        now_s = asyncio.get_running_loop().time()
+        for entry in self.book._entries.values():
+            entry.seen_s = now_s
+        carrier = Carrier(self.report.stage, random.Random(0), itertools.count(1))
+        carrier.up, carrier.down, carrier.hops, carrier.num_late = self.up, self.down, self.hops, 3
+        nothing: Any = None  # neither trainer nor files are used
+        self.report.look(Pipeline(carrier, nothing, nothing, self.report.count, lambda lane, global_step: None), is_training=True)
+
+    async def look_for(self, seconds: float) -> None:
+        for _ in range(int(seconds)):
+            self.look()
+            await asyncio.sleep(1.0)
+
+    @property
+    def told(self) -> ProcessReported:
+        return [event for event in self.events if isinstance(event, ProcessReported)][-1]
+
+
+def play(story: Callable[[], Any]) -> None:
+    virtual_time.run(story())
+
+
+def lane_to(stage: int, number: int = 1) -> DownLane:
+    lane = DownLane(number, LAST, window=4)
+    lane.note_answer(2.5, 0.0)
+    return lane
+
+
+def test_a_stage_that_nobody_holds_and_holders_that_refuse_are_told_apart() -> None:
+    async def story() -> None:
+        nobody, refused = Scene([1]), Scene([1, 3])
+        refused.report.refused(3, Refused(RefusalCode.BUSY, "as many lanes as I allow"))
+        for scene in (nobody, refused):
+            scene.up[9] = UpLane(9, LAST, 2)
+            await scene.look_for(MISSING_S + 2)
+        assert (nobody.told.state, nobody.told.reason) == (STARVED, "nobody holds stage 3 of 3")
+        assert refused.told.state == REFUSED
+        assert refused.told.reason == ("no holder of stage 3 of 3 carries hops with this peer, the last one said: as many lanes as I allow")
+
+    play(story)
+
+
+def test_a_trainer_without_work_is_told_where_the_micro_batches_are() -> None:
+    async def story() -> None:
+        scene = Scene([1, 3])
+        scene.down[1], scene.up[9] = lane_to(3), UpLane(9, LAST, 2)
+        await scene.look_for(WORKLESS_S + 2)
+        assert (scene.told.state, scene.told.reason) == (IDLE, "no work for 15 s: no micro-batch comes from stage 1")
+        lane = scene.down[1]
+        sent_s = asyncio.get_running_loop().time()
+        scene.hops[5] = Hop(5, b"name", None, HopState.AWAY, away=Away(lane, lane.send(5), sent_s))
+        await scene.look_for(7)
+        assert "stage 3 has not answered 1 micro-batch, the oldest for 5 s" in scene.told.reason
+        scene.hops[5].state, scene.hops[5].away = HopState.BACKWARD, None
+        await scene.look_for(2)
+        assert (scene.told.state, scene.told.reason) == (CARRYING, "")
+
+    play(story)
+
+
+def test_work_now_and_then_is_no_lack_of_work() -> None:
+    async def story() -> None:
+        scene = Scene([1, 3])
+        scene.down[1], scene.up[9] = lane_to(3), UpLane(9, LAST, 2)
+        for _ in range(5):
+            await scene.look_for(WORKLESS_S - 3)
+            scene.report.count(HopOver(1, HopOutcome.ANSWERED, 1))
+        assert not [event for event in scene.events if isinstance(event, ProcessReported)]
+
+    play(story)
+
+
+def test_lanes_and_holders_are_reported_when_they_change() -> None:
+    async def story() -> None:
+        scene = Scene([1, 1, 3])
+        scene.down[1], scene.up[9] = lane_to(3), UpLane(9, LAST, 2, last=6)
+        scene.report.count(HopOver(1, HopOutcome.DECLINED, 3))
+        await scene.look_for(3 * HOPS_S)
+        (seen,) = [event for event in scene.events if isinstance(event, PipelineSeen)]
+        above, below = seen.lanes
+        assert (above.stage, above.usual_s, above.window, above.hops) == (3, 2.5, 4, 0)
+        assert (below.stage, below.usual_s, below.window, below.hops) == (1, None, 2, 6)
+        assert seen.holders == (2, 1, 1), "this peer is one of them"
+        (hops,) = [event for event in scene.events if isinstance(event, HopsCarried)]
+        assert (hops.repeated, hops.late, hops.outcomes) == (2, 3, {"declined": 1})
+
+    play(story)
