@@ -166,8 +166,9 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def has_met(self, partner: PeerId) -> bool:
-        """Return whether a meeting with a peer has been completed."""
-        return self.book.get(partner).has_met
+        """Return whether a peer is no stranger: a meeting with it has been completed, or it has carried hops with us."""
+        carrying = self.node.carrying if self.node else None
+        return self.book.get(partner).has_met or (carrying is not None and carrying.has_carried(partner))
 
     def is_member(self, record: MemberRecord) -> bool:
         """Return whether a record is a member's; False before the manifest is known."""

@@ -55,7 +55,7 @@ class InboundConnection:
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # returns the bytes so far, in both directions
     observed: str = ""  # remote multiaddr; empty if unknown
-    is_met: bool = False  # this peer has completed a meeting with the partner
+    is_met: bool = False  # this peer has completed a meeting with the partner, or has carried micro-batches with it
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
     has_sent: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not
@@ -146,6 +146,12 @@ class Admission:
         """Return whether a partner has an inbound call open."""
         return any(connection.partner == partner and connection.is_in_call for connection in self._connections)
 
+    def is_useless(self, partner: PeerId) -> bool:
+        """Return whether every call of a partner is slower than LEAST_RATE over its life."""
+        return all(
+            _is_below_rate(connection) for connection in self._connections if connection.partner == partner and connection.is_in_call
+        )
+
     def _allow(self, connection: InboundConnection, seconds: float | None) -> None:
         if connection.deadline is not None:
             connection.deadline.cancel()
@@ -170,6 +176,8 @@ class Admission:
 
     def _has_room(self, newcomer: InboundConnection) -> bool:
         """Return whether a newcomer can be accepted, after dropping another connection if necessary."""
+        for connection in self._connections:
+            connection.is_met = connection.is_met or self._has_met(connection.partner)  # by now
         alike = [connection for connection in self._connections if connection.is_met is newcomer.is_met]
         neighbours = [connection for connection in alike if connection.network == newcomer.network] if newcomer.network else []
         if len(neighbours) >= self._caps.per_network:
@@ -195,14 +203,18 @@ class Admission:
         now_s, carried = _loop_s(), connection.carried()
         if carried - connection.moved[0] >= STALLED_BYTES:
             connection.moved = carried, now_s
-        bytes_before, began_s = connection.begun
-        return now_s - connection.moved[1] >= STALLED_S or carried - bytes_before < LEAST_RATE * (now_s - began_s - LEAST_RATE_S)
+        return now_s - connection.moved[1] >= STALLED_S or _is_below_rate(connection)
 
     def _drop(self, connection: InboundConnection) -> None:
         state = "over" if connection.is_over else "slow" if connection.has_sent else "silent"
         log.info("dropped a connection from %s: it was %s", connection.partner.short(), state)
         self.remove(connection)
         connection.drop()
+
+
+def _is_below_rate(connection: InboundConnection) -> bool:
+    bytes_before, began_s = connection.begun
+    return connection.carried() - bytes_before < LEAST_RATE * (_loop_s() - began_s - LEAST_RATE_S)
 
 
 def _loop_s() -> float:
