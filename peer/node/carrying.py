@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.stage_report import StageReport
-from gossamer.peer.pipeline.commands import CloseLane
+from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
-from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 DOWN_LANES = 4
 MOST_UP_LANES = 8
 MOST_INBOUND_DOWN_LANES = 4  # beside those that we have opened
-IDLE_S = 30.0  # a lane without a hop for so long makes room for another one
 MOST_CARRIED = 1024  # partners that are remembered
 LOOK_S = 1.0  # between two looks at which lanes are missing
 REDRAW_S = 60.0
@@ -48,6 +47,7 @@ UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
 OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
+ODD_REST_S = 600.0  # of a holder whose answers are unlike those of others
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
 
 
@@ -75,7 +75,7 @@ class Carrying:
     groups: SybilGroups
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
-    _carried: dict[PeerId, None] = field(default_factory=dict)  # partners that have answered or brought a hop, the newest last
+    _carried: dict[PeerId, None] = field(default_factory=dict)  # partners that have answered a hop, or taken an answer, the newest last
     _greeting: dict[PeerId, bool] = field(default_factory=dict)  # who opens a lane to us now, and whether from the stage below
     _calling: set[PeerId] = field(default_factory=set)
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
@@ -102,6 +102,10 @@ class Carrying:
         finally:
             await cancel(*self._calls)
 
+    def has_carried(self, partner: PeerId) -> bool:
+        """Return whether a partner has answered a hop of ours, or taken the answer to one of its own."""
+        return partner in self._carried or any(lane.lane.answers and lane.lane.partner == partner for lane in self.pipeline.lanes.values())
+
     def begin_leaving(self) -> None:
         """Begin no hop and accept none any more."""
         self.pipeline.stop()
@@ -124,7 +128,26 @@ class Carrying:
             self._told_steps = global_step
             self.link.notify(FollowClock(global_step))
 
+    def on_compared(self, compared: AnswersCompared) -> None:
+        """Report what answers to the same micro-batch say of their holders. One whose answers are odd rests."""
+        self.report.compare(compared)
+        if compared.odd is None or not compared.must_rest:
+            return
+        partner, until_s = compared.odd, self.peer_exchange.time.local_s() + ODD_REST_S
+        self.pipeline.carrier.doubling.forgive(partner)
+        self.peer_exchange.book.rest(partner, loop_s(), ODD_REST_S)
+        self.report.shun(partner, compared.num_odd, compared.evidence, until_s, ODD_REST_S)
+        for open_lane in [one for one in self.pipeline.lanes.values() if one.lane.partner == partner]:
+            self.pipeline.end_lane(open_lane, "your answers are unlike those of others")
+
     # ------------------------------------------------------------------ which lanes to have
+
+    def _group_partners(self) -> None:
+        """Tell the carrier the Sybil groups of the partners above. Where all are one group, each partner stands for itself."""
+        partners = [self.peer_exchange.book.get(lane.partner) for lane in self.pipeline.carrier.down.values()]
+        names = self.groups.names(partners)
+        is_one = len(set(names.values())) == 1
+        self.pipeline.carrier.doubling.groups = {peer: str(peer) if is_one else name for peer, name in names.items()}
 
     @property
     def _is_training(self) -> bool:
@@ -144,6 +167,7 @@ class Carrying:
             self._rest()
             return
         self._end_with_neighbours()
+        self._group_partners()
         self._retire()
         num_down = len(self._called_down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
         if not self.stage.is_last and num_down < DOWN_LANES:
@@ -319,7 +343,7 @@ class Carrying:
             end = await self.pipeline.carry(stream, lane)
         finally:
             del self._times[number]
-            if lane.answers if isinstance(lane, DownLane) else lane.last:
+            if lane.answers:
                 keep_newest(self._carried, partner, None, MOST_CARRIED)
         self._learn(partner, end)
         if end.fault is not None:

@@ -13,7 +13,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, hop_file
+from gossamer.peer.link.messages import (
+    Backward,
+    Begin,
+    Declined,
+    Forward,
+    Forwarded,
+    HopFile,
+    HopReply,
+    HopRequest,
+    Returned,
+    Unlike,
+    hop_file,
+)
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome
@@ -48,6 +60,7 @@ class Holder:
     world: World
     service_s: float
     declines: float = 0.0  # share of requests that its trainer declines
+    unlike: float = 0.0  # share of doubled hops whose answers its trainer finds unlike
     is_alive: bool = True
     carrier: Carrier = field(init=False)
     files: dict[str, int] = field(default_factory=dict)
@@ -59,6 +72,7 @@ class Holder:
     withdrawn: dict[int, set[int]] = field(default_factory=dict)  # by lane: numbers of which nothing more is sent
     faults: list[str] = field(default_factory=list)  # that it blamed on partners
     is_working: bool = False
+    num_doubled: int = 0  # backward passes with several answers
     life: int = 0
     trainer: int = 0  # number of its trainer
 
@@ -126,7 +140,7 @@ class Holder:
                 self.world.close(self.wires.pop(lane), self)
             case commands.HopOver(_, outcome):
                 self.outcomes[outcome] += 1
-            case commands.TellLost() | commands.HearClock():
+            case commands.TellLost() | commands.HearClock() | commands.AnswersCompared():
                 pass  # the trainer may still carry it out: the harder case
 
     def _if_alive(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -180,6 +194,10 @@ class Holder:
                     self._add(job.hop)
                 return Returned(job.hop, 2.0)
         hop = self.carrier.hops.get(job.hop)
+        if job.copies:
+            self.num_doubled += 1
+            if self.world.rng.random() < self.unlike:
+                return Unlike(job.hop, "drawn")
         if hop is None or not hop.measure:
             self._add(job.hop)
         return Returned(job.hop, job.loss)
@@ -257,6 +275,7 @@ class World:
         wire = low.wires[number] = high.wires[number] = Wire(low, high, number)
         peer = Identity(bytes([number % 256]) * 32).peer_id
         high.take(events.LaneOpened(UpLane(number, peer, window)))
+        low.carrier.doubling.groups[peer] = high.name
         low.take(events.LaneOpened(DownLane.opened(number, peer, window, low.carrier.stage)))
         assert wire.is_open
 
