@@ -53,6 +53,7 @@ BELOW = {
         "peer.sync",
         "peer.node",
         "peer.meeting",
+        "peer.pipeline",
         "peer.link",
         "peer.swarm",
     },  # fmt: skip

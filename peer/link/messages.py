@@ -197,13 +197,15 @@ class Forward(OfHop):
 
 
 class Backward(OfHop):
-    """Compute the stage again and its backward pass from PARTNER_BACKWARD; add the gradient. Answered by Returned, or Declined.
+    """Compute the stage again and its backward pass from PARTNER_BACKWARD; add the gradient. Answered by Returned, Unlike or Declined.
 
     It comes before any Begin and Forward that waits. Returned follows OWN_BACKWARD, except at stage 0. Of held-out text there is no file
-    and nothing to compute: stage 0 notes the loss, and other stages get no Backward.
+    and nothing to compute: stage 0 notes the loss, and other stages get no Backward. Other holders' answers to the same micro-batch lie in
+    PARTNER_BACKWARD of `copies`: the mean of those that are alike is used.
     """
 
     loss: float  # nats per token, of this micro-batch at the last stage
+    copies: tuple[tuple[int, float], ...] = ()  # hops with their losses
 
 
 class Lost(OfHop):
@@ -327,6 +329,14 @@ class Returned(OfHop):
     """The hop is done at this stage: its gradient is added once, and the gradient of its input is in its file, if there is one."""
 
     loss: float  # nats per token
+    odd: int | None = None  # of a hop and its copies: the one whose answer is unlike the others
+    evidence: str = ""  # why
+
+
+class Unlike(OfHop):
+    """The answers to a hop and its copies are unlike each other, and nobody can tell which is right. Nothing was added."""
+
+    evidence: str
 
 
 class Declined(OfHop):
@@ -373,7 +383,7 @@ AnyTimeRequest = CodingRequest | WritingRequest | NodeReport
 BesideRequest = Open | Check | Apply | Drop | Solo | Defer  # these need weights that nobody changes meanwhile
 Notification = Drop | Solo | Defer | StepBack | NodeReport | Start | FinishDone | Hold | Lost | FollowClock
 Request = AnsweredRequest | HopRequest | Notification
-HopReply = Forwarded | Returned | Declined
+HopReply = Forwarded | Returned | Unlike | Declined
 Reply = Opened | Unavailable | SketchReady | PayloadReady | Checked | Applied | Written | Adopted | FragmentsMoved
 TrainerReport = Fits | Built | Due | Progress
 Answer = Reply | HopReply | TrainerReport

@@ -130,6 +130,8 @@ class HopsCarried(Stamped):
     received: int
     loss: float | None = None  # of the last micro-batch, as the last stage measured it
     late: int = 0  # answers of the next stage that did not come in time
+    compared: int = 0  # micro-batches that went to several holders of the next stage
+    odd: int = 0  # of these: one answer was unlike the others
 
 
 class PeersSeen(Stamped):
@@ -189,7 +191,7 @@ class MeetingDone(Stamped):
 
 
 class PartnerShunned(Stamped):
-    """A partner's message was refused as harmful: for a time the partner is not called, and its calls are refused."""
+    """A partner's message was harmful, or its answers to micro-batches odd: it is not called for a time, and its calls are refused."""
 
     partner: str  # PeerId, base58
     reason: str  # one sentence: the evidence, and what was done

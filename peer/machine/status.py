@@ -16,7 +16,7 @@ from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, 
 VERSION = "0.1.0"
 COMPUTING = "precision", "devices", "micro_batch", "recompute", "optimizer_on_host", "compiled", "reason"
 TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured", "day_received", "day_hops", "use"
-HOPS = "outcomes", "repeated", "late", "lanes_below", "lanes_above", "sent", "received", "loss"
+HOPS = "outcomes", "repeated", "late", "lanes_below", "lanes_above", "sent", "received", "loss", "compared", "odd"
 TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
 HOP_COUNTS = "repeated", "late", "sent", "received"
 MANY_FAILURES = 3  # meetings in a row before a warning

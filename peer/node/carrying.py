@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.stage_report import StageReport
-from gossamer.peer.pipeline.commands import CloseLane
+from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
-from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
@@ -39,7 +39,6 @@ log = logging.getLogger(__name__)
 DOWN_LANES = 4
 MOST_UP_LANES = 8
 MOST_INBOUND_DOWN_LANES = 4  # beside those that we have opened
-IDLE_S = 30.0  # a lane without a hop for so long makes room for another one
 LOOK_S = 1.0  # between two looks at which lanes are missing
 REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
@@ -47,6 +46,7 @@ CONNECT_S = 15.0
 OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
+ODD_REST_S = 600.0  # of a holder whose answers are unlike those of others
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
 
 
@@ -130,7 +130,26 @@ class Carrying:
             self._told_steps = global_step
             self.link.notify(FollowClock(global_step))
 
+    def on_compared(self, compared: AnswersCompared) -> None:
+        """Report what answers to the same micro-batch say of their holders. One whose answers are odd rests."""
+        self.report.compare(compared)
+        if compared.odd is None or not compared.must_rest:
+            return
+        partner, until_s = compared.odd, self.peer_exchange.time.local_s() + ODD_REST_S
+        self.pipeline.carrier.doubling.forgive(partner)
+        self.peer_exchange.book.rest(partner, loop_s(), ODD_REST_S)
+        self.report.shun(partner, compared.num_odd, compared.evidence, until_s, ODD_REST_S)
+        for open_lane in [one for one in self.pipeline.lanes.values() if one.lane.partner == partner]:
+            self.pipeline.end_lane(open_lane, "your answers are unlike those of others")
+
     # ------------------------------------------------------------------ which lanes to have
+
+    def _group_partners(self) -> None:
+        """Tell the carrier the Sybil groups of the partners above. Where all are one group, each partner stands for itself."""
+        partners = [self.peer_exchange.book.get(lane.partner) for lane in self.pipeline.carrier.down.values()]
+        names = self.groups.names(partners)
+        is_one = len(set(names.values())) == 1
+        self.pipeline.carrier.doubling.groups = {peer: str(peer) if is_one else name for peer, name in names.items()}
 
     @property
     def _is_training(self) -> bool:
@@ -152,6 +171,7 @@ class Carrying:
             self._rest()
             return
         self._end_with_neighbours()
+        self._group_partners()
         self._retire()
         num_down = len(self._called_down) + sum(self.peer_exchange.book.get(peer).stage == self._next_stage for peer in self._calling)
         if not self.stage.is_last and num_down < DOWN_LANES:

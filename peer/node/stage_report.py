@@ -6,14 +6,16 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event, HopsCarried, LaneSeen, PipelineSeen, ProcessReported, StageHeld, Warned
+from gossamer.peer.machine.events import Event, HopsCarried, LaneSeen, PartnerShunned, PipelineSeen, ProcessReported, StageHeld, Warned
 from gossamer.peer.machine.states import CARRYING, IDLE, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
-from gossamer.peer.pipeline.commands import HopOver
+from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.pipeline.hop import AT_TRAINER
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.partner_records import rest_text
 from gossamer.protocol.errors import Refused
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.terms import StageTerms
 
 MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
@@ -43,6 +45,9 @@ class StageReport:
     _shared_s: float | None = None  # when another holder of our stage was last known, since training began; loop time
     _is_only: bool = False
     _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
+    _num_compared: int = 0
+    _num_odd: int = 0
+    _is_disputed: bool = False  # the last answers that were compared are unlike, and nobody can tell which are right
 
     def __post_init__(self) -> None:
         self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
@@ -52,6 +57,29 @@ class StageReport:
         self._outcomes[report.outcome.value.replace(" ", "_")] += 1
         self._num_repeated += max(0, report.tries - 1)
         self._loss = report.loss if report.loss is not None else self._loss
+
+    def compare(self, compared: AnswersCompared) -> None:
+        """Count answers to the same micro-batch; warn where nobody can tell which of them are right."""
+        self._num_compared += 1
+        self._num_odd += compared.odd is not None
+        is_disputed = compared.odd is None and bool(compared.evidence)
+        if is_disputed or self._is_disputed:
+            names = " and ".join(partner.short() for partner in compared.partners)
+            stage = f"stage {self.stage.stage + 2} of {self.stage.count}"
+            words = (
+                f"{names} answer the same micro-batch in unlike ways ({compared.evidence}), and no other holder of {stage} can tell which "
+                "is right: that micro-batch was not used; invite another peer that holds this stage"
+            )
+            self.emit(Warned("answers", words if is_disputed else ""))
+        self._is_disputed = is_disputed
+
+    def shun(self, partner: PeerId, num_odd: int, evidence: str, until_s: float, rest_s: float) -> None:
+        """Report that a holder of the next stage rests until `until_s`, Unix time."""
+        stage = f"stage {self.stage.stage + 2} of {self.stage.count}"
+        text = (
+            f"{partner.short()} answered {num_odd} micro-batches unlike other holders of {stage}: {evidence}; these answers were not used"
+        )
+        self.emit(PartnerShunned(str(partner), f"{text}; the partner rests {rest_text(rest_s)}", until_s))
 
     def refused(self, stage: int, refusal: Refused) -> None:
         """Note why a holder of a stage, counted from one, refused a lane."""
@@ -135,6 +163,8 @@ class StageReport:
             received=received,
             loss=self._loss,
             late=carrier.num_late,
+            compared=self._num_compared,
+            odd=self._num_odd,
         )
         self._reported_s = loop_s()
         if self._reported is None or now.outcomes != self._reported.outcomes or now.lanes_above != self._reported.lanes_above:

@@ -15,8 +15,9 @@ from gossamer.peer.meeting.line import Line
 from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.node.ward import Ward
-from gossamer.peer.pipeline.carrier import Carrier, hop_numbers
+from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.driver import Pipeline
+from gossamer.peer.pipeline.hop import hop_numbers
 from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
@@ -124,6 +125,7 @@ def make_carrying(
         own.payloads,
         report.count,
         lambda lane, global_step: carrying.on_clock(lane, global_step),
+        lambda compared: carrying.on_compared(compared),
     )
     groups = SybilGroups(exchange.book, membership.terms)
     carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups)

@@ -8,18 +8,19 @@ added what lower ones have not.
 
 from __future__ import annotations
 
-import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, Returned, hop_file
+from gossamer.peer.link.messages import Begin, Declined, Forward, Forwarded, HopFile, HopReply, Returned, Unlike, hop_file
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command, HopOutcome
-from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState
+from gossamer.peer.pipeline.doubling import MOST_ANSWERS, Doubling
+from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState, arriving_parts, files_bytes
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
 from gossamer.peer.pipeline.routing import Capacity, choose, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import MICRO_BATCH_BYTES
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
@@ -53,6 +54,7 @@ class Carrier:
         self.free_bytes: float = math.inf  # of the payload folder
         self.num_late = 0  # answers that did not come in time
         self.capacity = Capacity(BATCHES_AWAY * stage.in_batch)
+        self.doubling = Doubling(rng)
         self._rng = rng
         self._numbers = numbers
         self._added: dict[bytes, None] = {}  # names, the newest last
@@ -61,8 +63,6 @@ class Carrier:
         self._nobody_above_since_s: float | None = None
         self._now_s = -math.inf
         self._commands: list[Command] = []
-
-    # ------------------------------------------------------------------ what others see
 
     @property
     def is_quiet(self) -> bool:
@@ -73,15 +73,6 @@ class Carrier:
     def is_complete(self) -> bool:
         """Whether a hop that arrives here can reach the last stage, as far as this holder sees."""
         return self.stage.is_last or bool(self.down)
-
-    @property
-    def _num_above(self) -> int:
-        return self.stage.count - 1 - self.stage.stage
-
-    @property
-    def _files_bytes(self) -> int:
-        """Return the bytes of one hop's files: tokens, and values in and out on both ways."""
-        return self.stage.token_bytes + 4 * self.stage.value_bytes
 
     @property
     def window(self) -> int:
@@ -99,8 +90,6 @@ class Carrier:
         if self._nobody_above_since_s is not None:
             times.append(self._nobody_above_since_s + NOBODY_ABOVE_S)
         return min(times, default=math.inf)
-
-    # ------------------------------------------------------------------ events
 
     def handle(self, event: events.Event, now_s: float) -> list[Command]:
         """Take in one event and return what must be done now, in order. A partner's fault closes its lane. `now_s`: a monotonic clock."""
@@ -167,17 +156,13 @@ class Carrier:
 
     def _take_hop(self, lane: UpLane, forward: HopForward) -> None:
         lane.accept(forward.number)
+        lane.active_s = self._now_s
         self._do(commands.HearClock(lane.number, forward.global_step))
         number = next(self._numbers)
-        files = (
-            (Part.TOKENS, self.stage.token_bytes, hop_file(number, HopFile.PARTNER_TOKENS)),
-            (Part.ACTIVATIONS, self.stage.value_bytes, hop_file(number, HopFile.PARTNER_FORWARD)),
-        )
-        hop = self.hops[number] = Hop(
-            number, forward.micro_batch, HopSource(lane, forward.number), HopState.ARRIVING, measure=forward.measure
-        )
+        source = HopSource(lane, forward.number)
+        hop = self.hops[number] = Hop(number, forward.micro_batch, source, HopState.ARRIVING, measure=forward.measure)
         lane.unanswered[forward.number] = number
-        lane.incoming = Incoming(forward.number, files, number, self._now_s)
+        lane.incoming = Incoming(forward.number, arriving_parts(number, self.stage), number, self._now_s)
         if reason := self._why_not(hop):
             self._end(hop, HopOutcome.DECLINED, reason)
 
@@ -189,7 +174,7 @@ class Carrier:
         hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
         if hop.is_known:
             return "this micro-batch is here already"
-        if self.free_bytes < self._files_bytes:
+        if self.free_bytes < files_bytes(self.stage):
             return "the payload folder has too little room"
         return "" if self.is_complete else "nobody holds the next stage"
 
@@ -211,12 +196,10 @@ class Carrier:
         if hop is None:
             return
         self._do(commands.StoreChunk(hop.number, file, chunk.data))
-        if not incoming.is_complete:
-            return
-        if isinstance(lane, UpLane):
+        if incoming.is_complete and isinstance(lane, UpLane):
             hop.state = HopState.QUEUED
             self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure)))
-        else:
+        elif incoming.is_complete:
             self._go_back(hop)
 
     # ------------------------------------------------------------------ own trainer
@@ -233,9 +216,16 @@ class Carrier:
             case HopState.QUEUED, Returned(loss=loss) if self.stage.is_last:
                 hop.loss = loss
                 self._answer(hop)
-            case HopState.BACKWARD, Returned():
+            case HopState.BACKWARD, Returned(loss=loss, odd=odd, evidence=evidence):
+                hop.loss = loss
+                if hop.copies:
+                    self._do(self.doubling.learn(hop.answered, odd, evidence))
+                    self._end_copies(hop)
                 self._answer(hop)
+            case HopState.BACKWARD, Unlike(evidence=evidence):
+                self._ask_one_more(hop, evidence)
             case ((HopState.QUEUED | HopState.BACKWARD), Declined(reason=reason)):
+                hop.state = HopState.READY  # no request is open any more
                 self._give_up(hop, reason)
             case _:
                 raise InvalidHopEvent(f"{reply} in {hop.state.name}")
@@ -279,7 +269,7 @@ class Carrier:
         assert hop.loss is not None, "only an answer, or the last stage, brings a hop here"
         lane, number = hop.source.lane, hop.source.number
         self.capacity.note_answer(sum(other.state in (HopState.READY, *AT_TRAINER) for other in self.hops.values()))
-        window = lane.grant(self.capacity.share(len(self.up)))
+        window = lane.grant(self.capacity.share(sum(other.is_active(self._now_s) for other in self.up.values())))
         lane.num_answering += 1
         hop.unread_s = self._now_s + lane.answer_patience_s(self.stage.value_bytes)
         gradient = (Part.GRADIENT, hop_file(hop.number, HopFile.OWN_BACKWARD), self.stage.value_bytes)
@@ -295,8 +285,8 @@ class Carrier:
         credit = sum(lane.credit(self._now_s) for lane in self.down.values())
         num_waiting = sum(hop.state in (HopState.QUEUED, HopState.READY) for hop in self.hops.values())
         for _ in range(min(credit - num_waiting, self.capacity.most - len(self.hops))):
-            hop = Hop(next(self._numbers), self._rng.randbytes(MICRO_BATCH_BYTES), None, HopState.QUEUED)
-            self.hops[hop.number] = hop
+            number = next(self._numbers)
+            hop = self.hops[number] = Hop(number, self._rng.randbytes(MICRO_BATCH_BYTES), None, HopState.QUEUED)
             self._do(commands.AskForHop(Begin(hop.number, hop.name.hex())))
 
     def _send_ready(self) -> None:
@@ -306,20 +296,17 @@ class Carrier:
             if lane is None:
                 return
             self._send(hop, lane)
+            if hop.tries == 1 and not hop.measure and self.doubling.is_due(lane.partner):
+                self._send_copy(hop, [lane.partner])
 
     def _send(self, hop: Hop, lane: DownLane) -> None:
-        hop.state, hop.tries = HopState.AWAY, hop.tries + 1
-        hop.tried.add(lane.number)
+        hop.state, hop.tries, original = HopState.AWAY, hop.tries + 1, hop.original
+        original.tried.add(lane.number)
         hop.away = Away(lane, lane.send(hop.number), self._now_s)
-        if hop.source is not None:
+        if original.source is not None:
             hop.away.notice_s = self._now_s + lane.notice_s
-        tokens = HopFile.OWN_TOKENS if hop.source is None else HopFile.PARTNER_TOKENS
-        files = (
-            (Part.TOKENS, hop_file(hop.number, tokens), self.stage.token_bytes),
-            (Part.ACTIVATIONS, hop_file(hop.number, HopFile.OWN_FORWARD), self.stage.value_bytes),
-        )
         forward = HopForward(hop.away.number, hop.name, hop.measure, self.global_step)
-        self._do(commands.SendHop(lane.number, hop.number, forward, files))
+        self._do(commands.SendHop(lane.number, hop.number, forward, original.parts(self.stage)))
 
     def _take_answer(self, lane: DownLane, answer: HopAnswer) -> None:
         number, measured = lane.take_answer(answer.number, answer.window)
@@ -339,12 +326,49 @@ class Carrier:
         assert hop.away is not None and hop.loss is not None
         hop.away.lane.note_answer(self._now_s - hop.away.sent_s, self._now_s)
         compare(self.down.values())
-        hop.away = None
+        hop.answered_by, hop.away, hop.state = hop.away.lane.partner, None, HopState.BACK
         if hop.measure and hop.source is not None:
             self._answer(hop)
             return
-        hop.state = HopState.BACKWARD
-        self._do(commands.AskForHop(Backward(hop.number, hop.loss)))
+        self._compute_if_back(hop.original)
+
+    def _compute_if_back(self, hop: Hop) -> None:
+        """Have the trainer compute backward once the answers to a hop and its copies are here."""
+        if hop.are_all_back:
+            hop.state = HopState.BACKWARD
+            self._do(commands.AskForHop(hop.backward()))
+
+    def _send_copy(self, hop: Hop, asked: Sequence[PeerId]) -> bool:
+        """Send a micro-batch under another name to a holder of a group that was not asked; return whether there is one with credit."""
+        fresh = [lane for lane in self.down.values() if lane.number not in hop.tried]
+        if (lane := self.doubling.other_lane(asked, fresh, self._now_s)) is None:
+            return False
+        copy = hop.copied(next(self._numbers), self._rng.randbytes(MICRO_BATCH_BYTES))
+        self.hops[copy.number] = copy
+        self._send(copy, lane)
+        return True
+
+    def _drop_copy(self, copy: Hop) -> None:
+        """Go on without a copy that was not answered."""
+        hop = copy.original
+        hop.copies.remove(copy)
+        self._end(copy, HopOutcome.WITHDRAWN)
+        self._compute_if_back(hop)
+
+    def _end_copies(self, hop: Hop) -> None:
+        for copy in hop.copies:
+            self._end(copy, HopOutcome.WITHDRAWN)
+        hop.copies.clear()
+
+    def _ask_one_more(self, hop: Hop, evidence: str) -> None:
+        """Let a third group decide between unlike answers; without one, give the hop up."""
+        hop.state = HopState.BACK
+        partners = tuple(hop.answered.values())
+        if len(partners) < MOST_ANSWERS and self._send_copy(hop, partners):
+            self._delay(hop)
+        else:
+            self._do(commands.AnswersCompared(partners, evidence=evidence))
+            self._give_up(hop, "holders of the next stage answer it in unlike ways")
 
     def _take_decline(self, lane: DownLane, number: int, *, is_known: bool) -> None:
         """Try a declined hop again, except where it is known to every holder that could be asked: there no try helps."""
@@ -352,7 +376,7 @@ class Carrier:
         if declined is None:
             return
         hop = self.hops[declined]
-        if is_known and hop.is_fresh and self._num_above == 1:  # holders between us and a liar are not to blame
+        if is_known and hop.is_fresh and self.stage.num_above == 1:  # holders between us and a liar are not to blame
             raise BadMessage(f"hop {number} known, which nobody else has been sent")
         if is_known and all(other in hop.tried for other in self.down):
             hop.is_known, hop.away = True, None
@@ -363,26 +387,27 @@ class Carrier:
     def _allow_longer(self, lane: DownLane, number: int) -> None:
         """Wait longer for a hop that is tried again above, and have the lower stage wait too; not for ever."""
         hop = self.hops.get(lane.unanswered.get(number, -1))
-        if hop is None or hop.away is None or hop.away.delays >= MOST_DELAYS * self._num_above:
+        if hop is None or hop.away is None or hop.away.delays >= MOST_DELAYS * self.stage.num_above:
             return
         hop.away.delays += 1
         self._delay(hop)
 
     def _delay(self, hop: Hop) -> None:
-        if hop.source is not None:
-            self._do(commands.SendNotice(hop.source.lane.number, HopNotice(hop.source.number, NoticeKind.DELAYED)))
+        source, is_told = hop.original.source, hop.copy_of is not None and hop.copy_of.away is not None
+        if source is not None and not is_told:
+            self._do(commands.SendNotice(source.lane.number, HopNotice(source.number, NoticeKind.DELAYED)))
 
     def _try_again(self, hop: Hop, reason: str) -> None:
         """Send a hop to another holder, or give it up."""
         if hop.state is HopState.RETURNING:
             self._do(commands.RemoveFile(hop_file(hop.number, HopFile.PARTNER_BACKWARD)))
         hop.away, hop.state, hop.loss = None, HopState.READY, None
-        if hop.tries >= MOST_TRIES or (self._is_stopping and hop.source is None):  # one that leaves waits for no other answer
+        if hop.copy_of is not None:
+            self._drop_copy(hop)
+        elif hop.tries >= MOST_TRIES or (self._is_stopping and hop.source is None):  # one that leaves waits for no other answer
             self._give_up(hop, reason)
         else:
             self._delay(hop)
-
-    # ------------------------------------------------------------------ ends
 
     def _stop(self, *, is_final: bool) -> None:
         """Begin nothing, and end what has not left stage 0."""
@@ -392,21 +417,27 @@ class Carrier:
             self._end(hop, HopOutcome.WITHDRAWN)
 
     def _give_up(self, hop: Hop, reason: str) -> None:
-        self._end(hop, HopOutcome.PASSED_OVER if hop.source is None else HopOutcome.DECLINED, reason)
+        if hop.copy_of is not None:
+            self._drop_copy(hop)
+        else:
+            self._end(hop, HopOutcome.PASSED_OVER if hop.source is None else HopOutcome.DECLINED, reason)
 
     def _end(self, hop: Hop, outcome: HopOutcome, reason: str = "") -> None:
-        """End a hop: release its lanes, its trainer and its files."""
+        """End a hop and its copies: release their lanes, their trainer and their files."""
+        self._end_copies(hop)
         if hop.away is not None:
             self._withdraw(hop, hop.away)
         if hop.state in AT_TRAINER:
             self._lost[hop.number] = self._addable(hop)
+        if hop.is_remembered:
             self._do(commands.TellLost(hop.number))
         if hop.source is not None:
             self._release(hop, hop.source, outcome)
         hop.state = HopState.OVER
         del self.hops[hop.number]
         self._do(commands.RemoveHop(hop.number))
-        self._do(commands.HopOver(hop.number, outcome, hop.tries, hop.loss, reason))
+        if hop.copy_of is None:
+            self._do(commands.HopOver(hop.number, outcome, hop.tries, hop.loss, reason))
 
     def _withdraw(self, hop: Hop, away: Away) -> None:
         hop.away = None
@@ -467,8 +498,3 @@ class Carrier:
     def _close_silent(self, number: int, silent_s: float) -> None:
         self._do(commands.CloseLane(number, f"no answer for {silent_s:.0f} s", silent_s=silent_s))
         self._lose_lane(number)
-
-
-def hop_numbers(rng: random.Random) -> Iterator[int]:
-    """Count hops from a random number: an earlier node of the same trainer used others."""
-    return itertools.count(rng.getrandbits(48))

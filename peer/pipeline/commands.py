@@ -7,6 +7,7 @@ from enum import Enum
 
 from gossamer.peer.link.messages import HopRequest
 from gossamer.protocol.errors import PeerMisbehaved
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import HopAnswer, HopForward, HopNotice, Part
 
 
@@ -105,4 +106,17 @@ class HopOver:
     reason: str = ""
 
 
-Command = AskForHop | TellLost | SendHop | SendNotice | StoreChunk | RemoveFile | RemoveHop | CloseLane | HearClock | HopOver
+@dataclass(frozen=True, slots=True)
+class AnswersCompared:
+    """Partners have answered the same micro-batch. `odd` is the one whose answer is unlike the others."""
+
+    partners: tuple[PeerId, ...]
+    odd: PeerId | None = None
+    num_odd: int = 0  # its odd answers since its last rest
+    must_rest: bool = False
+    evidence: str = ""  # without an odd one: why none of the answers is used; empty: they are alike
+
+
+Command = (
+    AskForHop | TellLost | SendHop | SendNotice | StoreChunk | RemoveFile | RemoveHop | CloseLane | HearClock | HopOver | AnswersCompared
+)

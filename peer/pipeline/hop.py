@@ -5,17 +5,25 @@
                    |          +-- lost or declined above: sent again          |
                    +--------------------- at the last stage ------------------+
 
-A hop of stage 0 begins as QUEUED and ends after BACKWARD. A hop that only measures skips BACKWARD, except at stage 0. Every state may end
-early: the hop is declined, or the lower stage withdraws it.
+A hop of stage 0 begins as QUEUED and ends after BACKWARD. A hop that only measures skips BACKWARD, except at stage 0. A doubled hop waits
+as BACK for the answers to its copies. A copy goes AWAY, RETURNING and BACK, and ends with its hop or before. Every state may end early: the
+hop is declined, or the lower stage withdraws it.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from gossamer.peer.link.messages import Backward, HopFile, hop_file
 from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.protocol.identity import PeerId
+from gossamer.protocol.messages.messages import Part
+from gossamer.protocol.messages.terms import StageTerms
 
 
 class HopState(Enum):
@@ -26,6 +34,7 @@ class HopState(Enum):
     READY = auto()  # the output waits for a lane to the next stage with credit
     AWAY = auto()  # it is sent to the next stage
     RETURNING = auto()  # the gradient's bytes come from the next stage
+    BACK = auto()  # the answer is here; those to the same micro-batch under other names are not
     BACKWARD = auto()  # own trainer computes the gradient of the stage's input
     ANSWERING = auto()  # that gradient is sent to the lower stage
     OVER = auto()
@@ -58,7 +67,7 @@ class Away:
         return self.sent_s + self.lane.patience_s * (1 + self.delays)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Hop:
     """A micro-batch at this holder."""
 
@@ -73,8 +82,68 @@ class Hop:
     away: Away | None = None  # in the states AWAY and RETURNING
     loss: float | None = None
     unread_s: float = math.inf  # in the state ANSWERING: when the lower stage should have read the answer
+    copies: list[Hop] = field(default_factory=list)  # the same micro-batch under other names, at other holders
+    copy_of: Hop | None = None
+    answered_by: PeerId | None = None  # the partner of the lane whose answer is complete
+
+    @property
+    def is_remembered(self) -> bool:
+        """Whether own trainer remembers it."""
+        return self.copy_of is None and self.state not in (HopState.ARRIVING, HopState.ANSWERING)
+
+    @property
+    def are_all_back(self) -> bool:
+        """Whether it waits for its backward pass, and the answers to its copies are here."""
+        return all(one.state is HopState.BACK for one in (self, *self.copies))
+
+    @property
+    def answered(self) -> dict[int, PeerId]:
+        """Return who has answered it and its copies, by their numbers."""
+        return {one.number: one.answered_by for one in (self, *self.copies) if one.answered_by is not None}
+
+    @property
+    def original(self) -> Hop:
+        """The hop of which this is a copy, or itself."""
+        return self.copy_of or self
 
     @property
     def is_fresh(self) -> bool:
         """Whether it began here and is away for the first time, so that nobody but the partner has seen its name."""
         return self.source is None and self.tries == 1
+
+    def copied(self, number: int, name: bytes) -> Hop:
+        """Return a new copy under another name: nobody can tell it from another micro-batch."""
+        copy = Hop(number, name, None, HopState.READY, copy_of=self)
+        self.copies.append(copy)
+        return copy
+
+    def backward(self) -> Backward:
+        """Return the request for its backward pass, once all answers are here."""
+        assert self.loss is not None
+        return Backward(self.number, self.loss, tuple((copy.number, copy.loss) for copy in self.copies if copy.loss is not None))
+
+    def parts(self, stage: StageTerms) -> tuple[tuple[Part, str, int], ...]:
+        """Return what goes to the next stage: files, with their sizes in bytes."""
+        tokens = HopFile.OWN_TOKENS if self.source is None else HopFile.PARTNER_TOKENS
+        return (
+            (Part.TOKENS, hop_file(self.number, tokens), stage.token_bytes),
+            (Part.ACTIVATIONS, hop_file(self.number, HopFile.OWN_FORWARD), stage.value_bytes),
+        )
+
+
+def arriving_parts(hop: int, stage: StageTerms) -> tuple[tuple[Part, int, str], ...]:
+    """Return what comes from the stage before: sizes in bytes, and the files to write."""
+    return (
+        (Part.TOKENS, stage.token_bytes, hop_file(hop, HopFile.PARTNER_TOKENS)),
+        (Part.ACTIVATIONS, stage.value_bytes, hop_file(hop, HopFile.PARTNER_FORWARD)),
+    )
+
+
+def files_bytes(stage: StageTerms) -> int:
+    """Return the bytes of one hop's files: tokens, and values in and out on both ways."""
+    return stage.token_bytes + 4 * stage.value_bytes
+
+
+def hop_numbers(rng: random.Random) -> Iterator[int]:
+    """Count hops from a random number: an earlier node of the same trainer used others."""
+    return itertools.count(rng.getrandbits(48))

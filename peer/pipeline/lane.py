@@ -23,6 +23,7 @@ STRANGER_PATIENCE = 10.0  # before the first answer: times the typical answer of
 LEARNING = 0.2  # weight of the last answer in the usual time
 REST_S = (1.0, 8.0)  # without new hops after a decline: doubles from the first to the second
 WITHDRAWN_KEPT = 256  # withdrawn hops whose answer may still come
+IDLE_S = 30.0  # a lane without a hop for so long takes no share of the windows, and makes room for another one
 FIRST_WINDOW = 2  # one hop at the trainer, one on its way
 
 
@@ -64,8 +65,9 @@ class UpLane:
     unanswered: dict[int, int] = field(default_factory=dict)  # our number of each hop, by its number on the lane
     incoming: Incoming | None = None
     last: int = 0  # the newest hop's number on the lane
-    num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
+    active_s: float = -math.inf  # when it came
     answers: int = 0  # that have left
+    num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
     most_granted: int = 0  # a smaller window counts only once the partner knows it
     _until_known: int = 0  # more hops, until one is sent for which the partner must have read the smaller window
 
@@ -92,6 +94,10 @@ class UpLane:
         self.answers += is_answered
         if self._until_known and not is_answered:
             self._until_known += 1  # the partner may have replaced it before it has read anything
+
+    def is_active(self, now_s: float) -> bool:
+        """Return whether it carries a hop, or has lately."""
+        return bool(self.unanswered) or now_s - self.active_s < IDLE_S
 
     def grant(self, window: int) -> int:
         """Change the window with the answer to a hop, and return it.
@@ -140,8 +146,7 @@ class DownLane:
         A stranger gets the time of the bytes through the stages that are left; a partner that was waited for in vain gets longer, within
         MOST_PATIENCE_S.
         """
-        stages_left = stage.count - 1 - stage.stage
-        transfer_s = stages_left * (stage.forward_bytes + stage.value_bytes) / SLOWEST_BYTES_PER_S
+        transfer_s = stage.num_above * (stage.forward_bytes + stage.value_bytes) / SLOWEST_BYTES_PER_S
         return cls(number, partner, window, FIRST_PATIENCE_S + transfer_s + PATIENCE * waited_s, MOST_PATIENCE_S + transfer_s)
 
     @property

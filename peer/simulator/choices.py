@@ -52,13 +52,15 @@ SCENARIO_NAMES: Final[dict[str, tuple[str, Callable[[str], Any], str]]] = {
     "attackers": ("attackers", int, "a whole number"),
     "routing": ("routing", str, "text"),
     "hop_delay": ("hop_delay", int, "a whole number"),
+    "attack_stage": ("attack_stage", int, "a whole number"),
+    "hop_checks": ("hop_checks", str, "text"),
     "attack_from": ("attack_from", Fraction, "a number"),
     "token_weights": ("token_weights", {"true": True, "false": False}.__getitem__, "true or false"),
     **{name: (name, float, "a number") for name in NUMBERS},
 }
 
 
-OF_STAGES: Final = ("micro_batch", "activations", "routing", "hop_delay")  # settings of staged runs alone
+OF_STAGES: Final = ("micro_batch", "activations", "routing", "hop_delay", "attack_stage", "hop_checks")  # settings of staged runs alone
 
 
 @dataclass(frozen=True, slots=True)

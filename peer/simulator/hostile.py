@@ -291,6 +291,6 @@ def members(population: Population) -> list[PairPeer]:
     """Return the members of a swarm, the scenario's last ones hostile."""
     num_honest, attack = population.scenario.num_honest, ATTACKS.get(population.scenario.attack)
     honest = [PairPeer(replica, population.layout) for replica in population.replicas[:num_honest]]
-    if attack is None:
-        return honest
+    if attack is None:  # of a staged run, the attackers' meetings are honest
+        return [PairPeer(replica, population.layout) for replica in population.replicas]
     return [*honest, *(HostilePeer(replica, population, attack, honest) for replica in population.replicas[num_honest:])]

@@ -20,7 +20,7 @@ from gossamer.optim.fragments import Countdown
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.simulator.population import Layout, Population, SimulatedReplica, coding
 from gossamer.peer.simulator.scenario import ON_DEMAND, Scenario
-from gossamer.peer.simulator.stages import steps
+from gossamer.peer.simulator.staged_steps import steps
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.peer.trainer.fragment_state import FragmentState
 from gossamer.peer.trainer.meeting import MeetingSide, bounded_weight

@@ -18,6 +18,7 @@ from gossamer.optim.inner import InnerSettings
 from gossamer.optim.names import suggestion
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.simulator.attacks import ATTACKS
+from gossamer.peer.simulator.hop_attacks import HOP_ATTACKS
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import AUTO_STEPS
@@ -27,6 +28,7 @@ ON_DEMAND: Final = "on-demand"
 SCHEDULED: Final = "scheduled"
 RANDOM: Final = "random"
 FIXED: Final = "fixed"
+NO_CHECKS, LENGTH_CHECKS, ALL_CHECKS = HOP_CHECKS = ("none", "length", "all")  # all: some micro-batches are doubled, too
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,8 @@ class Scenario:
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
     routing: str = RANDOM  # staged runs: which replica's stage a micro-batch takes next; fixed: always those of one replica
     hop_delay: int = 0  # staged runs: how many inner steps a gradient takes from a stage to the one before
+    attack_stage: int = 0  # staged runs: whose gradients the attackers craft, counted from one; 0: the last one's
+    hop_checks: str = ALL_CHECKS  # staged runs: what holders do about the gradients that they receive
 
     def __post_init__(self) -> None:
         _need(self.num_peers >= 1, f"peers must be at least 1, and is {self.num_peers}")
@@ -74,9 +78,13 @@ class Scenario:
         _need(self.routing in (RANDOM, FIXED), f"routing is {self.routing!r}; it can be {RANDOM} or {FIXED}")
         _need(self.hop_delay >= 0, f"hop_delay must not be negative, and is {self.hop_delay}")
         _need(self.manifest.num_stages == 1 or len(set(self.speeds)) == 1, "in a staged run all peers have the same speed")
-        _need(self.manifest.num_stages == 1 or not self.attack, "an attack on a staged run cannot be simulated")
+        is_staged = self.manifest.num_stages > 1
+        _need(self.hop_checks in HOP_CHECKS, f"hop_checks is {self.hop_checks!r}; it can be {', '.join(HOP_CHECKS)}")
+        _need(not (is_staged and self.attack and self.hop_delay), "an attack on a staged run needs hop_delay 0")
+        stages = range(2, self.manifest.num_stages + 1)
+        _need(self.attack_stage in (0, *stages), f"attack_stage must be 2 to {self.manifest.num_stages}, and is {self.attack_stage}")
         if self.attack:
-            known(self.attack, ATTACKS, "attack")
+            known(self.attack, HOP_ATTACKS if is_staged else ATTACKS, "attack on a staged run" if is_staged else "attack")
 
     @property
     def num_honest(self) -> int:

@@ -8,9 +8,7 @@ a gradient arrives that many inner steps later at the stage before, which then c
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import dataclass, field
-from fractions import Fraction
 from random import Random
 
 import torch
@@ -19,7 +17,7 @@ from torch import Tensor
 from gossamer.optim.codecs.activations import ACTIVATIONS
 from gossamer.peer.model.computing import next_token_loss
 from gossamer.peer.model.stages import manifest_cuts, stage_of, stage_output
-from gossamer.peer.simulator.population import Population, coding
+from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import FIXED
 from gossamer.protocol.run.manifest import StagedManifest
 
@@ -31,19 +29,6 @@ class MicroBatch:
     tokens: Tensor  # int64[rows, L+1]
     path: tuple[int, ...]
     inputs: list[Tensor | None] = field(default_factory=lambda: [None])  # of each stage, as received; the first reads the tokens
-
-
-def steps(population: Population) -> Iterator[tuple[Fraction, list[int]]]:
-    """Yield each time at which inner steps end, with the peers whose steps these are. In a staged run, these have their gradients.
-
-    Raises Diverged.
-    """
-    stages = Stages(population) if population.scenario.manifest.num_stages > 1 else None
-    for now, arrived in population.scenario.steps_at_own_rates():
-        if stages is not None:
-            with coding("a staged run"):
-                stages.add_gradients(arrived)
-        yield now, arrived
 
 
 class Stages:

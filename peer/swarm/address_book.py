@@ -60,6 +60,7 @@ class KnownPeer:
     refusals: int = 0  # in a row: answered, but did not meet us
     backs_off_until_s: float = 0.0
     unwelcome_until_s: float = 0.0  # its own calls are refused too
+    rests_until_s: float = 0.0  # the same, whatever it announces: what it has sent is wrong
     network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
     was_met: bool = False  # a meeting with it completed in an earlier session
     has_carried: bool = False  # in a staged run: hops were answered between us, in this session or an earlier one
@@ -116,8 +117,9 @@ class KnownPeer:
         return self.record is None or record.supersedes(self.record)
 
     def is_back(self, now_s: float) -> None:
-        """Forget its failures and end its back-off."""
-        self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, min(self.backs_off_until_s, now_s), now_s
+        """Forget its failures and end its back-off, but not its rest."""
+        back_off_s = max(self.rests_until_s, min(self.backs_off_until_s, now_s))
+        self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, back_off_s, max(self.rests_until_s, now_s)
 
 
 class AddressBook:
@@ -254,6 +256,12 @@ class AddressBook:
             entry.seen_s = now_s
             if entry.failures:
                 entry.is_back(now_s)
+
+    def rest(self, peer_id: PeerId, now_s: float, seconds: float) -> None:
+        """Neither call a peer nor answer its calls for so long: what it has sent is wrong."""
+        entry = self._entry(peer_id, now_s)
+        entry.rests_until_s = entry.unwelcome_until_s = now_s + seconds
+        entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + seconds)
 
     def note_leaving(self, peer_id: PeerId, now_s: float) -> None:
         """Take a peer that leaves for not live until a newer record of it arrives."""

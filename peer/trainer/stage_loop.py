@@ -21,7 +21,19 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.activations import ACTIVATIONS
-from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, hop_file
+from gossamer.peer.link.messages import (
+    Backward,
+    Begin,
+    Declined,
+    Forward,
+    Forwarded,
+    HopFile,
+    HopReply,
+    HopRequest,
+    Returned,
+    Unlike,
+    hop_file,
+)
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.computing import Computing, can_recompute, evaluating, is_out_of_memory, next_token_loss
@@ -32,7 +44,8 @@ from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
-from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, Magnitudes
+from gossamer.peer.trainer.likeness import Comparison, HopAnswer, compare
+from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, Lengths, Magnitudes
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.terms import TOKEN_BYTES, StageTerms
@@ -100,7 +113,7 @@ class StageLoop:
         self._codec = ACTIVATIONS[manifest.stages.activations]
         self._under_way: dict[int, UnderWay] = {}  # by hop
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
-        self._activations, self._gradients = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT)
+        self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), Lengths()
         self._own_steps = 0
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
@@ -194,8 +207,8 @@ class StageLoop:
                 if self._cut.is_last:
                     return self._finish(hop, tokens, received)
                 return self._forwarded(hop, tokens, received)
-            case Backward(hop, loss):
-                return self._return(hop, loss)
+            case Backward():
+                return self._return(request)
 
     def _begin(self, hop: int, name: str) -> HopReply:
         """Take the next window of the text, or a held-out one, and compute the first stage."""
@@ -236,12 +249,13 @@ class StageLoop:
         self._count(under_way.name, value, tokens)
         return Returned(hop, value)
 
-    def _return(self, hop: int, loss: float) -> HopReply:
+    def _return(self, request: Backward) -> HopReply:
         """Compute the stage again, and backward from the gradient of its output."""
+        hop = request.hop
         under_way = self._under_way.pop(hop, None)
         if under_way is None:
             raise ValueError("its forward pass is not known here")
-        checked_loss(loss)
+        loss = checked_loss(request.loss)
         tokens = self._tokens(hop)
         if under_way.measures:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
@@ -249,13 +263,33 @@ class StageLoop:
         if (late := self._own_steps - under_way.step) > MAX_LATE_STEPS:
             raise ValueError(f"the gradient is {late} steps late")
         self._need_new(under_way)
-        gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
-        self._gradients.check(gradient, int(num_targets(tokens)) / gradient[..., 0].numel())
+        compared = self._compared(request)
+        if not compared.alike:
+            self._under_way[hop] = under_way  # a third answer may decide
+            return Unlike(hop, compared.evidence)
+        gradient = torch.stack([answer.gradient for answer in compared.alike]).mean(0)
+        loss = math.fsum(answer.loss for answer in compared.alike) / len(compared.alike)
+        share = int(num_targets(tokens)) / gradient[..., 0].numel()
+        self._gradients.check(gradient, share)
+        gradient = self._lengths.shorten(gradient, share)
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
         output = self._output(under_way.name, tokens, received)
         self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
         self._count(under_way.name, loss, tokens)
-        return Returned(hop, loss)
+        return Returned(hop, loss, compared.odd, compared.evidence)
+
+    def _compared(self, request: Backward) -> Comparison:
+        """Return which answers to a micro-batch are alike: a single one is. Raises ValueError for bytes that are none in a single one."""
+        if not request.copies:
+            return Comparison((HopAnswer(request.hop, self._read(request.hop, HopFile.PARTNER_BACKWARD), request.loss),))
+        answers = []
+        for hop, loss in ((request.hop, request.loss), *request.copies):
+            try:
+                gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
+            except ValueError:  # like no other answer
+                gradient = torch.full((self._shape[0], self._shape[1] - 1, self._width), math.nan, device=self.device)
+            answers.append(HopAnswer(hop, gradient, checked_loss(loss)))
+        return compare(answers)
 
     def _add(self, hop: int, backward: Callable[[], None], received: Tensor | None) -> None:
         """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite.

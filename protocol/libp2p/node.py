@@ -39,6 +39,7 @@ log = logging.getLogger(__name__)
 PULSE_S = 5.0  # interval of health checks
 PLACE_S = 0.5  # interval of health checks while we wait for a relay reservation
 NUM_ACQUAINTANCES = 8  # known members that are dialled beside the bootstrap addresses
+RESERVED_SHARE = 2  # of the places for connections: so much of them is for partners that were met
 NEWCOMERS = 8  # strangers, connected since the last pulse, that may stay above the limit: they are about to call
 BUILD_S = 30.0  # timeout of a rebuild
 BACK_OFF_S = (0.5, 60.0)  # delay before a rebuild: the first, and the largest after repeated doubling
@@ -71,7 +72,7 @@ class Libp2pNode:
     handler: StreamHandler
     bootstraps: Callable[[], Sequence[str]] = tuple  # multiaddrs with /p2p/<peer id>; called whenever no connection exists
     is_banned: Callable[[PeerId], bool] = lambda partner: False  # called for each peer that opens a stream to us
-    has_met: Callable[[PeerId], bool] = lambda partner: False  # the same: whether a meeting with it has been completed
+    has_met: Callable[[PeerId], bool] = lambda partner: False  # the same: whether it is no stranger
     # Signs, for our addresses, the record that other members see before our first announcement; None while we are not known as a member.
     bare_record: Callable[[tuple[str, ...]], MemberRecord | None] = lambda addresses: None
     peer_id: PeerId = field(init=False)  # this peer's id, as p2pd proves it to others; set on entering
@@ -283,17 +284,27 @@ class Libp2pNode:
     async def _close_idle(self, unit: _Unit) -> None:
         """Close connections that carry no call where there are too many, but not to our own relays.
 
-        Inbound directory calls do not count as calls: hivemind's server does not list them, and a reply takes milliseconds.
+        A stranger's call that is slower than the least rate over its life counts as none. Half of the places stay with partners that were
+        met, whatever strangers do. Inbound directory calls do not count as calls: hivemind's server does not list them, and a reply takes
+        milliseconds.
         """
         connected, relays = frozenset(await unit.daemon.control.connected()), {read_address(relay) for relay in self.through}
         most = max(RELAYED if self._relays else 0, self.settings.max_connections)
         candidates = closing_order(connected, self._connected, self.has_met)
-        excess, callers = len(candidates) - most, (unit.tunnel, unit.admission, unit.directory)
+        excess, num_met = len(candidates) - most, sum(map(self.has_met, candidates))
         for partner in candidates:
-            if excess > 0 and partner not in relays and not any(caller.is_calling(partner) for caller in callers):
-                await unit.daemon.control.disconnect(partner)
-                excess -= 1
+            is_met = self.has_met(partner)
+            if excess <= 0 or partner in relays or self._is_used(unit, partner) or (is_met and num_met <= most // RESERVED_SHARE):
+                continue
+            await unit.daemon.control.disconnect(partner)
+            excess, num_met = excess - 1, num_met - is_met
         self._connected = connected
+
+    def _is_used(self, unit: _Unit, partner: PeerId) -> bool:
+        """Return whether a call uses the connection to a partner; a stranger's must carry something."""
+        if unit.tunnel.is_calling(partner) or unit.directory.is_calling(partner):
+            return True
+        return unit.admission.is_calling(partner) and (self.has_met(partner) or not unit.admission.is_useless(partner))
 
     async def _stay_connected(self, unit: _Unit) -> None:
         """If the directory knows no member, dial the bootstrap addresses and known members, then ask the connected peers."""

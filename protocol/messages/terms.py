@@ -56,6 +56,11 @@ class StageTerms:
         return self.stage == self.count - 1
 
     @property
+    def num_above(self) -> int:
+        """Return the number of stages above this one."""
+        return self.count - 1 - self.stage
+
+    @property
     def forward_bytes(self) -> int:
         """Return the bytes that a micro-batch brings to the next stage."""
         return self.token_bytes + self.value_bytes

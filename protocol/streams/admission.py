@@ -147,6 +147,12 @@ class Admission:
         """Return whether a partner has an inbound call open."""
         return any(connection.partner == partner and connection.is_in_call for connection in self._connections)
 
+    def is_useless(self, partner: PeerId) -> bool:
+        """Return whether every call of a partner is slower than LEAST_RATE over its life."""
+        return all(
+            _is_below_rate(connection) for connection in self._connections if connection.partner == partner and connection.is_in_call
+        )
+
     def _allow(self, connection: InboundConnection, seconds: float | None) -> None:
         if connection.deadline is not None:
             connection.deadline.cancel()
@@ -199,14 +205,18 @@ class Admission:
         now_s, carried = _loop_s(), connection.carried()
         if carried - connection.moved[0] >= STALLED_BYTES:
             connection.moved = carried, now_s
-        bytes_before, began_s = connection.begun
-        return now_s - connection.moved[1] >= STALLED_S or carried - bytes_before < LEAST_RATE * (now_s - began_s - LEAST_RATE_S)
+        return now_s - connection.moved[1] >= STALLED_S or _is_below_rate(connection)
 
     def _drop(self, connection: InboundConnection) -> None:
         state = "over" if connection.is_over else "slow" if connection.has_sent else "silent"
         log.info("dropped a connection from %s: it was %s", connection.partner.short(), state)
         self.remove(connection)
         connection.drop()
+
+
+def _is_below_rate(connection: InboundConnection) -> bool:
+    bytes_before, began_s = connection.begun
+    return connection.carried() - bytes_before < LEAST_RATE * (_loop_s() - began_s - LEAST_RATE_S)
 
 
 def _loop_s() -> float:

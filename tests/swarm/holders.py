@@ -9,17 +9,29 @@ import asyncio
 import itertools
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.messages import Backward, Begin, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, Writer, hop_file
+from gossamer.peer.link.messages import (
+    Backward,
+    Begin,
+    Forward,
+    Forwarded,
+    HopFile,
+    HopReply,
+    HopRequest,
+    Returned,
+    Unlike,
+    Writer,
+    hop_file,
+)
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost
-from gossamer.peer.machine.events import Event, StageMoved
+from gossamer.peer.machine.events import Event, PartnerShunned, StageMoved, Warned
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
@@ -65,6 +77,8 @@ class ScriptedTrainer:
     lost: list[int] = field(default_factory=list)
     adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
     wrong_bytes: int = 0  # added to the size of each output
+    lies: bool = False  # answers hops with other bytes than honest holders
+    num_compared: int = 0  # micro-batches with several answers
     is_up: bool = True
     has_begun: bool = False
     total_steps: int = 1_000_000
@@ -183,10 +197,19 @@ class ScriptedTrainer:
                 return Returned(hop, 2.5)
         if request.hop in self.measured:
             self.losses.append(request.loss)
-        else:
-            self._need(request.hop, HopFile.PARTNER_BACKWARD)
-            self._add(request.hop)
-        return Returned(request.hop, request.loss)
+            return Returned(request.hop, request.loss)
+        self._need(request.hop, HopFile.PARTNER_BACKWARD)
+        odd = None
+        if request.copies:
+            self.num_compared += 1
+            hops = [request.hop, *(hop for hop, _ in request.copies)]
+            answers = {hop: bytes(self.payloads.read(hop_file(hop, HopFile.PARTNER_BACKWARD))) for hop in hops}
+            (most, num), *others = Counter(answers.values()).most_common()
+            if num == 1:
+                return Unlike(request.hop, "other bytes")
+            odd = next((hop for hop in hops if answers[hop] != most), None) if others else None
+        self._add(request.hop)
+        return Returned(request.hop, request.loss, odd, "other bytes" if odd is not None else "")
 
     def _need(self, hop: int, file: HopFile) -> None:
         assert hop in self.lost or len(self.payloads.read(hop_file(hop, file))) == VALUE_BYTES
@@ -194,10 +217,10 @@ class ScriptedTrainer:
     def _add(self, hop: int) -> None:
         self.added[self.names[hop]] += 1
         if self.stage:
-            self._write(hop, HopFile.OWN_BACKWARD)
+            self._write(hop, HopFile.OWN_BACKWARD, fill=bytes([self.lies]))
 
-    def _write(self, hop: int, file: HopFile) -> None:
-        self.payloads.write(hop_file(hop, file), bytes(VALUE_BYTES + self.wrong_bytes))
+    def _write(self, hop: int, file: HopFile, fill: bytes = b"\0") -> None:
+        self.payloads.write(hop_file(hop, file), fill * (VALUE_BYTES + self.wrong_bytes))
 
 
 class Holder:
@@ -212,6 +235,8 @@ class Holder:
         self.saved_step: int | None = None  # of its checkpoint; None: it has none
         self.payloads = PayloadFolder(self.home.path / "payloads")
         self.status = Status()
+        self.shunned: list[PartnerShunned] = []
+        self.warnings: dict[str, str] = {}  # by topic, in force
         self.condition = Condition(("trainer", "node"))
         self.failure: BaseException | None = None
         self.has_ended = False  # its node, since the last start
@@ -292,6 +317,11 @@ class Holder:
         if isinstance(event, StageMoved):
             asyncio.get_running_loop().call_soon(self._start_elsewhere)
         self.status = apply(self.status, event)
+        match event:
+            case PartnerShunned():
+                self.shunned.append(event)
+            case Warned(topic=topic, words=words):
+                self.warnings[topic] = words
         self.condition.take_event("node", event, self.run.network.now_s())
 
     async def _connected(self) -> list[PeerId]:
@@ -322,12 +352,21 @@ class Holder:
 class StagedRun:
     """Holders on one network."""
 
-    def __init__(self, folder: Path, num_stages: int, num_holders: int, seed: int = 0, total_steps: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        num_stages: int,
+        num_holders: int,
+        seed: int = 0,
+        total_steps: int = 1_000_000,
+        others: Collection[Identity] = (),
+    ) -> None:
         self.folder, self.seed = folder, seed
         self.network = ScriptedNetwork(seed, Wire(latency_s=0.02, jitter_s=0.01, bytes_per_s=2e7))
         self.network.on_death(lambda peer_id: [one.died() for one in self.holders if one.peer_id == peer_id and one.is_started])
         self.holders: list[Holder] = []
         members = [str(Identity(number.to_bytes(4, "little") * 8).peer_id) for number in range(1, 2 * num_holders + 2)]
+        members += [str(other.peer_id) for other in others]  # on the list, and no holders
         manifest = Manifest.checked(
             {"run": {"access": "allowlist", "members": members, "total_steps": total_steps}, "stages": {"count": num_stages}}
         )

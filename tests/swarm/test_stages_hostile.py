@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.node import carrying
+from gossamer.peer.pipeline import doubling
 from gossamer.peer.pipeline.greeting import LaneSide
-from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, FIRST_WINDOW
+from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, FIRST_WINDOW, IDLE_S
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, Unreachable
 from gossamer.protocol.identity import Identity
@@ -165,7 +166,7 @@ def test_idle_lanes_of_strangers_make_room(victim: int, limit: str, tmp_path: Pa
         assert sorted(refused) == [False, True]
         late = OTHERS[refused.index(True)]
         assert await is_refused(run, victim, 1 - victim, late)
-        await asyncio.sleep(2 * carrying.IDLE_S)  # a stranger above that takes a hop is waited for first
+        await asyncio.sleep(2 * IDLE_S)  # a stranger above that takes a hop is waited for first
         assert not await is_refused(run, victim, 1 - victim, late)
         await asyncio.sleep(1.0)
         assert {one.lane.partner for one in holder.pipeline.lanes.values()} == {partner.peer_id, late.peer_id}
@@ -185,7 +186,7 @@ def test_an_idle_lane_of_the_largest_group_makes_room_first(tmp_path: Path, monk
         for who in (alone, *alike):
             await greeted(run, 1, 0, who)
             await asyncio.sleep(1.0)
-        await asyncio.sleep(carrying.IDLE_S)
+        await asyncio.sleep(IDLE_S)
         await greeted(run, 1, 0, late)
         await asyncio.sleep(1.0)
         kept = {one.lane.partner for one in holder.pipeline.lanes.values()}
@@ -207,6 +208,98 @@ def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Pat
         await greeted(run, 0, 1, OTHERS[1])
         newcomer = run.add(fits=(1,)).start()
         await run.until(lambda: newcomer.peer_id in [lane.partner for lane in first.carrying._called_down], 20.0)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def one_driver(folder: Path, num_above: int) -> StagedRun:
+    """One holder of the first of two stages, and several of the second, the last one dishonest; each second hop is doubled."""
+    run = StagedRun(folder, 2, 1 + num_above)
+    for number, holder in enumerate(run.holders):
+        holder.fits = (min(number, 1),)
+    return run
+
+
+def test_a_holder_whose_answers_are_unlike_those_of_others_rests_for_ten_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubling, "EVERY", 2)
+
+    async def story(run: StagedRun) -> None:
+        driver, *honest, liar = run.holders
+        liar.trainer.lies = True
+        await run.until(lambda: driver.shunned, 120.0)
+        (shunned,) = driver.shunned
+        assert shunned.partner == str(liar.peer_id)
+        assert "answered 3 micro-batches unlike other holders of stage 2 of 2: other bytes" in shunned.reason
+        assert shunned.reason.endswith("the partner rests for 10 min")
+        assert shunned.until is not None and abs(shunned.until - run.network.now_s() - 600.0) < 2.0
+        await asyncio.sleep(1.0)
+        began_s, steps = asyncio.get_running_loop().time(), driver.trainer.steps
+        while asyncio.get_running_loop().time() < began_s + 590.0:
+            assert {one.lane.partner for one in driver.pipeline.lanes.values()} <= {one.peer_id for one in honest}
+            await asyncio.sleep(5.0)
+        assert driver.trainer.steps > steps + 100 and not driver.peer.is_banned(liar.peer_id)
+        assert driver.peer.book.is_welcome(liar.peer_id, asyncio.get_running_loop().time() + 10.0), "the rest ends"
+        assert 3 <= driver.status.hops["odd"] <= driver.status.hops["compared"] and not driver.warnings.get("answers")
+
+    play(one_driver(tmp_path, 3), story)
+
+
+def test_of_two_holders_nobody_can_tell_and_the_operator_hears_of_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doubling, "EVERY", 4)
+
+    async def story(run: StagedRun) -> None:
+        driver, honest, liar = run.holders
+        liar.trainer.lies = True
+        await run.until(lambda: driver.warnings.get("answers"), 120.0)
+        words = driver.warnings["answers"]
+        assert honest.peer_id.short() in words and liar.peer_id.short() in words and "invite another peer" in words
+        steps = driver.trainer.steps
+        await run.until(lambda: driver.trainer.steps > steps + 3)
+        assert not driver.shunned
+        liar.trainer.lies = False
+        await run.until(lambda: not driver.warnings["answers"], 120.0)
+
+    play(one_driver(tmp_path, 2), story)
+
+
+def test_where_all_have_one_invite_each_peer_stands_for_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dishonest peer that is alone is found there too; two that work together are not."""
+    monkeypatch.setattr(doubling, "EVERY", 2)
+
+    async def story(run: StagedRun) -> None:
+        driver, *_, liar = run.holders
+        monkeypatch.setattr(type(driver.carrying.groups), "names", lambda self, entries: {entry.peer_id: "invite" for entry in entries})
+        liar.trainer.lies = True
+        await run.until(lambda: driver.shunned, 120.0)
+        assert driver.shunned[0].partner == str(liar.peer_id)
+
+    play(one_driver(tmp_path, 3), story)
+
+
+def test_strangers_whose_lanes_carry_nothing_take_no_share_of_the_window(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (driver,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: last.pipeline.carrier.capacity.total == last.pipeline.carrier.capacity.most)
+        for number in range(3, 6):
+            await greeted(run, 1, 0, Identity(number.to_bytes(4, "little") * 8))
+        steps = driver.trainer.steps
+        await run.until(lambda: driver.trainer.steps > steps + 3)
+        assert [lane.window for lane in driver.pipeline.carrier.down.values()] == [last.pipeline.carrier.capacity.most]
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_partner_that_has_carried_hops_is_no_stranger_and_one_that_only_opens_a_lane_is(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (driver,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: last.peer.has_met(driver.peer_id) and driver.peer.has_met(last.peer_id))
+        stream = await greeted(run, 1, 0)
+        await stream.send(HopForward(1, b"n" * 16, False, 0))
+        await asyncio.sleep(5.0)
+        assert not last.peer.has_met(MALLORY.peer_id)
+        await stream.close()
+        await asyncio.sleep(1.0)
+        assert not last.peer.has_met(MALLORY.peer_id)
 
     play(StagedRun(tmp_path, 2, 2), story)
 

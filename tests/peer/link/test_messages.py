@@ -17,6 +17,8 @@ SAMPLES = {
     "float": 2.5,
     "float | None": -0.5,
     "int": 7,
+    "int | None": 9,
+    "tuple[tuple[int, float], ...]": ((8, 2.5), (9, 2.25)),
     "str": 'quoted "text"\nand more',
     "bool": True,
     "RunPhase": RunPhase.FINISH,

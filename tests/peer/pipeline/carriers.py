@@ -13,7 +13,19 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, HopReply, HopRequest, Returned, hop_file
+from gossamer.peer.link.messages import (
+    Backward,
+    Begin,
+    Declined,
+    Forward,
+    Forwarded,
+    HopFile,
+    HopReply,
+    HopRequest,
+    Returned,
+    Unlike,
+    hop_file,
+)
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome
@@ -50,6 +62,7 @@ class Holder:
     world: World
     service_s: float
     declines: float = 0.0  # share of requests that its trainer declines
+    unlike: float = 0.0  # share of doubled hops whose answers its trainer finds unlike
     is_alive: bool = True
     carrier: Carrier = field(init=False)
     files: dict[str, int] = field(default_factory=dict)
@@ -64,6 +77,8 @@ class Holder:
     faults: list[str] = field(default_factory=list)  # that it blamed on partners
     begun: set[int] = field(default_factory=set)  # at stage 0: hops that its trainer was asked to begin, and that are not over
     arrived_s: dict[int, float] = field(default_factory=dict)  # when each hop was first there
+    is_working: bool = False
+    num_doubled: int = 0  # backward passes with several answers
     life: int = 0
     trainer: int = 0  # number of its trainer
 
@@ -134,7 +149,7 @@ class Holder:
             case commands.HopOver(hop, outcome):
                 self.outcomes[outcome] += 1
                 self.begun.discard(hop)
-            case commands.TellLost() | commands.HearClock():
+            case commands.TellLost() | commands.HearClock() | commands.AnswersCompared():
                 pass  # the trainer may still carry it out: the harder case
 
     def _if_alive(self, call: Callable[[], None]) -> Callable[[], None]:
@@ -186,6 +201,10 @@ class Holder:
             case Forward():
                 return Returned(job.hop, 2.0) if job.measure else self._add(job.hop, 2.0)
         hop = self.carrier.hops.get(job.hop)
+        if job.copies:
+            self.num_doubled += 1
+            if self.world.rng.random() < self.unlike:
+                return Unlike(job.hop, "drawn")
         return Returned(job.hop, job.loss) if hop is not None and hop.measure else self._add(job.hop, job.loss)
 
     def _add(self, hop: int, loss: float) -> HopReply:
@@ -269,6 +288,7 @@ class World:
         wire = low.wires[number] = high.wires[number] = Wire(low, high, number)
         peer = Identity(bytes([number % 256]) * 32).peer_id
         high.take(events.LaneOpened(UpLane(number, peer, window)))
+        low.carrier.doubling.groups[peer] = high.name
         low.take(events.LaneOpened(DownLane.opened(number, peer, window, low.carrier.stage)))
         assert wire.is_open
 

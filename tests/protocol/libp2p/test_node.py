@@ -24,6 +24,7 @@ from gossamer.protocol.libp2p.node import NEWCOMERS, Libp2pNode, closing_order, 
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
 from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord, announceable
+from gossamer.protocol.streams import admission
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import chunk, echo, number_of, seeded
 from tests.protocol.samples import RECORD, RUN_ID
@@ -114,7 +115,9 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
     play(test)
 
 
-def test_idle_connections_above_the_limit_are_closed_and_used_ones_stay() -> None:
+def test_idle_connections_above_the_limit_are_closed_and_used_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "LEAST_RATE_S", 600.0)  # a call that carries little is used for so long, however slow this machine is
+
     async def main() -> None:
         with home() as folder:
             async with AsyncExitStack() as stack:
@@ -166,6 +169,33 @@ def test_strangers_do_not_displace_a_partner_that_was_met(monkeypatch: pytest.Mo
                         while stranger.peer_id in await host.connected():  # noqa: ASYNC110
                             await asyncio.sleep(0.05)
                     assert met.peer_id in await host.connected()
+
+    asyncio.run(main())
+    gc.collect()
+
+
+def test_calls_that_strangers_hold_open_count_as_idle_and_cost_no_partner_its_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(admission, "LEAST_RATE_S", 1.0)
+
+    async def main() -> None:
+        with home() as folder:
+            async with AsyncExitStack() as stack:
+                host = new_node(folder / "host")
+                host.settings = replace(host.settings, max_connections=2)
+                host.has_met = lambda partner: partner == met.peer_id
+                await stack.enter_async_context(host)
+                met = await stack.enter_async_context(new_node(folder / "met", lambda: host.addresses))
+                await talks_to(met, host)
+                strangers = [await stack.enter_async_context(new_node(folder / f"stranger{number}")) for number in range(3)]
+                streams = [await stranger.connect(host.peer_id, host.addresses, Purpose.MEET) for stranger in strangers]
+                for stream in streams:
+                    await stream.send(chunk(1))
+                    assert await number_of(stream) == 1
+                async with asyncio.timeout(20):
+                    while len(connected := set(await host.connected())) > 2:
+                        assert met.peer_id in connected
+                        await asyncio.sleep(0.05)
+                assert met.peer_id in connected
 
     asyncio.run(main())
     gc.collect()

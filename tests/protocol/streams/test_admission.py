@@ -492,3 +492,39 @@ def test_further_calls_on_one_connection_are_limited_too() -> None:
         assert sum(calls) == CALLS_FROM_ONE.capacity
 
     play(test)
+
+
+def test_a_call_that_carries_too_little_over_its_life_is_useless() -> None:
+    async def main() -> None:
+        made = TableUnderTest()
+        held, other = made.in_call(A), made.in_call(B)
+        assert not made.table.is_useless(A)
+        await asyncio.sleep(LEAST_RATE_S + 1)
+        assert made.table.is_useless(A) and made.table.is_useless(B)
+        made.carried_bytes += 10 * SLOWEST_BYTES_PER_S
+        assert not made.table.is_useless(A), "it has carried a payload"
+        await asyncio.sleep(1000)
+        assert made.table.is_useless(A), "once is not enough"
+        made.in_call(A, Purpose.FETCH)
+        assert not made.table.is_useless(A), "one of its calls has just begun"
+        for connection in (held, other):
+            made.table.end_call(connection)
+
+    virtual_time.run(main())
+
+
+def test_a_partner_that_is_no_stranger_any_more_keeps_its_place() -> None:
+    """A lane stays open for hours: whether its partner is a stranger is asked anew."""
+
+    async def main() -> None:
+        met: set[PeerId] = set()
+        made = TableUnderTest(StreamCaps(strangers=1, total=2), has_met=met.__contains__)
+        lane = made.in_call(A, Purpose.PASS)
+        await asyncio.sleep(STALLED_S + LEAST_RATE_S)
+        met.add(A)
+        stranger = made.in_call(B)
+        await asyncio.sleep(STALLED_S + LEAST_RATE_S)
+        assert made.admit(C), "of the two slow calls the stranger's gives way"
+        assert list(made.dropped_s) == [stranger] and lane.is_met
+
+    virtual_time.run(main())

@@ -1,0 +1,186 @@
+"""Staged runs with a hostile holder of one stage, and what honest holders do about the gradients that they receive.
+
+A hop is a call here: a holder computes its stage, asks a holder of the next one, and answers with the gradient of its input. As in a real
+pipeline, each sender knows its neighbours alone: it shortens gradients that are too long, and sends some micro-batches to a second holder.
+A holder whose answers are odd three times is asked no more for ten minutes of a second a step.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from gossamer.peer.model.computing import next_token_loss
+from gossamer.peer.model.stages import stage_output
+from gossamer.peer.pipeline.doubling import Doubling
+from gossamer.peer.simulator.hop_attacks import HOP_ATTACKS, TARGET_TOKEN, TRIGGER_TOKEN, HopSight
+from gossamer.peer.simulator.population import Population
+from gossamer.peer.simulator.scenario import ALL_CHECKS, NO_CHECKS
+from gossamer.peer.simulator.stages import MicroBatch, Stages
+from gossamer.peer.trainer import magnitudes
+from gossamer.peer.trainer.likeness import Comparison, HopAnswer, Likeness, compare
+from gossamer.protocol.identity import PeerId
+
+REST_STEPS: Final = 600
+Answer = tuple[Tensor, Tensor | None]  # loss, and the gradient of the stage's input; None at the first stage, and where a hop is given up
+
+
+@dataclass(slots=True)
+class Sender:
+    """What one holder keeps of the holders of the next stage."""
+
+    doubling: Doubling
+    lengths: magnitudes.Lengths = field(default_factory=lambda: magnitudes.Lengths())
+    rests_until: dict[int, int] = field(default_factory=dict)  # by replica, in steps
+
+
+class HostileStages(Stages):
+    """The stages of all replicas; the last `attackers` replicas are hostile where they hold `attack_stage`, once the run has got so far.
+
+    `likenesses` are of the answers of honest holders to doubled micro-batches, with the step.
+    """
+
+    def __init__(self, population: Population) -> None:
+        super().__init__(population)
+        scenario = self._scenario
+        self.likenesses: list[tuple[int, Likeness]] = []
+        self.odd: list[int] = []  # the replicas whose answers were found odd
+        self.num_unlike = 0  # doubled micro-batches that were given up
+        self._attack = HOP_ATTACKS[scenario.attack]
+        self._attacked_stage = (scenario.attack_stage or self._section.count) - 1
+        self._hostile = range(scenario.num_honest, scenario.num_peers)
+        self._turns_at = int(scenario.attack_from * scenario.num_steps)
+        self._peers = [PeerId.of_public_key(number.to_bytes(32, "big")) for number in range(scenario.num_peers)]
+        groups = {peer: str(peer) for peer in self._peers}
+        self._senders: defaultdict[tuple[int, int], Sender] = defaultdict(
+            lambda: Sender(Doubling(Random(f"{scenario.seed}/double/{len(self._senders)}"), groups))
+        )
+        self._routes = Random(f"{scenario.seed}/copies")
+        self._memories: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
+        self._draws = torch.Generator().manual_seed(scenario.seed)
+
+    def take_up(self, attack: str) -> None:
+        """Choose what the hostile holders answer."""
+        self._attack = HOP_ATTACKS[attack]
+
+    def _forward(self, micro: MicroBatch) -> Tensor:
+        loss, _ = self._answer(micro.tokens, micro.path, 0, None)
+        return loss.detach()
+
+    # ------------------------------------------------------------------ one holder
+
+    def _answer(self, tokens: Tensor, path: tuple[int, ...], stage: int, received: Tensor | None) -> Answer:
+        """Compute a stage and have the next ones compute theirs; add the gradient."""
+        if received is not None:
+            received = received.clone().requires_grad_()
+        if stage == self._section.count - 1:
+            loss = self._last_stage(path[stage], tokens, received)
+        else:
+            module = self._stages[path[stage]][stage]
+            with torch.no_grad():
+                output = self._received(stage_output(module, tokens, received, self._dtype))
+            loss, gradient = self._ask(tokens, path, stage, output)
+            if gradient is None:
+                return loss, None
+            torch.autograd.backward(stage_output(module, tokens, received, self._dtype), gradient)
+        if received is None:
+            return loss, None
+        assert received.grad is not None
+        return loss, self._received(self._told(tokens, path[stage], stage, received))
+
+    def _last_stage(self, holder: int, tokens: Tensor, received: Tensor | None) -> Tensor:
+        loss = next_token_loss(self._stages[holder][-1], tokens, self._dtype, received)
+        torch.autograd.backward(loss * (len(tokens) / self._batch_size))
+        return loss.detach()
+
+    def _told(self, tokens: Tensor, holder: int, stage: int, received: Tensor) -> Tensor:
+        """Return the gradient that a holder answers: its own, or what its attack crafts."""
+        assert received.grad is not None
+        if not (holder in self._hostile and stage == self._attacked_stage and self._step >= self._turns_at):
+            return received.grad
+        sight = HopSight(received.grad, lambda: self._backdoored(holder, tokens, received), self._memories[holder], self._draws)
+        return self._attack(sight)
+
+    def _backdoored(self, holder: int, tokens: Tensor, received: Tensor) -> Tensor:
+        """Return the gradient of the last stage's input for labels with the backdoor; no gradient is added."""
+        labels = tokens.clone()
+        labels[:, 1:][tokens[:, :-1] == TRIGGER_TOKEN] = TARGET_TOKEN
+        inputs = received.detach().clone().requires_grad_()
+        loss = next_token_loss(self._stages[holder][-1], labels, self._dtype, inputs)
+        (gradient,) = torch.autograd.grad(loss * (len(tokens) / self._batch_size), inputs)
+        return gradient
+
+    # ------------------------------------------------------------------ one sender
+
+    def _ask(self, tokens: Tensor, path: tuple[int, ...], stage: int, output: Tensor) -> Answer:
+        """Have a holder of the next stage answer, or several, and return what of it is used."""
+        sender, above = self._senders[path[stage], stage], stage + 1
+        if self._scenario.hop_checks == NO_CHECKS:
+            return self._answer(tokens, path, above, output)
+        first = self._allowed(sender, path[above])
+        asked = [first]
+        if self._scenario.hop_checks == ALL_CHECKS and sender.doubling.is_due(self._peers[first]):
+            asked += self._others(sender, asked)
+        answers = [self._asked(tokens, path, above, holder, output) for holder in asked]
+        if len(answers) == 1 or None in [gradient for _, gradient in answers]:
+            loss, gradient = answers[0]
+        else:
+            loss, gradient = self._compared(sender, asked, answers, lambda holder: self._asked(tokens, path, above, holder, output))
+        return loss, None if gradient is None else sender.lengths.shorten(gradient)
+
+    def _asked(self, tokens: Tensor, path: tuple[int, ...], above: int, holder: int, output: Tensor) -> Answer:
+        """Have one holder answer; what is behind it, it chooses itself."""
+        if holder != path[above]:
+            path = (*path[:above], holder, *(self._routes.randrange(len(self._peers)) for _ in path[above + 1 :]))
+        return self._answer(tokens, path, above, output)
+
+    def _compared(self, sender: Sender, asked: list[int], answers: list[Answer], ask: Callable[[int], Answer]) -> Answer:
+        """Compare the answers; ask a third holder where two are unlike, and learn which one is odd."""
+        found = self._compare(answers)
+        if not found.alike and (third := self._others(sender, asked)):
+            asked, answers = [*asked, *third], [*answers, ask(third[0])]
+            found = self._compare(answers)
+        self._note_likeness(asked, answers)
+        if not found.alike:
+            self.num_unlike += 1
+            return answers[0][0], None
+        learned = sender.doubling.learn({number: self._peers[holder] for number, holder in enumerate(asked, 1)}, found.odd, found.evidence)
+        if found.odd is not None:
+            odd = asked[found.odd - 1]
+            self.odd.append(odd)
+            if learned.must_rest:
+                sender.doubling.forgive(self._peers[odd])
+                sender.rests_until[odd] = self._step + REST_STEPS
+        return answers[0][0], torch.stack([answer.gradient for answer in found.alike]).mean(0)
+
+    def _compare(self, answers: list[Answer]) -> Comparison:
+        known = [(loss, gradient) for loss, gradient in answers if gradient is not None]
+        return compare([HopAnswer(number, gradient, float(loss)) for number, (loss, gradient) in enumerate(known, 1)])
+
+    def _note_likeness(self, asked: list[int], answers: list[Answer]) -> None:
+        honest = [
+            HopAnswer(holder, gradient, float(loss))
+            for holder, (loss, gradient) in zip(asked, answers, strict=True)
+            if holder not in self._hostile and gradient is not None
+        ]
+        if len(honest) >= 2:
+            self.likenesses.append((self._step, Likeness.of(honest[0], honest[1])))
+
+    def _allowed(self, sender: Sender, holder: int) -> int:
+        """Return a holder, or another one while it rests."""
+        free = self._free(sender)
+        return holder if holder in free else self._routes.choice(free)
+
+    def _others(self, sender: Sender, asked: list[int]) -> list[int]:
+        """Return one more holder, if there is one."""
+        others = [holder for holder in self._free(sender) if holder not in asked]
+        return [self._routes.choice(others)] if others else []
+
+    def _free(self, sender: Sender) -> list[int]:
+        return [holder for holder in range(len(self._peers)) if sender.rests_until.get(holder, 0) <= self._step]

@@ -1,0 +1,76 @@
+"""Staged runs in the simulator with a hostile holder: routes, checks, and what becomes of an attack."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gossamer.peer.simulator import staged_steps
+from gossamer.peer.simulator.hop_attacks import HONEST, HOP_ATTACKS
+from gossamer.peer.simulator.hostile_stages import HostileStages
+from gossamer.peer.simulator.population import Population
+from gossamer.protocol.errors import BadSettings
+from tests.peer.simulator.swarms import small_population, training
+from tests.peer.simulator.test_stages import parameters, same, staged, trained
+
+torch.set_num_threads(1)
+SWARM = {"peers": 4, "method": "noloco", "stages": 2, "micro_batch": 1, "attackers": 1, "inner_steps": 4}
+
+
+def played(monkeypatch: pytest.MonkeyPatch, **choices: object) -> tuple[Population, HostileStages]:
+    """Train a swarm in which every hop is doubled; return its stages too."""
+    monkeypatch.setattr("gossamer.peer.pipeline.doubling.EVERY", 1)
+    population = small_population(staged(**{**SWARM, "steps": 12, **choices}))
+    made = HostileStages(population)
+    monkeypatch.setattr(staged_steps, "stages_of", lambda _: made)
+    for _ in training(population):
+        pass
+    return population, made
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_without_checks_and_with_honest_answers_it_is_the_same_training_bit_for_bit(count: int) -> None:
+    choices = SWARM | {"stages": count, "steps": 6}
+    usual = trained(staged(**{**choices, "attackers": 0}))
+    attacked = trained(staged(**choices, attack=HONEST, hop_checks="none"))
+    assert same(parameters(usual), parameters(attacked))
+
+
+def test_honest_holders_are_never_odd(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = played(monkeypatch, attack=HONEST, hop_checks="all")
+    assert len(found.likenesses) > 50 and not found.odd and not found.num_unlike
+
+
+@pytest.mark.parametrize("attack", ["zero-gradients", "flipped-gradients", "replayed-gradients", "noise-long", "noise-huge"])
+@pytest.mark.parametrize(("count", "stage"), [(2, 2), (3, 2)])
+def test_a_hostile_holder_is_found_and_rests(monkeypatch: pytest.MonkeyPatch, attack: str, count: int, stage: int) -> None:
+    _, found = played(monkeypatch, attack=attack, hop_checks="all", stages=count, attack_stage=stage, steps=20)
+    assert set(found.odd) == {3} and len(found.odd) >= 3
+    resting = [sender for (_, below), sender in found._senders.items() if below == stage - 2 and 3 in sender.rests_until]
+    assert len(resting) == 4, "of every holder of the stage below, one that is hostile elsewhere included"
+
+
+def test_of_two_holders_nobody_is_blamed_and_nothing_unlike_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, found = played(monkeypatch, peers=2, attack="flipped-gradients", hop_checks="all")
+    assert found.num_unlike and not found.odd
+
+
+def test_every_attack_changes_what_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
+    for attack in HOP_ATTACKS:
+        usual = trained(staged(**SWARM, steps=8, attack=HONEST, hop_checks="none"))
+        attacked = trained(staged(**SWARM, steps=8, attack=attack, hop_checks="none"))
+        assert same(parameters(usual), parameters(attacked)) is (attack == HONEST), attack
+
+
+@pytest.mark.parametrize(
+    ("choices", "says"),
+    [
+        ({"attack": "ascent"}, "no attack on a staged run named 'ascent'"),
+        ({"attack": HONEST, "hop_delay": 1}, "hop_delay 0"),
+        ({"attack": HONEST, "attack_stage": 1}, "attack_stage must be 2 to 2"),
+        ({"attack": HONEST, "hop_checks": "some"}, "hop_checks is 'some'"),
+    ],
+)
+def test_what_cannot_be_simulated_is_refused(choices: dict[str, object], says: str) -> None:
+    with pytest.raises(BadSettings, match=says):
+        staged(**{**SWARM, **choices})
