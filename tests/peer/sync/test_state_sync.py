@@ -174,6 +174,39 @@ def test_the_time_before_the_others_came_back_does_not_count_for_a_step_back(tmp
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
+def test_the_time_of_a_partners_pause_does_not_count_for_a_step_back(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        await asyncio.sleep(10 * STEP_BACK_S)
+        sync, (other,) = peer.node.state_sync, know(peer, 1, 20)
+        peer.book.get(other).was_met = True
+        report(sync, [other], TOO_FAR, OUTCAST - 2)
+        peer.book.get(other).paused = True
+        await asyncio.sleep(2 * STEP_BACK_S)
+        know(peer, 1, 20)
+        peer.book.get(other).paused = False
+        report(sync, [other], TOO_FAR, OUTCAST)
+        assert sync.view().is_far and sync.view().refused_s < 1.0
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_partners_that_come_back_one_after_another_do_not_make_up_a_minute(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        await asyncio.sleep(10 * STEP_BACK_S)
+        peer.trainer.frozen = True
+        sync, others = peer.node.state_sync, know(peer, 5, 20)
+        for other in others:
+            peer.book.get(other).was_met = True
+        report(sync, others[:2], TOO_FAR, OUTCAST)
+        await asyncio.sleep(STEP_BACK_S)
+        report(sync, others[2:], TOO_FAR, OUTCAST)
+        assert sync.view().is_far and sync.view().refused_s < 1.0, "only two of five have refused it for a minute"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 @pytest.mark.parametrize("finish", [TOO_FAR, GATE])
 def test_two_malicious_peers_among_many_trigger_no_transfer(tmp_path: Path, finish: Finish) -> None:
     async def story(swarm: Swarm) -> None:
