@@ -98,7 +98,7 @@ def build(child: Child) -> TextTrainer:
     if config.threads:
         torch.set_num_threads(config.threads)
     manifest = need_text(SignedManifest.from_bytes(home.manifest.read_bytes()).manifest())
-    child.emit(RunKnown(manifest.run_id.hex(), manifest.run.total_steps))
+    child.emit(RunKnown.of(manifest))
     if isinstance(manifest, StagedManifest):
         from gossamer.peer.trainer.stage_process import build_staged  # a run without stages loads nothing of them
 
