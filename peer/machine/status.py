@@ -146,7 +146,8 @@ def of_events(happened: Iterable[events.Event]) -> Status:
 def _apply(status: Status, event: events.Event) -> Status:
     match event:
         case events.PeerStarted():
-            return Status(peer_id=event.peer_id, since=event.ts, started=event.ts, earlier=event.earlier)
+            began = Status(peer_id=event.peer_id, since=event.ts, started=event.ts, earlier=event.earlier)
+            return replace(began, step=int(event.earlier.get("step", 0)), total_steps=int(event.earlier.get("total_steps", 0)))
         case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
             rate = status.tokens_per_second if event.state == "training" else 0.0

@@ -62,9 +62,10 @@ class Housekeeping:
 
 
 def earlier(home: Home) -> dict[str, float]:
-    """Return the totals of all earlier starts; empty if the record is missing or unreadable."""
+    """Return the totals of all earlier starts and the last step; empty if the record is missing or unreadable."""
     try:
-        lifetime = home.last_status()["lifetime"]
-        return {name: float(lifetime[name]) for name in ("joined", *OVER_ALL_STARTS)}
-    except (ValueError, KeyError, TypeError):
+        last = home.last_status()
+        totals = {name: float(last["lifetime"][name]) for name in ("joined", *OVER_ALL_STARTS)}
+        return totals | {name: float(int(last[name])) for name in ("step", "total_steps")}
+    except (ValueError, KeyError, TypeError, OverflowError):
         return {}
