@@ -105,7 +105,8 @@ class StateSync:
         """Note when we are here, and how long we were away."""
         self._back_s = loop_s()
         if self._left_s is not None:
-            self.away_s = self._back_s - self._left_s
+            before_s = self.away_s if self._session is None else 0.0  # it has not trained since the absence before
+            self.away_s = before_s + self._back_s - self._left_s
         self._session = None
         self._forget_refusals()
 
