@@ -380,11 +380,12 @@ def _moved(member: MemberView, seconds: float) -> MemberView:
 
 
 def _with_figures(one: MemberSeen, before: MemberSeen) -> MemberSeen:
-    """Return a record with the figures of the one before, if it has none: a node that was restarted has none until its trainer reports."""
-    if one.state != "paused" or one.own_steps is not None or before.own_steps is None:
+    """Return a record with what it lacks, from the one before: a node that was restarted knows no step until its trainer reports."""
+    if one.state != "paused" or one.step or not before.step:
         return one
-    names = ("step", "tokens", "own_steps", "loss", "joined", "carried_mb")
-    return replace(one, **{name: getattr(before, name) for name in names})
+    lacks = [name for name in ("own_steps", "loss", "joined", "carried_mb") if getattr(one, name) is None]
+    kept = {name: getattr(before, name) for name in ("step", *lacks)}
+    return replace(one, tokens=max(one.tokens, before.tokens), **kept)
 
 
 def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:

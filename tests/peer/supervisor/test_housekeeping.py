@@ -60,10 +60,10 @@ def test_the_next_start_counts_on(tmp_path: Path) -> None:
 
 def test_a_start_shows_the_last_step_until_the_trainer_reports_also_after_a_start_that_failed(tmp_path: Path) -> None:
     home = Home(tmp_path)
-    Housekeeping(home).keep(replace(Status(peer_id="12D3KooX", started=50.0), step=2934, total_steps=5000))
+    Housekeeping(home).keep(replace(Status(peer_id="12D3KooX", started=50.0), step=2934, total_steps=5000, tokens=7000, own_steps=700))
     for _ in range(2):  # the second one follows a start that failed before its trainer reported
         status = apply(Status(), PeerStarted("12D3KooX", earlier(home)))
-        assert (status.step, status.total_steps, status.tokens, status.loss) == (2934, 5000, 0, None)
+        assert (status.step, status.total_steps, status.tokens, status.own_steps, status.loss) == (2934, 5000, 7000, 700, None)
         Housekeeping(home).keep(status)
 
 
