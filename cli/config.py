@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import shutil
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,11 +12,12 @@ from typing import Annotated, Any
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
-from gossamer.peer.machine.config import LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
+from gossamer.peer.machine.config import WEB, LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
+COMMANDS = ("notify", "pause_when")  # the settings that hold a command
 Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show only this setting.")]
 Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="New value of the setting.")]
 Unset = Annotated[bool, typer.Option("--unset", help="Reset the setting to its default.")]
@@ -38,6 +41,8 @@ def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME
         if key == "data" and value is not None:
             value = str(Path(value).expanduser().absolute())  # the peer may run in another folder
         change(folder, key, value)
+        if key in COMMANDS and value is not None and not value.startswith(WEB):
+            warn_without_program(value)
     shown = settings_in_force(folder)
     if as_json:
         print(json.dumps(shown if key is None else {key: shown[key]}))
@@ -56,6 +61,13 @@ def change(folder: Home, key: str, value: str | None) -> None:
         changed = with_setting(saved_settings(folder), key, value)
         folder.create()
         save_settings(folder, changed)
+
+
+def warn_without_program(command: str) -> None:
+    """Warn of a command whose program is not here. It is no error: the peer may run with another search path."""
+    program = next(iter(shlex.split(command)), "")
+    if program and shutil.which(program) is None:
+        print(f"warning: there is no program {program!r} on this machine's search path; a URL begins with https://", file=sys.stderr)
 
 
 def settings_in_force(folder: Home) -> dict[str, Any]:

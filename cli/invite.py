@@ -93,7 +93,8 @@ def limited(folder: Home, written: Invite, uses: int) -> str:
     if subject is not None or bearer is None:
         return f"for {subject} alone"
     IssuedInvites(folder).limit(bearer, uses)
-    return f"anybody who has this invite can join, up to {uses} peers, counted while this peer runs; --for PEERID admits one peer alone"
+    most = "one peer" if uses == 1 else f"up to {uses} peers"
+    return f"anybody who has this invite can join, {most}, counted while this peer runs; --for PEERID admits one peer alone"
 
 
 def lifetime_s(text: str) -> int:

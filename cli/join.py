@@ -109,7 +109,7 @@ def given_text(text: str | None, file: Path | None) -> str | None:
     if file is None:
         return text
     if not file.exists():
-        print(f"waiting for an invite in {file}", file=sys.stderr)
+        print(f"waiting for an invite in {file}: there is no such file yet", file=sys.stderr)
     while not file.exists():
         time.sleep(LOOK_S)
     try:

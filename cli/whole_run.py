@@ -145,7 +145,8 @@ def last_loss_text(shown: Mapping[str, Any]) -> str:
         return "no member publishes one yet"
     unit = f" {shown['loss_unit']}" if shown["loss_unit"] else ""
     low, high = points["low"][last], points["high"][last]
-    return f"{loss_text(points['loss'][last])}{unit}, the median; {loss_text(low)} to {loss_text(high)}"
+    spread = f", the median; {loss_text(low)} to {loss_text(high)}" if low != high else ""
+    return f"{loss_text(points['loss'][last])}{unit}{spread}"
 
 
 def seen_text(shown: Mapping[str, Any]) -> str:
@@ -162,7 +163,7 @@ def join_text(shown: Mapping[str, Any]) -> str:
     """Return how to join the run."""
     if shown["access"] == "allowlist":
         return "only the peers on the run's list may join; `peer id` prints the id to send to its host"
-    return "ask a member for an invite, then: pip install gossamer-peer, and peer join INVITE"
+    return "ask a member for an invite; in the folder of Gossamer: pip install '.[all]', then peer join INVITE"
 
 
 def carried_in(shown: Mapping[str, Any]) -> str:

@@ -13,7 +13,8 @@ from gossamer.cli.page.charts import ChartLine, chart
 from gossamer.cli.whole_run import CLAIMS, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
 from gossamer.peer.machine.units import bytes_text
 
-SIGNS: Final = {"training": "\u25cf", "paused": "II", "finished": "\u2713", "silent": "?", "left": "\u25cb"}  # beside colours
+# Beside colours.
+SIGNS: Final = {"training": "\u25cf", "paused": "II", "joining": "\u2026", "finished": "\u2713", "silent": "?", "left": "\u25cb"}
 CHANGE_SIGNS: Final = {"joined": "+", "first seen": "+", "came back": "+", "left": "\u2212", "silent": "?"}
 CHANGES: Final = 12
 Section = tuple[str, str]  # its id, and its HTML
@@ -69,7 +70,7 @@ def _charts(shown: Mapping[str, Any]) -> str:
         return [points[name][index] for index in places]
 
     def ago(place: float) -> str:
-        return f"{_about(now_s - place)} ago" if now_s - place >= 60 else "now"
+        return f"{_about(now_s - place)} ago" if now_s - place >= 1 else "now"
 
     steps = [float(points["step"][index]) for index in by_step]
     drawn = (
@@ -115,12 +116,14 @@ def _part(row: Mapping[str, Any], now_s: float) -> str:
     stage = f"stage {row['stage']}" if row["stage"] else ""
     steps = "" if row["own_steps"] is None else f"{number_text(row['own_steps'])} steps"
     since = "" if row["joined"] is None else _about(now_s - row["joined"])
-    return ", ".join(filter(None, (stage, steps, since))) or "no credible figures"
+    return ", ".join(filter(None, (stage, steps, since))) or ("no figures yet" if row["state"] == "joining" else "no credible figures")
 
 
 def _about(seconds: float) -> str:
     """Return a duration in one unit, as short as a chart's axis needs it."""
-    minutes = max(0.0, seconds / 60)
+    minutes = seconds / 60
+    if minutes < 2:
+        return f"{max(0.0, seconds):.0f} s"
     for unit, size, least in (("d", 1440, 2880), ("h", 60, 90)):
         if minutes >= least:
             return f"{minutes / size:.{int(minutes < 10 * size)}f} {unit}".replace(".0 ", " ")
@@ -148,7 +151,8 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     link = escape(invite)
     return (
         '<section id="join" class="card"><h2>Join</h2><ol>'
-        "<li><code>pip install gossamer-peer</code></li><li>Copy the invite, and start: <code>peer join INVITE</code></li></ol>"
+        "<li>Get Gossamer; in its folder: <code>pip install '.[all]'</code></li>"
+        "<li>Copy the invite, and start: <code>peer join INVITE</code></li></ol>"
         '<p class="note">Anybody who has this invite can join, until it is used up or expires.</p>'
         f'<div class="invite"><div><label for="invite">Invite</label><textarea id="invite" readonly rows="6">{link}</textarea>'
         f'<div class="buttons"><button type="button" data-copy="invite">Copy the invite</button> <a href="{link}">Open as a link</a> '

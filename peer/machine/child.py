@@ -46,6 +46,7 @@ class OwnPart(BaseModel):
 
     model_config = ConfigDict(frozen=True)
 
+    tokens: int
     own_steps: int
     loss: float | None  # as in Status
     joined: float  # Unix seconds

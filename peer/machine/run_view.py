@@ -46,7 +46,9 @@ class MemberView:
         """Return the state to show."""
         if self.gone is not None:
             return "left"
-        return "silent" if now_s - self.heard > SILENT_S and not self.seen.is_own else self.seen.state
+        if now_s - self.heard > SILENT_S and not self.seen.is_own:
+            return "silent"
+        return "joining" if self.seen.state == "paused" and not self.seen.step else self.seen.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,6 +153,7 @@ class RunView:
             gone = now_s if is_over and before.gone is None else before.gone if is_over else None
             if gone is not None and before.gone is None:
                 self._note(now_s, one.peer_id, "left")
+            one = _with_figures(one, before.seen)
             rate = 0.0 if back else _rate(before, one, now_s)
             self.members[one.peer_id] = replace(
                 before, seen=one, heard=now_s, gone=gone, tokens_per_second=rate, recorded_tokens=one.tokens
@@ -394,6 +397,15 @@ def _moved(member: MemberView, seconds: float) -> MemberView:
     seen = replace(member.seen, expires=member.seen.expires + seconds)
     gone = None if member.gone is None else member.gone + seconds
     return replace(member, seen=seen, first_seen=member.first_seen + seconds, heard=member.heard + seconds, gone=gone)
+
+
+def _with_figures(one: MemberSeen, before: MemberSeen) -> MemberSeen:
+    """Return a record with what it lacks, from the one before: a node that was restarted knows no step until its trainer reports."""
+    if one.state != "paused" or one.step or not before.step:
+        return one
+    lacks = [name for name in ("own_steps", "loss", "joined", "carried_mb") if getattr(one, name) is None]
+    kept = {name: getattr(before, name) for name in ("step", *lacks)}
+    return replace(one, tokens=max(one.tokens, before.tokens), **kept)
 
 
 def _rate(before: MemberView, now: MemberSeen, now_s: float) -> float:

@@ -20,6 +20,7 @@ HOPS = "outcomes", "repeated", "late", "lanes_below", "lanes_above", "sent", "re
 TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
 HOP_COUNTS = "repeated", "late", "sent", "received"
 MANY_FAILURES = 3  # meetings in a row before a warning
+AT_THE_END = ("step", "total_steps", "tokens", "own_steps")  # of a start: they hold until the trainer of the next one reports
 OVER_ALL_STARTS = ("seconds", "train_seconds", "meetings", "sent", "received", "watt_hours")  # what `lifetime` sums up
 
 
@@ -152,7 +153,11 @@ def of_events(happened: Iterable[events.Event]) -> Status:
 def _apply(status: Status, event: events.Event) -> Status:
     match event:
         case events.PeerStarted():
-            return Status(peer_id=event.peer_id, since=event.ts, started=event.ts, earlier=event.earlier)
+            step, total_steps, tokens, own_steps = (int(event.earlier.get(name, 0)) for name in AT_THE_END)
+            return Status(
+                peer_id=event.peer_id, since=event.ts, started=event.ts, earlier=event.earlier,
+                step=step, total_steps=total_steps, tokens=tokens, own_steps=own_steps,
+            )  # fmt: skip
         case events.StateChanged():
             since = status.since if event.state == status.state else event.ts
             rate = status.tokens_per_second if event.state == "training" else 0.0

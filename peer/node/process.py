@@ -60,7 +60,8 @@ class NodeProcess:
         throttle = self._peer.throttle
         throttle.up.bytes_per_s, throttle.down.bytes_per_s = (self._line.limits[way] for way in (Direction.UP, Direction.DOWN))
         if settings.part is not None:
-            self._peer.lifecycle.figures = published(settings.part)
+            lifecycle = self._peer.lifecycle
+            lifecycle.figures, lifecycle.tokens = published(settings.part), max(lifecycle.tokens, settings.part.tokens)
         if settings.paused:
             self._peer.lifecycle.pause()
             self._paused.set()

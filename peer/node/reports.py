@@ -85,7 +85,7 @@ class NodeReports:
 
     async def _save_for_ever(self) -> None:
         through: tuple[str, ...] | None = None
-        awake_s = self._peer.time.local_s()
+        awake_s = self._peer.book.saved_s or self._peer.time.local_s()
         while True:
             await asyncio.sleep(SAVE_S)
             awake_s = awake_s if self._peer.lifecycle.is_paused else self._peer.time.local_s()  # a pause is an absence too

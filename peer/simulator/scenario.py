@@ -68,7 +68,7 @@ class Scenario:
         _need(0.0 < self.step_s < math.inf, f"--step-seconds must be above 0, and is {self.step_s:g}")
         _need(0.0 <= self.drop_out < 1.0, f"drop_out must satisfy 0 <= drop_out < 1, and is {self.drop_out:g}")
         _need(0 <= self.attackers < self.num_peers, f"attackers must leave an honest peer, and are {self.attackers} of {self.num_peers}")
-        _need(bool(self.attack) == bool(self.attackers), "an attack needs attackers, and attackers need an attack")
+        _need(bool(self.attack) == bool(self.attackers), "an attack needs attackers, and these an attack: --attack NAME --attackers N")
         _need(not self.attack or self.matching == ON_DEMAND, f"an attack needs matching {ON_DEMAND}")
         _need(0 <= self.attack_from <= 1, f"attack_from must lie in [0, 1], and is {float(self.attack_from):g}")
         _need(self.clip > 0.0, f"clip must be above 0, and is {self.clip:g}")

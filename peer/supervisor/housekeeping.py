@@ -15,7 +15,7 @@ from gossamer.peer.machine.energy import EnergyMeter
 from gossamer.peer.machine.events import EnergyUsed, Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.log_lines import keep_short
-from gossamer.peer.machine.status import OVER_ALL_STARTS, Status
+from gossamer.peer.machine.status import AT_THE_END, OVER_ALL_STARTS, Status
 from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.supervisor.clock_watch import ClockWatch
 
@@ -62,9 +62,10 @@ class Housekeeping:
 
 
 def earlier(home: Home) -> dict[str, float]:
-    """Return the totals of all earlier starts; empty if the record is missing or unreadable."""
+    """Return the totals of all earlier starts, and what the last one has reached; empty if the record is missing or unreadable."""
     try:
-        lifetime = home.last_status()["lifetime"]
-        return {name: float(lifetime[name]) for name in ("joined", *OVER_ALL_STARTS)}
-    except (ValueError, KeyError, TypeError):
+        last = home.last_status()
+        totals = {name: float(last["lifetime"][name]) for name in ("joined", *OVER_ALL_STARTS)}
+        return totals | {name: float(int(last[name])) for name in AT_THE_END}
+    except (ValueError, KeyError, TypeError, OverflowError):
         return {}

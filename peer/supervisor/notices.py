@@ -84,7 +84,8 @@ class Notices:
         self._send(way, status, self._board.look(status, pause is not None and pause.is_limit, time.monotonic()))
 
     def test(self, status: Status, way: str) -> None:
-        """Begin to send a notice that says that they arrive."""
+        """Forget a failure of the setting before, and begin to send a notice that says that they arrive; nothing where `way` is empty."""
+        self._note("")
         self._send(way, status, [Notice("test", "notices about this peer come by this way")])
 
     async def close(self) -> None:

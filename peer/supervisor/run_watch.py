@@ -67,6 +67,7 @@ def own_part(status: Status) -> OwnPart:
     """Return this peer's part in the run since it joined."""
     lifetime = status.lifetime
     return OwnPart(
+        tokens=status.tokens,
         own_steps=status.own_steps,
         loss=status.loss if status.state == "training" else None,
         joined=lifetime["joined"],

@@ -74,7 +74,7 @@ class SyncView:
     has_result: bool = False  # half of the partners are at the end of the run, and one of them has a result
     has_stale: bool = False  # some fragments are too old to meet about
     has_partners: bool = False  # peers that we have met are there: their statements alone count
-    refused_s: float = 0.0  # since the first refusal for our global step after the last completed meeting; 0: there was none
+    refused_s: float = 0.0  # for how long most Sybil groups have been there and refused us for our global step; 0: they do not
     giving_s: float = 0.0  # how long a partner that takes our state now may need for it; 0: none takes it
     is_in_company: bool = False  # a meeting has just completed, and no one with a vote has refused us since
     is_refused: bool = False  # refused in a row, by most Sybil groups, because the global steps are too far apart

@@ -76,7 +76,7 @@ class StateSync:
     _left_s: float | None = None  # when its last pause began
     _steps_per_s: float = 0.0  # before that pause
     _session: tuple[int, float] | None = None  # our global step when we first looked while training, since we came back, and that loop time
-    _refused_s: float | None = None  # when it was first refused for its global step since the last completed meeting
+    _refused_s: dict[PeerId, float] = field(default_factory=dict)  # when each of them first did so, of those that were there ever since
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
     _met_s: float = -math.inf  # when the last meeting completed
@@ -91,7 +91,7 @@ class StateSync:
             return
         elif finish.refusal is RefusalCode.STEP_TOO_FAR:
             self._too_far.append(partner)
-            self._refused_s = self._refused_s or loop_s()
+            self._refused_s.setdefault(partner, loop_s())
         elif finish.outcome is MeetingOutcome.GATED or finish.refusal is RefusalCode.GATE:
             self._gated.append(partner)
 
@@ -107,7 +107,8 @@ class StateSync:
         """Note when we are here, and how long we were away."""
         self._back_s = loop_s()
         if self._left_s is not None:
-            self.away_s = self._back_s - self._left_s
+            before_s = self.away_s if self._session is None else 0.0  # it has not trained since the absence before
+            self.away_s = before_s + self._back_s - self._left_s
         self._session = None
         self._forget_refusals()
 
@@ -136,6 +137,7 @@ class StateSync:
         until_s = loop_s() + LOOK_S
         while loop_s() < until_s:
             await asyncio.sleep(COMPANY_S)
+            self._forget_absent()
             if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
                 return
 
@@ -204,7 +206,8 @@ class StateSync:
         """Return what is known at this moment."""
         lifecycle, own_global_step = self.lifecycle, self.lifecycle.global_step
         is_waiting, since_met_s = lifecycle.state is LifecycleState.WAITING, loop_s() - self._met_s
-        voters, terms = self.groups.voters(loop_s()), self.membership.terms
+        voters = self.groups.voters(loop_s())
+        far = [partner for partner in self._too_far if self._is_far(partner)]
         is_given = any(entry.has_met and self.agreement.own.takes_state(entry.peer_id) for entry in voters)
         return SyncView(
             state_bytes=self.membership.terms.state_bytes,
@@ -225,11 +228,11 @@ class StateSync:
             has_result=has_result,
             has_stale=bool(lifecycle.stale),
             has_partners=any(entry.has_met for entry in voters),
-            refused_s=0.0 if self._refused_s is None else loop_s() - self._refused_s,
-            giving_s=terms.state_bytes / SLOWEST_BYTES_PER_S if is_given else 0.0,
+            refused_s=self._refused_for_s(far),
+            giving_s=self.membership.terms.state_bytes / SLOWEST_BYTES_PER_S if is_given else 0.0,
             is_in_company=since_met_s < COMPANY_KEPT_S and not self._voters() & {*self._too_far, *self._gated},
             is_refused=self._is_outcast(self._too_far),
-            is_far=self._is_outcast([partner for partner in self._too_far if self._is_far(partner)]),
+            is_far=self._is_outcast(far),
             is_gated=self._is_outcast(self._gated),
             is_back=not is_waiting and self.away_s > 0.0 and loop_s() - self._back_s < BACK_S,
             left_behind_steps=self._left_behind_steps(),
@@ -288,6 +291,19 @@ class StateSync:
         by = [partner for partner in by if partner in voters]
         return len(by) >= OUTCAST and self.groups.half_list(self.groups.voters(loop_s()), set(by), MANY)
 
+    def _refused_for_s(self, by: Collection[PeerId]) -> float:
+        """Return for how long enough of these peers, which refused us, have been there and refused us; 0 if they are too few."""
+        for since_s in sorted({self._refused_s[partner] for partner in by}):
+            if self._is_outcast([partner for partner in by if self._refused_s[partner] <= since_s]):
+                return loop_s() - since_s
+        return 0.0
+
+    def _forget_absent(self) -> None:
+        """Forget what peers refused that are away now: until they have caught up after their return, they refuse whoever went on."""
+        here = self._voters()
+        self._too_far = deque((partner for partner in self._too_far if partner in here), REMEMBERED)
+        self._refused_s = {partner: since_s for partner, since_s in self._refused_s.items() if partner in here}
+
     def _voters(self) -> set[PeerId]:
         """Return the peers whose refusals count: strangers do not where there are partners."""
         return {entry.peer_id for entry in self.groups.voters(loop_s()) if not entry.failures}
@@ -299,7 +315,7 @@ class StateSync:
     def _forget_refusals(self) -> None:
         self._too_far.clear()
         self._gated.clear()
-        self._refused_s = None
+        self._refused_s.clear()
 
     def _reset_refusals(self) -> None:
         """Forget all refusals, ours and those in the book: they were about weights, or a global step, that are gone."""

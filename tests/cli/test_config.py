@@ -37,6 +37,18 @@ def test_an_invalid_setting_is_refused_with_a_hint(shell: Shell) -> None:
     assert not Home(shell.home).config.exists()
 
 
+def test_a_command_whose_program_is_missing_is_kept_with_a_warning(shell: Shell) -> None:
+    for key, value, warns in (
+        ("notify", "ntfy.example/topic", True),
+        ("pause_when", "nosuchprogram -x", True),
+        ("notify", "https://ntfy.example/topic", False),
+        ("notify", "true", False),
+    ):
+        result = shell("config", key, value)
+        assert result.code == 0 and result.out.strip() == value
+        assert ("there is no program" in result.err) == warns, (value, result.err)
+
+
 def test_a_pause_needs_a_valid_duration_and_a_running_peer(shell: Shell) -> None:
     assert "did you mean 2 days" in shell("pause", "2dys").complaint[0]
     for verb in ("pause", "resume"):

@@ -37,7 +37,7 @@ def test_an_invite_file_may_appear_later(shell: Shell, tmp_path: Path, monkeypat
     monkeypatch.setattr("gossamer.cli.join.time.sleep", lambda _: file.write_text(EXPIRED + "\n"))
     monkeypatch.setenv("GOSSAMER_INVITE_FILE", str(file))
     result = shell("join")
-    assert result.err.startswith(f"waiting for an invite in {file}\n")
+    assert result.err.startswith(f"waiting for an invite in {file}: there is no such file yet\n")
     assert "expired" in result.complaint[0]
 
 

@@ -71,7 +71,7 @@ def are_together(swarm: Swarm) -> bool:
 
 async def be_away(peer: Peer, seconds: float, draws: random.Random) -> None:
     """Pause a peer, or end it and start it again from what it has saved."""
-    await asyncio.sleep(draws.uniform(0.0, 5.0))
+    await asyncio.sleep(draws.uniform(0.0, 20.0))  # it may be away again before it has caught up
     pauses_only = draws.random() < 0.7
     peer.lifecycle.pause()
     await peer.node.meetings.until_quiet()

@@ -85,3 +85,25 @@ def test_of_two_peers_the_one_behind_moves_and_they_do_not_change_places(tmp_pat
         assert min(a.global_step, b.global_step) > steps
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_a_peer_that_pauses_again_before_it_has_caught_up_costs_its_partner_no_steps(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        a, b = swarm.start(2)
+        await swarm.until(lambda: completed(b) >= 2)
+        b.save()
+        b.kill()
+        await asyncio.sleep(60.0)
+        b.start()
+        await swarm.until(lambda: a.outcomes()["refused"] >= 3, within_s=30.0)
+        b.lifecycle.pause()
+        b.kill_trainer()
+        steps = a.global_step
+        await asyncio.sleep(150.0)
+        b.lifecycle.resume()
+        b.restart_trainer()
+        count = completed(b)
+        await swarm.until(lambda: completed(b) >= count + 3, within_s=120.0)
+        assert min(a.global_step, b.global_step) > steps
+
+    play(Swarm(tmp_path, manifest=QUIET), story)

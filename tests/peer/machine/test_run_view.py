@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -151,6 +152,23 @@ def test_members_without_figures_are_shown_and_count_their_tokens() -> None:
     shown = view((NOW_S, [old])).to_json(NOW_S)
     assert shown["tokens"] == 100 * STEP_TOKENS
     assert (shown["members"][0]["joined"], shown["points"]["loss"]) == (None, [None])
+
+
+def test_a_paused_member_whose_node_was_restarted_keeps_its_figures() -> None:
+    paused = seen(1, NOW_S + 20, state="paused", tokens=0, own_steps=None, loss=None, joined=None, carried_mb=None)
+    paused = replace(paused, step=0)
+    shown = view((NOW_S, [seen(1, NOW_S, 90), seen(2, NOW_S, 90)]), (NOW_S + 20, [paused])).to_json(NOW_S + 20)
+    kept = row(shown, 1)
+    assert (kept["state"], kept["step"], kept["own_steps"], kept["tokens"], kept["share"]) == ("paused", 90, 90, 90 * STEP_TOKENS, 0.5)
+    assert (kept["joined"], kept["carried_mb"]) == (int(NOW_S) - 5000, 10)
+
+
+def test_a_member_that_has_not_trained_yet_is_joining_and_not_paused() -> None:
+    newcomer = replace(seen(1, NOW_S, state="paused", tokens=0, own_steps=None, loss=None, joined=None, carried_mb=None), step=0)
+    found = view((NOW_S, [newcomer, seen(2, NOW_S)]))
+    assert row(found.to_json(NOW_S), 1)["state"] == "joining"
+    found.take(MembersSeen((seen(1, NOW_S + 10, 120, own_steps=3, tokens=3 * STEP_TOKENS),), ts=NOW_S + 10))
+    assert row(found.to_json(NOW_S + 10), 1)["state"] == "training"
 
 
 def test_joins_leaves_and_returns_are_noted_with_their_times() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_the_next_start_counts_on(tmp_path: Path) -> None:
         Housekeeping(home).keep(status)
         assert (earlier(home)["received"], earlier(home)["joined"]) == (received, joined)
     assert (earlier(home)["seconds"], earlier(home)["meetings"]) == (10.0, 2)
+
+
+def test_a_start_shows_the_last_step_until_the_trainer_reports_also_after_a_start_that_failed(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    Housekeeping(home).keep(replace(Status(peer_id="12D3KooX", started=50.0), step=2934, total_steps=5000, tokens=7000, own_steps=700))
+    for _ in range(2):  # the second one follows a start that failed before its trainer reported
+        status = apply(Status(), PeerStarted("12D3KooX", earlier(home)))
+        assert (status.step, status.total_steps, status.tokens, status.own_steps, status.loss) == (2934, 5000, 7000, 700, None)
+        Housekeeping(home).keep(status)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"lifetime": 3}', '{"lifetime": {"joined": "x"}}'])

@@ -130,6 +130,20 @@ def test_a_failing_command_is_a_warning_once(way: str, words: str) -> None:
     assert isinstance(event, Warned) and event.topic == "notify" and words in event.words
 
 
+@pytest.mark.parametrize("way", ["", "true"])
+def test_a_new_setting_ends_the_warning_of_the_one_before(way: str) -> None:
+    emitted: list[Event] = []
+
+    async def main() -> None:
+        notices = Notices(emitted.append)
+        for each in ("false", way):
+            notices.test(Status(peer_id="12345abc"), each)
+            await notices.close()
+
+    run(main())
+    assert [bool(event.words) for event in emitted if isinstance(event, Warned)] == [True, False]
+
+
 def test_a_hanging_command_is_killed_and_the_warning_ends_with_the_next_success(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, log: Path
 ) -> None:

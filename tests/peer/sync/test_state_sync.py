@@ -158,6 +158,33 @@ def test_the_time_of_a_pause_counts_for_how_far_partners_may_have_come(tmp_path:
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 1200})), story)
 
 
+def test_absences_without_training_in_between_count_as_one(tmp_path: Path) -> None:
+    """As when a setting has the node start again in a pause."""
+
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+
+        async def be_paused(seconds: float) -> float:
+            peer.lifecycle.pause()
+            await asyncio.sleep(seconds)
+            peer.lifecycle.resume()
+            await asyncio.sleep(1.0)
+            return peer.node.state_sync.away_s
+
+        await swarm.until(lambda: peer.lifecycle.may_meet)
+        await asyncio.sleep(LOOK_S)
+        peer.kill_trainer()
+        assert await be_paused(100.0) == pytest.approx(100.0, abs=0.1)
+        assert await be_paused(50.0) == pytest.approx(150.0, abs=0.1)
+        peer.restart_trainer()
+        await swarm.until(lambda: peer.lifecycle.may_meet)
+        await asyncio.sleep(2 * LOOK_S)
+        peer.kill_trainer()
+        assert await be_paused(30.0) == pytest.approx(30.0, abs=0.1)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_the_time_before_the_others_came_back_does_not_count_for_a_step_back(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         (peer,) = swarm.start(1)
@@ -170,6 +197,39 @@ def test_the_time_before_the_others_came_back_does_not_count_for_a_step_back(tmp
         assert peer.global_step > before
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_the_time_of_a_partners_pause_does_not_count_for_a_step_back(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        await asyncio.sleep(10 * STEP_BACK_S)
+        sync, (other,) = peer.node.state_sync, know(peer, 1, 20)
+        peer.book.get(other).was_met = True
+        report(sync, [other], TOO_FAR, OUTCAST - 2)
+        peer.book.get(other).paused = True
+        await asyncio.sleep(2 * STEP_BACK_S)
+        know(peer, 1, 20)
+        peer.book.get(other).paused = False
+        report(sync, [other], TOO_FAR, OUTCAST)
+        assert sync.view().is_far and sync.view().refused_s < 1.0
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_partners_that_come_back_one_after_another_do_not_make_up_a_minute(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        (peer,) = swarm.start(1)
+        await asyncio.sleep(10 * STEP_BACK_S)
+        peer.trainer.frozen = True
+        sync, others = peer.node.state_sync, know(peer, 5, 20)
+        for other in others:
+            peer.book.get(other).was_met = True
+        report(sync, others[:2], TOO_FAR, OUTCAST)
+        await asyncio.sleep(STEP_BACK_S)
+        report(sync, others[2:], TOO_FAR, OUTCAST)
+        assert sync.view().is_far and sync.view().refused_s < 1.0, "only two of five have refused it for a minute"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -10,15 +10,21 @@ import pytest
 import torch
 
 from gossamer.peer.link import messages
-from gossamer.peer.machine.events import CheckpointSaved, EvalDone, SoloStep
+from gossamer.peer.machine.child import ChildSettings
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.events import CheckpointSaved, EvalDone, RunKnown, SoloStep
+from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer import boundary as boundary_module
+from gossamer.peer.trainer.process import build
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.protocol.errors import OperatorError
+from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.run.manifest import SignedManifest
 from tests.peer.small import small_manifest
-from tests.peer.trainer_thread import node, trainer
+from tests.peer.trainer_thread import Supervision, node, trainer
 from tests.peer.waiting import eventually
 
 LONG = small_manifest(run={"total_steps": 100_000})
@@ -60,6 +66,19 @@ def test_without_a_node_it_trains_and_goes_solo(tmp_path: Path, monkeypatch: pyt
             assert {solo.reason for solo in solos} == {"no node to find a partner"}
 
     run(test())
+
+
+def test_a_trainer_process_tells_name_and_tokens_of_its_run_as_the_node_does(tmp_path: Path) -> None:
+    home = Home(tmp_path / "home")
+    home.create()
+    identity = Identity.load_or_create(home.identity)
+    manifest = small_manifest(run={"total_steps": 2}).with_host(identity.peer_id)
+    home.manifest.write_bytes(SignedManifest.sign(manifest, identity).to_bytes())
+    config = PeerConfig(home=home.path, devices="cpu", alone=True)
+    supervision = Supervision(ChildSettings(config=config, peer_id=str(identity.peer_id), runtime=tmp_path, waits_for_start=False))
+    build(supervision).run()
+    assert [event for event in supervision.events if isinstance(event, RunKnown)] == [RunKnown.of(manifest)]
+    assert RunKnown.of(manifest).step_tokens == manifest.step_tokens > 0
 
 
 def test_it_stops_when_asked_and_saves(tmp_path: Path) -> None:
