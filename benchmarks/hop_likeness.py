@@ -25,7 +25,7 @@ from tests.attacks.staged import StagedTrial
 PARTS = 4
 
 
-class MeasuredLengths(magnitudes.Lengths):
+class MeasuredLengths(magnitudes.GradientLengths):
     """Notes each length in usual lengths, and shortens none."""
 
     noted: list[float] = []
@@ -60,7 +60,7 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     doubling.EVERY = 2
-    magnitudes.Lengths = MeasuredLengths  # type: ignore[misc]
+    magnitudes.GradientLengths = MeasuredLengths  # type: ignore[misc]
     heads = ("pairs", 7), ("cosine", 8), ("1 %", 8), ("median", 8), ("ratio99", 9), ("most", 7), ("gap99", 9), ("most", 8), ("long99", 9)
     print(f"{'steps':<22}" + "".join(f"{head:>{width}}" for head, width in (*heads, ("most", 7))))
     for seed in map(int, given.seeds.split(",")):

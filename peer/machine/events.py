@@ -12,10 +12,8 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import reduce
-from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, dataclass_transform
 
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
@@ -461,10 +459,9 @@ class ProcessFailed(Report):
     final: bool  # a restart would fail in the same way
 
 
-Event = Stamped
-"""Any event."""
+Event = Stamped  # any event
 
-KINDS: Any = reduce(or_, (kind for kind in (*Stamped.__subclasses__(), *Report.__subclasses__()) if kind is not Report))  # a union
+KINDS: Any = Union[tuple(kind for kind in (*Stamped.__subclasses__(), *Report.__subclasses__()) if kind is not Report)]  # noqa: UP007
 _LINES: TypeAdapter[Event] = TypeAdapter(Annotated[KINDS, Field(discriminator="event")])
 
 
@@ -480,14 +477,10 @@ def to_line(event: Event) -> bytes:
 
 # What 0.1 wrote until 2026-11-24, and the names of today: old event logs stay readable.
 _RENAMED: Final = (
-    (b'"clock_steps":', b'"global_step":'),
-    (b'"lane":', b'"route":'),
-    (b'"donors":', b'"sources":'),
-    (b'"donor":', b'"source":'),
-    (b'"event":"StateCloned"', b'"event":"StateTransferred"'),
-    (b'"event":"FragmentPulled"', b'"event":"FragmentSynced"'),
+    (b'"clock_steps":', b'"global_step":'), (b'"lane":', b'"route":'), (b'"donors":', b'"sources":'), (b'"donor":', b'"source":'),
+    (b'"event":"StateCloned"', b'"event":"StateTransferred"'), (b'"event":"FragmentPulled"', b'"event":"FragmentSynced"'),
     (b'"state":"seeding"', b'"state":"serving"'),
-)
+)  # fmt: skip
 
 
 def from_line(line: bytes) -> Event | None:

@@ -24,7 +24,7 @@ from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import ALL_CHECKS, NO_CHECKS
 from gossamer.peer.simulator.stages import MicroBatch, Stages
 from gossamer.peer.trainer import magnitudes
-from gossamer.peer.trainer.likeness import Comparison, HopAnswer, Likeness, compare
+from gossamer.peer.trainer.likeness import AnswersAlike, GradientAnswer, Likeness, compare
 from gossamer.protocol.identity import PeerId
 
 REST_STEPS: Final = 600
@@ -36,7 +36,7 @@ class Sender:
     """What one holder keeps of the holders of the next stage."""
 
     doubling: Doubling
-    lengths: magnitudes.Lengths = field(default_factory=lambda: magnitudes.Lengths())
+    lengths: magnitudes.GradientLengths = field(default_factory=lambda: magnitudes.GradientLengths())
     rests_until: dict[int, int] = field(default_factory=dict)  # by replica, in steps
 
 
@@ -159,13 +159,13 @@ class HostileStages(Stages):
                 sender.rests_until[odd] = self._step + REST_STEPS
         return answers[0][0], torch.stack([answer.gradient for answer in found.alike]).mean(0)
 
-    def _compare(self, answers: list[Answer]) -> Comparison:
+    def _compare(self, answers: list[Answer]) -> AnswersAlike:
         known = [(loss, gradient) for loss, gradient in answers if gradient is not None]
-        return compare([HopAnswer(number, gradient, float(loss)) for number, (loss, gradient) in enumerate(known, 1)])
+        return compare([GradientAnswer(number, gradient, float(loss)) for number, (loss, gradient) in enumerate(known, 1)])
 
     def _note_likeness(self, asked: list[int], answers: list[Answer]) -> None:
         honest = [
-            HopAnswer(holder, gradient, float(loss))
+            GradientAnswer(holder, gradient, float(loss))
             for holder, (loss, gradient) in zip(asked, answers, strict=True)
             if holder not in self._hostile and gradient is not None
         ]

@@ -22,7 +22,7 @@ TINY: Final = 1e-30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class HopAnswer:
+class GradientAnswer:
     """What one holder has answered: the gradient f32[rows, L, width] and the loss in nats per token."""
 
     hop: int
@@ -39,7 +39,7 @@ class Likeness:
     loss_gap: float
 
     @classmethod
-    def of(cls, one: HopAnswer, other: HopAnswer) -> Likeness:
+    def of(cls, one: GradientAnswer, other: GradientAnswer) -> Likeness:
         """Compare two answers; values of any size, and NaN, are allowed."""
         (first, first_length), (second, second_length) = _direction(one.gradient), _direction(other.gradient)
         longer, shorter = max(first_length, second_length), min(first_length, second_length)
@@ -57,26 +57,26 @@ class Likeness:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class AnswersAlike:
     """What follows from several answers."""
 
-    alike: tuple[HopAnswer, ...]  # empty: nobody can tell which are right
+    alike: tuple[GradientAnswer, ...]  # empty: nobody can tell which are right
     odd: int | None = None  # the hop of the one that is not among them
     evidence: str = ""  # where not all are alike
 
 
-def compare(answers: Sequence[HopAnswer]) -> Comparison:
+def compare(answers: Sequence[GradientAnswer]) -> AnswersAlike:
     """Compare two or three answers to one micro-batch."""
     pairs = {pair: Likeness.of(*pair) for pair in itertools.combinations(answers, 2)}
     alike = [pair for pair, likeness in pairs.items() if likeness.is_honest]
     if len(alike) >= len(answers) - 1:  # each is like another one, directly or by way of the third
-        return Comparison(tuple(answers))
+        return AnswersAlike(tuple(answers))
     if not alike:
-        return Comparison((), None, str(min(pairs.values(), key=lambda likeness: likeness.cosine)))
+        return AnswersAlike((), None, str(min(pairs.values(), key=lambda likeness: likeness.cosine)))
     (pair,) = alike
     (odd,) = (answer for answer in answers if answer not in pair)
     unlike = max((likeness for (one, other), likeness in pairs.items() if odd in (one, other)), key=lambda likeness: likeness.cosine)
-    return Comparison(pair, odd.hop, f"{unlike}; two others have {pairs[pair]}")
+    return AnswersAlike(pair, odd.hop, f"{unlike}; two others have {pairs[pair]}")
 
 
 def _direction(gradient: Tensor) -> tuple[Tensor, float]:

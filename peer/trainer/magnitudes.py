@@ -50,7 +50,7 @@ class Magnitudes:
             raise ValueError(f"the size of the values is {size:.3g}, above {limit:.3g}")
 
 
-class Lengths:
+class GradientLengths:
     """The lengths of the gradients of recent micro-batches. Belongs to one thread."""
 
     def __init__(self) -> None:

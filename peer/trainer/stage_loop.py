@@ -44,8 +44,8 @@ from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
-from gossamer.peer.trainer.likeness import Comparison, HopAnswer, compare
-from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, Lengths, Magnitudes
+from gossamer.peer.trainer.likeness import AnswersAlike, GradientAnswer, compare
+from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, GradientLengths, Magnitudes
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.terms import TOKEN_BYTES, StageTerms
@@ -113,7 +113,7 @@ class StageLoop:
         self._codec = ACTIVATIONS[manifest.stages.activations]
         self._under_way: dict[int, UnderWay] = {}  # by hop
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
-        self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), Lengths()
+        self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), GradientLengths()
         self._own_steps = 0
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
@@ -278,17 +278,17 @@ class StageLoop:
         self._count(under_way.name, loss, tokens)
         return Returned(hop, loss, compared.odd, compared.evidence)
 
-    def _compared(self, request: Backward) -> Comparison:
+    def _compared(self, request: Backward) -> AnswersAlike:
         """Return which answers to a micro-batch are alike: a single one is. Raises ValueError for bytes that are none in a single one."""
         if not request.copies:
-            return Comparison((HopAnswer(request.hop, self._read(request.hop, HopFile.PARTNER_BACKWARD), request.loss),))
+            return AnswersAlike((GradientAnswer(request.hop, self._read(request.hop, HopFile.PARTNER_BACKWARD), request.loss),))
         answers = []
         for hop, loss in ((request.hop, request.loss), *request.copies):
             try:
                 gradient = self._read(hop, HopFile.PARTNER_BACKWARD)
             except ValueError:  # like no other answer
                 gradient = torch.full((self._shape[0], self._shape[1] - 1, self._width), math.nan, device=self.device)
-            answers.append(HopAnswer(hop, gradient, checked_loss(loss)))
+            answers.append(GradientAnswer(hop, gradient, checked_loss(loss)))
         return compare(answers)
 
     def _add(self, hop: int, backward: Callable[[], None], received: Tensor | None) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.peer.trainer.likeness import MOST_LOSS_GAP, MOST_RATIO, HopAnswer, Likeness, compare
+from gossamer.peer.trainer.likeness import MOST_LOSS_GAP, MOST_RATIO, GradientAnswer, Likeness, compare
 from gossamer.peer.trainer.magnitudes import LENGTHS_LEARNED, TIMES_LENGTH, Lengths
 
 DRAWS = torch.Generator().manual_seed(1)
@@ -19,8 +19,8 @@ def near(noise: float = 0.2) -> Tensor:
     return GRADIENT + noise * torch.randn(GRADIENT.shape, generator=DRAWS)
 
 
-def answer(hop: int, gradient: Tensor, loss: float = 2.0) -> HopAnswer:
-    return HopAnswer(hop, gradient, loss)
+def answer(hop: int, gradient: Tensor, loss: float = 2.0) -> GradientAnswer:
+    return GradientAnswer(hop, gradient, loss)
 
 
 UNLIKE = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 
@@ -11,62 +10,19 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.streams.admission import (
-    CALLS_FROM_ONE,
-    CALLS_FROM_STRANGERS,
     FIRST_FRAME_S,
     LEAST_RATE_S,
     LINGER_MOST_S,
     LINGER_S,
     STALLED_BYTES,
     STALLED_S,
-    Admission,
-    InboundConnection,
     StreamCaps,
 )
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import seeded
+from tests.protocol.streams.tables import TableUnderTest, play
 
 A, B, C, D = (seeded(number).peer_id for number in range(1, 5))
-
-
-class TableUnderTest:
-    """A table, and the time at which each of its visits was dropped."""
-
-    def __init__(
-        self,
-        caps: StreamCaps | None = None,
-        is_banned: Callable[[PeerId], bool] = lambda partner: False,
-        has_met: Callable[[PeerId], bool] = lambda partner: False,
-    ) -> None:
-        self.table = Admission(caps, is_banned, has_met)
-        self.dropped_s: dict[InboundConnection, float] = {}
-        self.carried_bytes = 0  # in total
-
-    def admit(self, partner: PeerId, observed: str = "") -> InboundConnection | None:
-        def drop() -> None:
-            assert connection is not None
-            self.dropped_s[connection] = asyncio.get_running_loop().time()
-
-        connection = self.table.admit(partner, drop, lambda: self.carried_bytes, observed)
-        return connection
-
-    def admitted(self, partner: PeerId, observed: str = "") -> InboundConnection:
-        connection = self.admit(partner, observed)
-        assert connection is not None
-        return connection
-
-    def in_call(self, partner: PeerId, purpose: Purpose = Purpose.MEET, observed: str = "") -> InboundConnection:
-        connection = self.admitted(partner, observed)
-        assert self.table.begin_call(connection, purpose)
-        assert self.table.note_message(connection)
-        return connection
-
-
-def play(test: Callable[[], None]) -> None:
-    async def main() -> None:
-        test()
-
-    virtual_time.run(main())
 
 
 def test_the_calls_of_one_partner_for_one_purpose_are_limited() -> None:
@@ -441,90 +397,5 @@ def test_the_place_of_a_stranger_that_has_become_a_partner_is_kept() -> None:
         made.in_call(D)
         assert lane not in made.dropped_s and len(made.dropped_s) == 1, "of the strangers one makes room for another"
         assert made.table.is_calling(A)
-
-    virtual_time.run(main())
-
-
-def test_the_calls_of_one_network_are_limited_in_number_and_those_of_others_pass() -> None:
-    async def main() -> None:
-        made = TableUnderTest(has_met={A}.__contains__)
-
-        def call(number: int, observed: str) -> bool:
-            connection = made.admit(seeded(number).peer_id, observed)
-            if connection is not None:
-                made.table.remove(connection)
-            return connection is not None
-
-        same_network = [call(number, "/ip4/6.6.0.1/tcp/9") for number in range(1000, 1500)]
-        assert sum(same_network) == CALLS_FROM_ONE.capacity
-        assert call(2000, "/ip4/8.8.0.1/tcp/9")
-        assert made.admit(A, "/ip4/6.6.0.1/tcp/9"), "whom this peer has met has an allowance of its own"
-        await asyncio.sleep(CALLS_FROM_ONE.refill_s / CALLS_FROM_ONE.capacity)
-        assert call(2001, "/ip4/6.6.0.1/tcp/9")
-        assert not call(2002, "/ip4/6.6.0.1/tcp/9")
-
-    virtual_time.run(main())
-
-
-def test_the_calls_of_all_strangers_are_limited_and_not_those_of_peers_met() -> None:
-    def test() -> None:
-        made = TableUnderTest(has_met={A}.__contains__)
-        num_admitted = 0
-        for number in range(int(2 * CALLS_FROM_STRANGERS.capacity)):
-            connection = made.admit(B, f"/ip4/{6 + number // 250}.{number % 250}.0.1/tcp/9")
-            if connection is not None:
-                num_admitted += 1
-                made.table.remove(connection)
-        assert num_admitted == CALLS_FROM_STRANGERS.capacity
-        assert made.admit(A)
-
-    play(test)
-
-
-def test_further_calls_on_one_connection_are_limited_too() -> None:
-    def test() -> None:
-        made = TableUnderTest()
-        connection = made.admitted(A)
-        calls = []
-        for _ in range(int(2 * CALLS_FROM_ONE.capacity)):
-            calls.append(made.table.begin_call(connection, Purpose.FETCH))
-            made.table.end_call(connection)
-        assert sum(calls) == CALLS_FROM_ONE.capacity
-
-    play(test)
-
-
-def test_a_call_that_carries_too_little_over_its_life_is_useless() -> None:
-    async def main() -> None:
-        made = TableUnderTest()
-        held, other = made.in_call(A), made.in_call(B)
-        assert not made.table.is_useless(A)
-        await asyncio.sleep(LEAST_RATE_S + 1)
-        assert made.table.is_useless(A) and made.table.is_useless(B)
-        made.carried_bytes += 10 * SLOWEST_BYTES_PER_S
-        assert not made.table.is_useless(A), "it has carried a payload"
-        await asyncio.sleep(1000)
-        assert made.table.is_useless(A), "once is not enough"
-        made.in_call(A, Purpose.FETCH)
-        assert not made.table.is_useless(A), "one of its calls has just begun"
-        for connection in (held, other):
-            made.table.end_call(connection)
-
-    virtual_time.run(main())
-
-
-def test_a_partner_that_is_no_stranger_any_more_keeps_its_place() -> None:
-    """A lane stays open for hours: whether its partner is a stranger is asked anew."""
-
-    async def main() -> None:
-        met: set[PeerId] = set()
-        made = TableUnderTest(StreamCaps(strangers=1, total=2), has_met=met.__contains__)
-        lane = made.in_call(A, Purpose.PASS)
-        await asyncio.sleep(STALLED_S + LEAST_RATE_S)
-        met.add(A)
-        stranger = made.in_call(B)
-        await asyncio.sleep(STALLED_S + LEAST_RATE_S)
-        assert made.admit(C), "of the two slow calls the stranger's gives way"
-        assert list(made.dropped_s) == [stranger] and lane.is_met
 
     virtual_time.run(main())
