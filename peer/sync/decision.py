@@ -119,15 +119,13 @@ def fragment_to_sync(view: SyncView) -> Wanted:
 
 def _is_apart(view: SyncView) -> bool:
     """Return whether the other stages carry no hops with us because their global steps are too far from ours."""
-    is_far = abs(view.own_global_step - view.stages_steps) > view.gap_steps
-    return view.apart_s >= APART_S and view.stages_steps > 0 and is_far
+    return view.apart_s >= APART_S and view.stages_steps > 0 and abs(view.own_global_step - view.stages_steps) > view.gap_steps
 
 
 def _decide_apart(view: SyncView) -> Decision | None:
     """Decide for a holder that the other stages carry no hops with.
 
-    It makes no step, so it begins no meeting in which it could be refused, and knows no rate of its own. One that is behind takes a state
-    of its stage. Where nobody gives one, it goes on with its own weights at the step of the others.
+    One that is behind takes a state of its stage; where nobody gives one, it goes on with its own weights at the step of the others.
     """
     if view.own_global_step > view.stages_steps:
         return StepBack(view.stages_steps + view.gap_steps * 3 // 4) if view.apart_s >= ALONE_S else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.trainer.likeness import MOST_LOSS_GAP, MOST_RATIO, GradientAnswer, Likeness, compare
-from gossamer.peer.trainer.magnitudes import LENGTHS_LEARNED, TIMES_LENGTH, Lengths
+from gossamer.peer.trainer.magnitudes import LENGTHS_LEARNED, TIMES_LENGTH, GradientLengths
 
 DRAWS = torch.Generator().manual_seed(1)
 GRADIENT = torch.randn(2, 8, 16, generator=DRAWS)
@@ -70,7 +70,7 @@ def test_gradients_of_any_size_are_compared() -> None:
 
 
 def test_a_gradient_that_is_much_longer_than_usual_is_shortened() -> None:
-    lengths = Lengths()
+    lengths = GradientLengths()
     for _ in range(LENGTHS_LEARNED):
         assert lengths.shorten(100 * GRADIENT) is not GRADIENT
     usual = 100 * GRADIENT
@@ -81,14 +81,14 @@ def test_a_gradient_that_is_much_longer_than_usual_is_shortened() -> None:
 
 def test_the_usual_length_is_that_of_most_gradients() -> None:
     """A quarter of the answers, each as long as it likes, moves it little."""
-    lengths = Lengths()
+    lengths = GradientLengths()
     for number in range(400):
         lengths.shorten(1000.0 * GRADIENT if number % 4 == 0 else GRADIENT)
     torch.testing.assert_close(lengths.shorten(1000.0 * GRADIENT), TIMES_LENGTH * GRADIENT)
 
 
 def test_the_mean_over_few_tokens_may_be_longer() -> None:
-    lengths = Lengths()
+    lengths = GradientLengths()
     for _ in range(LENGTHS_LEARNED):
         lengths.shorten(GRADIENT)
     few = 4.0 * GRADIENT
