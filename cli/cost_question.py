@@ -8,7 +8,7 @@ from typing import Final, TextIO
 
 from gossamer.cli.screen import Screen
 from gossamer.cli.terminal_question import TerminalQuestion
-from gossamer.peer.machine.bill import SAID_FACTOR, Bill, bill
+from gossamer.peer.machine.bill import DAYS, SAID_FACTOR, Bill, bill
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import TrafficExpected
 from gossamer.peer.machine.status import Status
@@ -88,7 +88,9 @@ class CostQuestion:
         self._limit(self._config.unasked_traffic, f"{why}: ")
 
     def _limit(self, size: str, why: str = "") -> None:
-        said = f"{why}monthly_traffic = {size} holds from now on; {LIFT}"
+        days = self._said.days_of(size_bytes(size)) if self._said else DAYS
+        lasts = f", which lasts {days:.2g} days of a month at this rate" if days < DAYS else ""
+        said = f"{why}monthly_traffic = {size} holds from now on{lasts}; {LIFT}"
         self._question.request({"verb": "set", "key": "monthly_traffic", "value": size}, said)
 
     def _leave(self, why: str = "") -> None:

@@ -45,6 +45,10 @@ class Bill:
         """Estimated energy of the processors in a day; GPUs are not counted."""
         return self.num_cores * CORE_WATTS * self.hours
 
+    def days_of(self, num_bytes: float) -> float:
+        """Return after how many days of a month so many bytes are used up; at most a month."""
+        return min(float(DAYS), DAYS * num_bytes / max(1.0, self.month_bytes))
+
     def sentence(self) -> str:
         """Return the bill in words."""
         up, down = (bytes_text(num_bytes * self.hours / 24) for num_bytes in (self.day_bytes, self.day_received))

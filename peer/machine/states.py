@@ -34,7 +34,10 @@ IDLE: Final = "idle"  # there are lanes, and no micro-batch for this peer
 
 # Ways out of conditions that have no state of their own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
-NO_HOLDER: Final = "goes on when a peer holds it again: start one that held it, or `peer invite` prints an invite for a new one"
+NO_HOLDER: Final = (
+    "goes on when a peer that held it starts again, or when a holder of the stage before, which has a copy, moves there: "
+    "after a minute, if its own stage has another holder"
+)
 WITHOUT_WORK: Final[Mapping[str, str]] = {
     STARVED: NO_HOLDER,
     REFUSED: "goes on by itself when one of them opens a lane; if this lasts, correct what it says, or invite another holder of that stage",

@@ -99,7 +99,10 @@ def test_without_a_terminal_the_default_limit_holds_and_is_said(new: New) -> Non
     shown = trial.run(lambda question: question.look(status(13.3e9, is_measured=True)), 1)
     assert trial.told == [limit("300 GB")]
     assert "about 13.3 GB a day up and as much down, 798 GB a month" in shown
-    assert "monthly_traffic = 300 GB" in shown and "`peer config monthly_traffic unlimited` lifts" in shown
+    assert (
+        "monthly_traffic = 300 GB holds from now on, which lasts 11 days of a month at this rate" in shown
+        and "`peer config monthly_traffic unlimited` lifts" in shown
+    )
 
 
 def test_without_a_terminal_an_assumed_step_sets_no_limit(new: New) -> None:
