@@ -1,9 +1,9 @@
 """How often a peer meets where the run leaves it to each peer (`inner_steps = "auto"`): as often as its line and its trainer afford.
 
 The longest of the countdowns that four limits allow holds: a peer calls once a step at most (SHORTEST_STEPS); the line carries all
-fragments in LINE_SHARE of the time; synchronization blocks the trainer for BLOCKED_SHARE of its time, and takes PROCESSOR_SHARE of the
-processor time of training. The last two scale the present interval by the share that was measured at it. (The measurements: docs/log.md,
-"How often to meet", "Meetings at every step".)
+fragments in LINE_SHARE of the time, or in STAGED_LINE_SHARE beside micro-batches; synchronization blocks the trainer for BLOCKED_SHARE of
+its time, and takes PROCESSOR_SHARE of the processor time of training. The last two scale the present interval by the share that was
+measured at it. (The measurements: docs/log.md, "How often to meet", "Meetings at every step".)
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ START_STEPS: Final = 4  # until the first measurement: peers diverge fastest in 
 SHORTEST_STEPS: Final = 1
 LONGEST_STEPS: Final = 1000  # a line that needs a longer one is too slow for the run
 LINE_SHARE: Final = 0.5
+STAGED_LINE_SHARE: Final = 0.1  # where micro-batches need the line
 BLOCKED_SHARE: Final = 0.01
 PROCESSOR_SHARE: Final = 0.1
 MOST_FOR_PROCESSOR: Final = 6  # the processor limit's longest: an idle node costs time too, and peers must not drift apart for that
@@ -63,15 +64,20 @@ class Limit:
     is_lines: bool = False
 
 
-def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float) -> Limit:
+def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float, share: float) -> Limit:
     """Return the limit of a line of this rate; `round_bytes` are sent each way when every fragment meets once."""
-    steps = round_bytes / (MEETING_INTERVAL * LINE_SHARE * bytes_per_s * step_s)
-    return Limit(steps, f"half of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
+    steps = round_bytes / (MEETING_INTERVAL * share * bytes_per_s * step_s)
+    return Limit(steps, f"{share:.0%} of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
 
 
-def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float) -> int:
+def line_share(stage: StageTerms | None) -> float:
+    """Return the share of a line that meetings may take."""
+    return LINE_SHARE if stage is None else STAGED_LINE_SHARE
+
+
+def afforded_steps(round_bytes: int, bytes_per_s: float, step_s: float, share: float = LINE_SHARE) -> int:
     """Return the interval that the line alone would set, SHORTEST_STEPS at least."""
-    return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s).steps)))
+    return min(LONGEST_STEPS, max(SHORTEST_STEPS, math.ceil(_line_limit(round_bytes, bytes_per_s, step_s, share).steps)))
 
 
 def day_bytes(round_bytes: int, interval_steps: int, step_s: float) -> float:
@@ -81,7 +87,8 @@ def day_bytes(round_bytes: int, interval_steps: int, step_s: float) -> float:
 
 def traffic_expected(plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S) -> TrafficExpected:
     """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known."""
-    steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s) if isinstance(inner_steps, str) else inner_steps
+    share = line_share(plan.stage)
+    steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s, share) if isinstance(inner_steps, str) else inner_steps
     return traffic(plan, steps, step_s, is_measured=False)
 
 
@@ -124,7 +131,7 @@ def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float)
     """Estimate what the line sets, for partners with the same rate each way and global steps that may be `gap_steps` apart."""
     state_s, fragments_s = plan.state_bytes / bytes_per_s, plan.round_bytes / bytes_per_s
     old_s = gap_steps * step_s / SYNC_SHARE
-    interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s)
+    interval_steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s, line_share(plan.stage))
     round_s = MEETING_INTERVAL * interval_steps * step_s
     return Estimate(
         join_s=state_s + (fragments_s + math.ceil(fragments_s / old_s) * step_s if state_s > old_s else 0.0),  # a round ends at a boundary
@@ -139,8 +146,9 @@ def estimate(plan: ModelPlan, gap_steps: int, bytes_per_s: float, step_s: float)
 class Interval:
     """The interval that one peer affords. Call `update` about once a second."""
 
-    def __init__(self, start_steps: int, round_bytes: int) -> None:
+    def __init__(self, start_steps: int, round_bytes: int, share: float = LINE_SHARE) -> None:
         self.steps = start_steps
+        self._line_share = share
         self._limit: Limit | None = None  # the one that holds; None until the first measurement
         self._round_bytes = round_bytes
         self._past: deque[Spent] = deque()
@@ -176,7 +184,7 @@ class Interval:
     def _limits(self, spent: Spent, bytes_per_s: float) -> list[Limit]:
         limits = [Limit(SHORTEST_STEPS, "a peer calls once a step at most")]
         if bytes_per_s:
-            limits.append(_line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps))
+            limits.append(_line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps, self._line_share))
         blocked_share = spent.blocked_s / spent.train_s
         limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{BLOCKED_SHARE:.0%} of the time blocked"))
         if spent.training_cpu_s > 0:
@@ -198,7 +206,9 @@ class Pace:
         self._expected: TrafficExpected | None = None  # as last emitted
         if outer.inner_steps == "auto" and not replica.own_steps:
             replica.countdown.pace(START_STEPS)
-        self._interval = Interval(replica.countdown.inner_steps, replica.plan.round_bytes) if outer.inner_steps == "auto" else None
+        plan = replica.plan
+        share = line_share(plan.stage)
+        self._interval = Interval(replica.countdown.inner_steps, plan.round_bytes, share) if outer.inner_steps == "auto" else None
         reason = self._interval.reason if self._interval else "the manifest says so"
         emit(IntervalSet(replica.countdown.inner_steps, reason))
 

@@ -67,6 +67,13 @@ def test_half_of_the_line_is_the_meetings(megabits: float) -> None:
     assert abs(interval.steps - afforded_steps(ROUND_BYTES, bytes_per_s, STEP_S)) <= 0.15 * interval.steps
 
 
+def test_meetings_leave_nine_tenths_of_the_line_to_micro_batches() -> None:
+    whole = ModelPlan(1, (FragmentTerms(0, 4_000_000, 1),), 8_000_000)
+    staged = replace(whole, stage=StageTerms(0, 2, 516, 8_448, 4))
+    beside_hops, alone = (traffic_expected(plan, "auto", 1e6, STEP_S).inner_steps for plan in (staged, whole))
+    assert beside_hops == pytest.approx(5 * alone, rel=0.1)
+
+
 @pytest.mark.parametrize("start_steps", [1, 4, 10, 300])
 @pytest.mark.parametrize(("cost", "share"), [("blocked_s", 0.01), ("cpu_s", 0.1)])
 def test_what_a_meeting_costs_stays_within_its_share(cost: str, share: float, start_steps: int) -> None:
