@@ -37,7 +37,7 @@ class BulkStream(asyncio.BufferedProtocol):
         """Take over a connection to p2pd. `carried`: counts the bytes."""
         self._transport = cast(asyncio.Transport, remote[1].transport)
         self._remote = remote  # its reader and writer must live as long as the connection
-        self._carried = carried
+        self.carried = carried
         self._target = memoryview(b"")
         self._received: asyncio.Future[None] | None = None
         self._has_room = asyncio.Event()
@@ -50,7 +50,7 @@ class BulkStream(asyncio.BufferedProtocol):
     async def send(self, data: memoryview) -> None:
         """Send bytes. Wait while p2pd takes no more. Raises PeerGone. After a cancellation the stream cannot be used."""
         self._need_open()
-        for count in self._carried:
+        for count in self.carried:
             count.sent += len(data)
         self._transport.write(data)
         await self._has_room.wait()
@@ -65,7 +65,7 @@ class BulkStream(asyncio.BufferedProtocol):
             await self._received
         finally:
             self._received = None
-        for count in self._carried:
+        for count in self.carried:
             count.received += len(target)
 
     def close(self) -> None:
@@ -121,14 +121,18 @@ async def open_bulk(control: Control, partner: PeerId, token: bytes, *carried: C
     """Open the bulk stream of a call to `partner`. Raises Unreachable, also for a partner that has none."""
     remote, _ = await control.open_stream(partner, PROTOCOL)
     try:
+        bulk = BulkStream(remote)  # reads READY itself: a reader of its own would also take bytes that follow at once
+        remote[1].write(token)
+        ready = bytearray(len(READY))
         async with asyncio.timeout(OPEN_S):
-            remote[1].write(token)
-            if await remote[0].readexactly(len(READY)) != READY:
-                raise Unreachable("the partner does not know this bulk stream")
-        return BulkStream(remote, *carried)
+            await bulk.receive_into(memoryview(ready))
+        if ready != READY:
+            raise Unreachable("the partner does not know this bulk stream")
+        bulk.carried = carried
+        return bulk
     except BaseException as error:
         drop(remote[1])
-        if isinstance(error, OSError | EOFError):  # TimeoutError is an OSError
+        if isinstance(error, OSError | PeerGone):  # TimeoutError is an OSError
             raise Unreachable("the partner accepts no bulk stream") from error
         raise
 

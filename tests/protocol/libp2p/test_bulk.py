@@ -68,6 +68,34 @@ async def take(stream: Stream) -> bytes:
     return bytes(data)
 
 
+def test_bytes_that_follow_at_once_when_a_bulk_stream_opens_are_not_lost(tmp_path: Path) -> None:
+    """The side that answers a lane may be in the middle of a hop when its bulk stream opens."""
+
+    async def main() -> None:
+        accepted: list[Pair] = []
+
+        async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            accepted.append((reader, writer))
+            assert await reader.readexactly(TOKEN_BYTES) == TOKEN
+            writer.write(READY + DATA)
+
+        class Dialling:
+            async def open_stream(self, partner: PeerId, protocol: str) -> tuple[Pair, str]:
+                return await asyncio.open_unix_connection(tmp_path / "socket"), ""
+
+        control: Any = Dialling()
+        async with await asyncio.start_unix_server(accept, tmp_path / "socket"):
+            carried = CarriedBytes()
+            stream = await bulk.open_bulk(control, OTHER, TOKEN, carried)
+            taken = bytearray(len(DATA))
+            await stream.receive_into(memoryview(taken))
+            assert taken == DATA and carried.received == len(DATA)
+            stream.close()
+            drop(accepted[0][1])
+
+    asyncio.run(main())
+
+
 def test_bytes_pass_unchanged_beside_the_messages_and_are_counted() -> None:
     async def story(stream: Stream, carried: tuple[CarriedBytes, CarriedBytes]) -> None:
         await stream.send(chunk(0))
