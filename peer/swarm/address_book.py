@@ -296,7 +296,11 @@ class AddressBook:
 
     def claimed(self, stage: int, now_s: float) -> list[KnownPeer]:
         """Return the peers that hold a stage, counted from one, or are about to, paused ones included."""
-        known = (entry for entry in self._entries.values() if entry.stage == stage and now_s - entry.seen_s < FORGET_S)
+        return [entry for entry in self.seen_lately(now_s) if entry.stage == stage]
+
+    def seen_lately(self, now_s: float) -> list[KnownPeer]:
+        """Return the peers of whom there was a sign within FORGET_S, paused ones and those that have left included."""
+        known = (entry for entry in self._entries.values() if now_s - entry.seen_s < FORGET_S)
         return [entry for entry in known if not self.is_banned(entry.peer_id, now_s)]
 
     def carriers(self, stage: int) -> list[KnownPeer]:

@@ -57,13 +57,14 @@ class SybilGroups:
         return _lower_median(self._weighted_steps(partners))
 
     def typical_of_other_stages(self, now_s: float, total_steps: int) -> int:
-        """Return the lower median of the global steps of the live holders of other stages, by weight; 0 if none is known.
+        """Return the lower median of the global steps of the holders of other stages, by weight; 0 if none is known.
 
-        Those that have carried hops with us count alone, if there are any.
+        Those that have carried hops with us count alone, if there are any; paused ones and those that have just left do too, so that a
+        single hostile one gains nothing while they are away. Else the live ones count.
         """
-        others = [entry for entry in self.book.everybody(now_s) if entry.stage not in (0, self.book.stage)]
-        others = [entry for entry in others if 0 < entry.global_step <= total_steps]
-        return _lower_median(self._weighted_steps([entry for entry in others if entry.has_carried] or others))
+        carriers = [entry for entry in self.book.seen_lately(now_s) if entry.has_carried]
+        others = [entry for entry in carriers or self.book.everybody(now_s) if entry.stage not in (0, self.book.stage)]
+        return _lower_median(self._weighted_steps([entry for entry in others if 0 < entry.global_step <= total_steps]))
 
     def half_agree(self, voters: Sequence[KnownPeer], agrees: Callable[[KnownPeer], bool], own: bool | None = None) -> bool:
         """Return whether half of the groups of these voters agree, our own statement (if any) included; False if no other peer agrees."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Final, Literal, Protocol
@@ -179,14 +179,27 @@ class Stream:
     async def send_bytes(self, data: memoryview) -> None:
         """Send bytes over the bulk stream. They must not change before the partner has them. Raises PeerGone, also where there is none."""
         await self._gates[0](len(data))
-        await self._open_bulk.send(data)
+        bulk = self._open_bulk
+        with self._ending_with_bulk():
+            await bulk.send(data)
         self.bytes_sent += len(data)
 
     async def receive_into(self, target: memoryview) -> None:
         """Fill `target` with the next bytes of the bulk stream. Raises PeerGone, also where there is none."""
-        await self._open_bulk.receive_into(target)
+        bulk = self._open_bulk
+        with self._ending_with_bulk():
+            await bulk.receive_into(target)
         await self._gates[1](len(target))
         self.bytes_received += len(target)
+
+    @contextmanager
+    def _ending_with_bulk(self) -> Iterator[None]:
+        """End the stream where its bulk stream breaks: without those bytes no later message makes sense."""
+        try:
+            yield
+        except PeerGone as error:
+            self._inbox.end(str(error))
+            raise
 
     @property
     def _open_bulk(self) -> Bulk:

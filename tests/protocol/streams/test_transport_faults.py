@@ -240,3 +240,31 @@ def test_a_crash_ends_a_bulk_stream_at_both_ends(play: Play) -> None:
         await stream.close()
 
     play(scenario)
+
+
+def test_a_stream_ends_with_its_bulk_stream(play: Play) -> None:
+    """Messages could still pass, but not the bytes that belong to them."""
+
+    async def drop_bulk(purpose: Purpose, stream: Stream) -> None:
+        await stream.receive()
+        assert stream._bulk is not None
+        stream._bulk.close()
+        await stream.send(chunk(2))
+        with pytest.raises(PeerGone):
+            while True:
+                await stream.receive()
+
+    async def scenario(world: World) -> None:
+        a, b = await world.peer(nobody), await world.peer(drop_bulk)
+        stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.PASS)
+        await stream.open_bulk()
+        await stream.send(chunk(1))
+        with pytest.raises(PeerGone):
+            await stream.receive_into(memoryview(bytearray(10)))
+        async with asyncio.timeout(5):
+            with pytest.raises(PeerGone):
+                while True:
+                    await stream.receive()
+        await stream.close()
+
+    play(scenario)
