@@ -181,8 +181,8 @@ def test_an_idle_lane_of_the_largest_group_makes_room_first(tmp_path: Path, monk
         (holder,) = run.of(1)
         alone, *alike, late = [Identity(number.to_bytes(4, "little") * 8) for number in (4, 5, 6, 7)]
         run.network.places |= {alone.peer_id: "/ip4/192.0.2.9/tcp/1"} | {who.peer_id: "/ip4/198.51.100.9/tcp/1" for who in alike}
-        await run.until(lambda: len(holder.pipeline.carrier.up) == len(run.of(0)))
-        monkeypatch.setattr(carrying, "MOST_UP_LANES", len(run.of(0)) + 3)
+        await run.until(lambda: len(holder.pipeline.carrier.up) == 2)
+        monkeypatch.setattr(carrying, "MOST_UP_LANES", 5)
         for who in (alone, *alike):
             await greeted(run, 1, 0, who)
             await asyncio.sleep(1.0)
