@@ -76,6 +76,7 @@ class Carrying:
     _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
     _greeting: dict[PeerId, bool] = field(default_factory=dict)  # who opens a lane to us now, and whether from the stage below
     _calling: set[PeerId] = field(default_factory=set)
+    _agreed: set[PeerId] = field(default_factory=set)  # of these: both sides have greeted, and a bulk stream opens
     _calls: set[asyncio.Task[None]] = field(default_factory=set)
     _retired: set[int] = field(default_factory=set)  # lanes that end with their last hop
     _redrawn_s: float = 0.0
@@ -256,8 +257,10 @@ class Carrying:
                 stream = await self.transport.connect(partner, entry.addresses, Purpose.PASS)
             theirs = await self._own_side(partner).open(stream, stage, self.rng)
             if self.stage.value_bytes >= BESIDE_BYTES:
+                self._agreed.add(partner)
                 await stream.open_bulk()
             self._calling.discard(partner)
+            self._agreed.discard(partner)
             await self._carry(stream, theirs, is_called=True)
         except Refused as refusal:
             if refusal.code is RefusalCode.NOT_READY:
@@ -271,6 +274,7 @@ class Carrying:
             book.note_failure(partner, loop_s(), loop_s() - began_s)
         finally:
             self._calling.discard(partner)
+            self._agreed.discard(partner)
             if stream is not None:
                 await stream.close()
 
@@ -301,7 +305,11 @@ class Carrying:
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "backing off after a lane with you that fell silent")
         own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]
-        if partner in self._greeting or any(loop_s() - self._times[one.lane.number].opened_s < YOUNG_S for one in own):
+        if (
+            partner in self._greeting
+            or partner in self._agreed
+            or any(loop_s() - self._times[one.lane.number].opened_s < YOUNG_S for one in own)
+        ):
             raise Refused(RefusalCode.BUSY, "there is a lane between us")
         for open_lane in own:
             self.pipeline.end_lane(open_lane, "replaced by a newer lane")
