@@ -208,7 +208,8 @@ class Carrying:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""
         is_idle = self.pipeline.carrier.is_quiet and not self.pipeline.lanes
         if not is_idle and self.lifecycle.state is not LifecycleState.LEAVING:
-            self.pipeline.rest("the run has ended here" if self.lifecycle.finished else "not training now")
+            is_over = self.lifecycle.finished
+            self.pipeline.rest("the run has ended here" if is_over else "not training now", is_over=is_over)
 
     @property
     def _next_stage(self) -> int:
@@ -263,8 +264,8 @@ class Carrying:
             self._agreed.discard(partner)
             await self._carry(stream, theirs, is_called=True)
         except Refused as refusal:
-            if refusal.code is RefusalCode.NOT_READY:
-                book.note_not_ready(partner, loop_s())
+            if refusal.code in (RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE):
+                book.note_not_ready(partner, loop_s(), finished=refusal.code is RefusalCode.WRONG_PHASE)
             else:
                 book.note_refusal(partner, loop_s())
             self.report.refused(stage, refusal)
@@ -373,4 +374,4 @@ class Carrying:
         if end.silent_s:
             book.note_broken_meeting(partner, loop_s(), end.silent_s)
         elif end.fault is None:
-            book.note_not_ready(partner, loop_s())
+            book.note_not_ready(partner, loop_s(), finished=end.is_over and not self.lifecycle.finished)

@@ -85,6 +85,7 @@ class CloseLane:
     reason: str
     fault: PeerMisbehaved | None = None  # the partner's
     silent_s: float = 0.0  # how long the partner was waited for in vain
+    is_over: bool = False  # the run has ended for the side that ends the lane
 
 
 @dataclass(frozen=True, slots=True)

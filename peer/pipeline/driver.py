@@ -94,16 +94,16 @@ class Pipeline:
         """Begin no hop and accept none any more; those under way are answered."""
         self.handle(events.HopsStopped())
 
-    def rest(self, reason: str) -> None:
-        """End every hop and lane for now: neighbours look elsewhere."""
+    def rest(self, reason: str, *, is_over: bool = False) -> None:
+        """End every hop and lane for now: neighbours look elsewhere. `is_over`: for good, at the end of the run."""
         for open_lane in list(self.lanes.values()):
-            self.end_lane(open_lane, reason)
+            self.end_lane(open_lane, reason, is_over=is_over)
         self.handle(events.HopsStopped(is_final=False))
 
-    def end_lane(self, open_lane: OpenLane, reason: str) -> None:
+    def end_lane(self, open_lane: OpenLane, reason: str, *, is_over: bool = False) -> None:
         """End a lane for a reason of our own; its hops are withdrawn, or tried elsewhere."""
         self.handle(events.LaneGone(open_lane.lane.number))
-        self._end(CloseLane(open_lane.lane.number, reason))
+        self._end(CloseLane(open_lane.lane.number, reason, is_over=is_over))
 
     async def carry(self, stream: Stream, lane: UpLane | DownLane) -> CloseLane:
         """Carry hops on a lane, whose sides have greeted each other, until it ends; return why. Cancel-safe. Closes the stream."""
@@ -132,7 +132,7 @@ class Pipeline:
             while True:
                 message = await stream.receive()
                 if isinstance(message, Refusal):
-                    return CloseLane(number, f"{message.code.name}: {message.detail}")
+                    return CloseLane(number, f"{message.code.name}: {message.detail}", is_over=message.code is RefusalCode.WRONG_PHASE)
                 if isinstance(message, HopForward):
                     self.carrier.free_bytes = self.payloads.free_bytes()
                 self.handle(events.LaneSaid(number, message))
@@ -235,6 +235,7 @@ class Pipeline:
         if open_lane is None or open_lane.end.done():
             return
         code = RefusalCode.BAD_MESSAGE if close.fault else RefusalCode.TOO_SLOW if close.silent_s else RefusalCode.NOT_READY
+        code = RefusalCode.WRONG_PHASE if close.is_over else code
         open_lane.writer.notify(Refusal(code, close.reason[:REFUSAL_DETAIL_CHARS]))
         open_lane.end.set_result(close)
 
