@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import math
 import random
 import shutil
 import time
@@ -163,11 +162,10 @@ class Ward:
 
     async def _look(self) -> None:
         """Ask the holders of the next stage if there is no sign of any, then our mates: their answers show that our line is not down."""
-        now_s = loop_s()
-        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner]
-        signs += [self._answered_s.get(entry.peer_id, -math.inf) for entry in self._claimed(self.stage)]
-        last_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=-math.inf)
-        self._sign_s = last_s if last_s > -math.inf else None
+        now_s, book = loop_s(), self.sources.book
+        self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
+        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
+        self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
         if self._sign_s is None or not self.lifecycle.may_meet or self._has_ended():
             self._sign_s = self._silent_since_s = None
         elif now_s - self._sign_s < SIGN_S or await self._any_holder_answers():
@@ -179,17 +177,21 @@ class Ward:
     def _has_ended(self) -> bool:
         """Return whether a holder of the next stage that has carried hops with us, or answered us, came to the end of the run."""
         book = self.sources.book
-        known = [*book.carriers(self.stage), *map(book.get, self._answered_s)]
-        return any(entry.finished for entry in known if entry.stage == self.stage)
+        return any(entry.finished for entry in (*book.carriers(self.stage), *map(book.get, self._answered_s)))
 
     async def _any_holder_answers(self) -> bool:
-        """Ask those that claim to hold the next stage; one that refuses is there too."""
+        """Ask those that claim the next stage, known ones first. A known one that refuses is there too; others may lack its weights."""
+
+        def is_known(entry: KnownPeer) -> bool:
+            return entry.is_partner or entry.peer_id in self._answered_s
+
         claimed = self._claimed(self.stage)
-        asked = self.rng.sample(claimed, min(ASKED, len(claimed)))
+        asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]
         answers = await self.sources.ask_all(asked, lambda source: source.header(ContentsKind.STATE), ANSWER_S)
-        there = {entry.peer_id: loop_s() for entry, answer in answers if isinstance(answer, Contents | Refused)}
-        self._answered_s |= there
-        self._sign_s = max([self._sign_s or 0.0, *there.values()])
+        there = [peer for peer, answer in answers if isinstance(answer, Contents) or (isinstance(answer, Refused) and is_known(peer))]
+        if there:
+            self._sign_s = loop_s()
+            self._answered_s |= {entry.peer_id: self._sign_s for entry in there}
         return bool(there)
 
     async def _answering_mates(self) -> list[PeerId]:

@@ -6,13 +6,16 @@ import asyncio
 import json
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.node import ward
 from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, RANK_S, SIGN_S
+from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.holders import ADDRESSES, Holder, StagedRun, play
@@ -145,10 +148,12 @@ def test_nobody_moves_whose_own_line_fails(silent_s: float, cut_s: float, tmp_pa
 
 
 async def claim(run: StagedRun, stage: int, *, finished: bool) -> None:
-    """Claim a stage for a stranger that answers nothing, for ever."""
+    """Claim a stage for a stranger without weights, for ever."""
 
     async def refuse(purpose: Purpose, stream: Stream) -> None:
-        await stream.close()
+        with suppress(PeerGone):
+            await stream.receive()
+            await stream.send(Refusal(RefusalCode.NOT_READY))
 
     run.network.start_peer(STRANGER.peer_id, refuse)
     while True:
@@ -159,7 +164,7 @@ async def claim(run: StagedRun, stage: int, *, finished: bool) -> None:
 
 
 @pytest.mark.parametrize("finished", [False, True])
-def test_a_claim_of_a_stranger_keeps_no_stage_lost(finished: bool, tmp_path: Path) -> None:
+def test_a_claim_of_a_stranger_that_lacks_the_weights_keeps_no_stage_lost(finished: bool, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         mates, (last,) = run.of(0), run.of(1)
         await have_copies(run, mates, 1)
