@@ -242,13 +242,17 @@ def test_a_copy_of_another_size_is_not_begun_and_bans_nobody(num_bytes: int, tmp
     play(run, story)
 
 
-def test_a_holder_whose_copy_is_not_adopted_moves_back_and_a_mate_takes_over(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["refused by the trainer", "spoiled on the disk"])
+def test_a_holder_whose_copy_is_not_adopted_moves_back_and_a_mate_takes_over(how: str, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         mates, (last,) = sorted(run.of(0), key=lambda holder: holder.peer_id), run.of(1)
         await have_copies(run, mates, 1)
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)
-        mates[0].picky_at = 1
+        mates[0].picky_at = 1 if how == "refused by the trainer" else None
         last.kill()
+        if how == "spoiled on the disk":
+            await run.until(lambda: mates[0].num_moves, MOVED_S)
+            (mates[0].home.downloads / "ward-2.log").unlink()
         await run.until(lambda: mates[0].num_moves == 2, MOVED_S + 60.0)
         await run.until(lambda: mates[0].is_training and mates[0].trainer.stage == 0, 60.0)
         assert mates[0].home.stage.read_text() == "1\n" and not (mates[0].home.downloads / "ward-2").exists()
