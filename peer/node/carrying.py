@@ -122,6 +122,7 @@ class Carrying:
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""
         self.peer_exchange.book.note_global_step(open_lane.lane.partner, global_step)
+        self.peer_exchange.book.note_hop(open_lane.lane.partner, loop_s())
         if open_lane.lane.answers:
             self.peer_exchange.book.note_carried(open_lane.lane.partner)
         self._times[open_lane.lane.number].active_s = loop_s()

@@ -335,6 +335,8 @@ class NodePeer:
             wait_for_peers=self._wait_for_peers,
             away_s=self._away_s,
             apart_s=carrying.apart_s if carrying else lambda: 0.0,
+            copy=ward.own_file if ward else None,
+            move_back=ward.move_back if ward else lambda reason: None,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
         node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit, carrying, ward)

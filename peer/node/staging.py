@@ -102,8 +102,11 @@ def make_ward(
 ) -> Ward:
     """Make what keeps a copy of the next stage. `membership` is on terms that hold our stage."""
     assert membership.terms.stage is not None
-    asking = replace(client, stage=membership.terms.own_stage % membership.terms.stage.count + 1)
-    return Ward(home, membership, lifecycle, Sources(asking, SybilGroups(book, membership.terms), rng), fits, rng, emit)
+    asking, groups = (
+        replace(client, stage=membership.terms.own_stage % membership.terms.stage.count + 1),
+        SybilGroups(book, membership.terms),
+    )
+    return Ward(home, membership, lifecycle, Sources(asking, groups, rng), Sources(client, groups, rng), fits, rng, emit)
 
 
 def make_carrying(

@@ -1,7 +1,7 @@
 """A ward: a copy of the next stage's slow weights on this peer's disk. If that stage loses all holders, one of this stage takes it over.
 
 The last stage keeps the first. The copy is fetched in the background with a small share of the line, from any holder that is there, and is
-as old as that makes it. A holder moves only if another one of its own stage stays.
+as old as that makes it. In doubt a peer does not move: what others claim moves nobody, only answers to our own questions do.
 """
 
 from __future__ import annotations
@@ -15,44 +15,56 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from gossamer.peer.machine.events import Event, StageMoved, Warned
-from gossamer.peer.machine.home import Home, write_whole
+import numpy as np
+
+from gossamer.peer.machine.events import Event, ProcessReported, StageMoved, Warned
+from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.sync import pieces as files
+from gossamer.peer.sync.decision import NoUse
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.sources import Sources
-from gossamer.protocol.errors import BadMessage, GossamerError
+from gossamer.protocol.errors import BadContents, GossamerError, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.tasks import work_until
 
 LOOK_S = 2.0  # between two looks at who holds the next stage
-LOST_S = 60.0  # without a sign of any holder of it: a restarted one is back by then
+SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
+ASK_S = 10.0  # between two looks for such a sign
+LOST_S = 60.0  # in which a mate answers each time and no holder of it: a restarted one is back by then
 RANK_S = 25.0  # before the next holder in the order moves: a record is seen by then
+ASKED = 8  # holders of a stage, at once
+ANSWER_S = 10.0  # for them to answer
 FRESH_S = 600.0  # at least, from one copy to the next
 LINE_SHARE = 0.02  # of the time in which the line carries a piece
 MOST_PAUSE_S = 15.0  # between two pieces: a source waits for thirty seconds
 PIECE_S = 20.0  # for a source to give a piece
-MOST_SIZES = 16  # the next stage's state over ours: stages are balanced
+NOT_FINITE = 0x7F80  # the exponent of a bf16 value that is not finite
 
 
 @dataclass(slots=True)
 class Ward:
     """Keep a copy of the next stage, and move there when it is lost. Belongs to one event loop.
 
-    `sources` asks as a holder of the next stage. `fits` are the stages, from 0, that this peer's devices can hold.
+    `sources` asks as a holder of the next stage, `own_sources` as one of ours. `fits` are the stages, from 0, that this peer's devices can
+    hold.
     """
 
     home: Home
     membership: Membership
     lifecycle: Lifecycle
     sources: Sources
+    own_sources: Sources
     fits: tuple[int, ...]
     rng: random.Random
     emit: Callable[[Event], None]
-    _began_s: float = field(default_factory=loop_s)
+    _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when holders of the next stage last answered us; loop time
+    _sign_s: float | None = None  # of the last sign of a holder of the next stage while we trained; loop time
+    _silent_since_s: float | None = None  # since when mates answer each time, and no holder of the next stage; loop time
+    _mates: list[PeerId] = field(default_factory=list)  # other holders of our stage that have met us and answered the last time
     _warned: str = ""  # why we do not move, as reported last
 
     @property
@@ -63,78 +75,147 @@ class Ward:
     @property
     def stage(self) -> int:
         """The stage of which a copy is kept, counted from one."""
-        terms = self.membership.terms
-        assert terms.stage is not None
-        return terms.own_stage % terms.stage.count + 1
+        return self.own_stage % self._num_stages + 1
+
+    @property
+    def _num_stages(self) -> int:
+        assert self.membership.terms.stage is not None
+        return self.membership.terms.stage.count
 
     @property
     def file(self) -> Path:
         """Where the copy lies."""
-        return self.home.downloads / f"ward-{self.stage}"
+        return self._file_of(self.stage)
+
+    @property
+    def own_file(self) -> Path:
+        """Where the weights of our own stage lie if this peer has moved to it."""
+        return self._file_of(self.own_stage)
+
+    def _file_of(self, stage: int) -> Path:
+        return self.home.downloads / f"ward-{stage}"
 
     async def run(self) -> None:
         """Copy and watch until cancelled. Returns once this peer has decided to move: its supervisor starts it anew."""
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
-        self._move()
+        self._move_to(self.stage)
 
     # ------------------------------------------------------------------ the copy
 
     async def _copy_again_and_again(self) -> None:
         while True:
             await asyncio.sleep(LOOK_S)
-            there = [entry for entry in self._seen(self.stage) if not entry.paused and not entry.failures]
-            if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._age_s() >= FRESH_S:
+            if self.lifecycle.may_meet and finished_checkpoints(self.home.checkpoints):
+                files.remove(self.own_file)  # kept until a checkpoint held what it was for
+            there = [entry for entry in self._claimed(self.stage) if not entry.failures]
+            if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._is_old():
                 with contextlib.suppress(GossamerError, OSError):  # the next look tries another holder
                     await self._copy(self.rng.choice(there))
 
-    def _age_s(self) -> float:
-        """Return the seconds since the copy was complete."""
+    def _is_old(self) -> bool:
+        """Return whether the copy is old, or not there, or from the future by a clock that was set back."""
         try:
-            return time.time() - self.file.stat().st_mtime
+            return not 0 <= time.time() - self.file.stat().st_mtime < FRESH_S
         except FileNotFoundError:
-            return FRESH_S
+            return True
 
     async def _copy(self, holder: KnownPeer) -> None:
         """Fetch what is missing, piece by piece. Raises GossamerError, and OSError for a full disk."""
-        coming = self.file.with_name(f"{self.file.name}.coming")
+        coming, num_bytes = self.file.with_name(f"{self.file.name}.coming"), self.membership.terms.next_state_bytes
         async with self.sources.open(holder) as source:
-            header = await source.header(ContentsKind.STATE, self._check)
-            if shutil.disk_usage(self.home.path).free < 2 * header.total_bytes:
+            await source.header(ContentsKind.STATE, self._check)
+            self._answered_s[holder.peer_id] = loop_s()
+            if shutil.disk_usage(self.home.path).free < 2 * num_bytes:
                 return  # checkpoints go first
-            with contextlib.closing(Pieces.open(coming, self.membership.terms.run_id, header.total_bytes)) as pieces:
+            with contextlib.closing(Pieces.open(coming, self.membership.terms.run_id, num_bytes)) as pieces:
                 for piece in list(pieces.missing()):
                     began_s = loop_s()
                     await source.ask(ContentsKind.STATE, pieces.offset(piece), pieces.size(piece))
                     header, data = await source.take_run(self._check, PIECE_S)
+                    _need_finite(holder, data)
                     pieces.put(range(piece, piece + 1), data, header.global_step)
+                    self._answered_s[holder.peer_id] = loop_s()
                     await asyncio.sleep(min(MOST_PAUSE_S, (loop_s() - began_s) / LINE_SHARE))
         files.rename(coming, self.file)
 
     def _check(self, header: Contents) -> None:
-        if not 0 < header.total_bytes <= MOST_SIZES * self.membership.terms.state_bytes:
-            raise BadMessage(f"a stage of {header.total_bytes} bytes; ours has {self.membership.terms.state_bytes}")
+        """Raise NoUse for a state of another size than the next stage's, or of another time than ours."""
+        terms = self.membership.terms
+        if header.total_bytes != terms.next_state_bytes:
+            raise NoUse(f"a state of {header.total_bytes} bytes; that of stage {self.stage} has {terms.next_state_bytes}")
+        if abs(header.global_step - self.lifecycle.global_step) > terms.max_clock_gap_steps:
+            raise NoUse(f"its global step is {header.global_step}, ours {self.lifecycle.global_step}")
 
     # ------------------------------------------------------------------ moving
 
     async def _until_it_is_our_turn(self) -> None:
         while True:
-            await asyncio.sleep(LOOK_S)
-            lost_s = self._lost_s()
-            obstacle = self._obstacle() if lost_s >= LOST_S else ""
+            await asyncio.sleep(ASK_S)
+            await self._look()
+            now_s, is_lost = loop_s(), self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
+            obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
-            if lost_s >= LOST_S + self._rank() * RANK_S and not obstacle:
+            rank = sum(mate < self.membership.identity.peer_id for mate in self._mates)
+            is_our_turn = self._silent_since_s is not None and now_s - self._silent_since_s >= LOST_S + rank * RANK_S
+            if is_lost and is_our_turn and not obstacle and await self._leave_to_mates():
                 return
 
-    def _lost_s(self) -> float:
-        """Return for how long there was no sign of a holder of the next stage; 0 while we do not train, and where one came to the end."""
+    async def _look(self) -> None:
+        """Ask the holders of the next stage if there is no sign of any, then our mates: their answers show that our line is not down."""
+        now_s, book = loop_s(), self.sources.book
+        self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
+        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
+        self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
+        if self._sign_s is None or not self.lifecycle.may_meet or self._has_ended():
+            self._sign_s = self._silent_since_s = None
+        elif now_s - self._sign_s < SIGN_S or await self._any_holder_answers():
+            self._silent_since_s = None
+        else:
+            self._mates = await self._answering_mates()
+            self._silent_since_s = (self._silent_since_s or now_s) if self._mates else None
+
+    def _has_ended(self) -> bool:
+        """Return whether a holder of the next stage that has carried hops with us, or answered us, came to the end of the run."""
         book = self.sources.book
-        seen_s, has_ended = book.last_seen_s(self.stage), any(entry.finished for entry in book.claimed(self.stage, loop_s()))
-        return 0.0 if seen_s is None or has_ended or not self.lifecycle.may_meet else loop_s() - max(seen_s, self._began_s)
+        return any(entry.finished for entry in (*book.carriers(self.stage), *map(book.get, self._answered_s)))
+
+    async def _any_holder_answers(self) -> bool:
+        """Ask those that claim the next stage, known ones first. A known one that refuses is there too; others may lack its weights."""
+
+        def is_known(entry: KnownPeer) -> bool:
+            return entry.is_partner or entry.peer_id in self._answered_s
+
+        claimed = self._claimed(self.stage)
+        asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]
+        answers = await self.sources.ask_all(asked, lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        there = [peer for peer, answer in answers if isinstance(answer, Contents) or (isinstance(answer, Refused) and is_known(peer))]
+        if there:
+            self._sign_s = loop_s()
+            self._answered_s |= {entry.peer_id: self._sign_s for entry in there}
+        return bool(there)
+
+    async def _answering_mates(self) -> list[PeerId]:
+        """Return the other holders of our stage that have met us and give its weights now: one of them stays if we move."""
+        met = sorted(
+            (entry for entry in self._claimed(self.own_stage) if entry.has_met and not entry.paused), key=lambda entry: entry.peer_id
+        )
+        answers = await self.own_sources.ask_all(met[:ASKED], lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        headers = [(entry.peer_id, answer) for entry, answer in answers if isinstance(answer, Contents)]
+        return [peer for peer, header in headers if header.total_bytes == self.membership.terms.state_bytes]
+
+    async def _leave_to_mates(self) -> bool:
+        """Give our stage's weights no longer, so that no mate counts on us, and return whether a mate still gives them."""
+        self.lifecycle.hold(self.stage)
+        self._mates = await self._answering_mates()
+        if not self._mates:
+            self.lifecycle.hold(self.own_stage)
+            self._silent_since_s = None
+        return bool(self._mates)
 
     def _obstacle(self) -> str:
         """Return why we may not move; empty if we may."""
-        if not self._mates():
-            return f"this peer is the only holder of stage {self.own_stage}"
+        if not self._mates:
+            return f"no other holder of stage {self.own_stage} that this peer has met answers"
         if self.stage - 1 not in self.fits:
             return "it does not fit this peer's device"
         return "" if self.file.exists() else "this peer has no copy of it yet"
@@ -146,19 +227,24 @@ class Ward:
                 Warned("lost stage", f"stage {self.stage} is lost, and this peer does not take it over: {obstacle}" if obstacle else "")
             )
 
-    def _mates(self) -> list[PeerId]:
-        return [entry.peer_id for entry in self._seen(self.own_stage) if not entry.paused]
+    def _claimed(self, stage: int) -> list[KnownPeer]:
+        return self.sources.book.claimed(stage, loop_s())
 
-    def _rank(self) -> int:
-        return sum(mate < self.membership.identity.peer_id for mate in self._mates())
+    def move_back(self, reason: str) -> None:
+        """Hold the stage before again, from the next start on: the trainer has not adopted the copy of this one."""
+        files.remove(self.own_file)
+        self.emit(ProcessReported("joining", f"leaves stage {self.own_stage} again: {reason}"))
+        self._move_to((self.own_stage - 2) % self._num_stages + 1)
 
-    def _seen(self, stage: int) -> list[KnownPeer]:
-        """Return the holders of a stage, counted from one, of whom there was a sign lately."""
-        return [entry for entry in self.sources.book.claimed(stage, loop_s()) if loop_s() - entry.seen_s < LOST_S]
+    def _move_to(self, stage: int) -> None:
+        """Hold a stage from the next start on. That is one write: its weights lie in its ward, or in checkpoints that were set aside."""
+        files.remove(self.home.downloads / "state")  # of the stage that we leave
+        write_whole(self.home.stage, f"{stage}\n".encode())
+        self.lifecycle.hold(stage)
+        self.emit(StageMoved(self.own_stage, stage))
 
-    def _move(self) -> None:
-        """Hold the next stage from the next start on: its weights are found where a transfer leaves them."""
-        files.rename(self.file, self.home.downloads / "state")
-        write_whole(self.home.stage, f"{self.stage}\n".encode())
-        self.lifecycle.hold(self.stage)
-        self.emit(StageMoved(self.own_stage, self.stage))
+
+def _need_finite(holder: KnownPeer, data: bytes | memoryview) -> None:
+    """Raise BadContents unless all values of a piece, bf16, are finite."""
+    if ((np.frombuffer(data, dtype="<u2") & NOT_FINITE) == NOT_FINITE).any():
+        raise BadContents(f"{holder.peer_id.short()} gives values that are not finite")

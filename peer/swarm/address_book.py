@@ -54,7 +54,7 @@ class KnownPeer:
     global_step: int = 0
     finished: bool = False  # it reports that it has reached the end of the run
     paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
-    seen_s: float = 0.0  # when a record, a call or a meeting last showed it
+    seen_s: float = 0.0  # when a record, a call, a meeting or a hop last showed it
     global_step_at_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
     failures: int = 0  # in a row: not reached, or broke off
     refusals: int = 0  # in a row: answered, but did not meet us
@@ -211,6 +211,12 @@ class AddressBook:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
         if peer_id in self._entries:
             self._entries[peer_id].has_carried = True
+
+    def note_hop(self, peer_id: PeerId, now_s: float) -> None:
+        """Note a hop, or an answer to one, as a sign of a live peer; one that has left stays away."""
+        entry = self._entries.get(peer_id)
+        if entry is not None and now_s - entry.seen_s < FORGET_S:
+            entry.seen_s = now_s
 
     def note_failure(self, peer_id: PeerId, now_s: float, waited_s: float = 0.0) -> None:
         """Back off from a peer after a failure that may be the network's: longer each time, and at least twice as long as we waited."""

@@ -41,10 +41,13 @@ class Pieces:
         self._log = log
 
     @classmethod
-    def open(cls, path: Path, owner: bytes, num_bytes: int) -> Self:
-        """Go on with a content of so many bytes, or begin it. `owner`: 32 bytes, such as the id of the run. Raises OSError."""
+    def open(cls, path: Path, owner: bytes, num_bytes: int, kept_s: float = KEPT_S) -> Self:
+        """Go on with a content of so many bytes, or begin one; one that is older than `kept_s` is begun anew. Raises OSError.
+
+        `owner`: 32 bytes, such as the id of the run.
+        """
         head, beside = _HEAD.pack(owner, num_bytes), _log_of(path)
-        if not _is_fresh(beside, head):
+        if not (path.exists() and _is_fresh(beside, head, kept_s)):
             remove(path)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         data = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -157,10 +160,10 @@ def _log_of(path: Path) -> Path:
     return path.with_name(path.name + ".log")
 
 
-def _is_fresh(log: Path, head: bytes) -> bool:
+def _is_fresh(log: Path, head: bytes, kept_s: float) -> bool:
     try:
         with log.open("rb") as file:
-            return file.read(_HEAD.size) == head and time.time() - os.fstat(file.fileno()).st_mtime < KEPT_S
+            return file.read(_HEAD.size) == head and time.time() - os.fstat(file.fileno()).st_mtime < kept_s
     except FileNotFoundError:
         return False
 

@@ -138,6 +138,8 @@ class StateSource:
     async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         if not self.lifecycle.has_begun:
             raise Refused(RefusalCode.NOT_READY, "not training yet")
+        if self.lifecycle.stage not in (0, self.terms.own_stage):
+            raise Refused(RefusalCode.NOT_READY, "leaving this stage")
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
             return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)

@@ -13,6 +13,7 @@ import statistics
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
@@ -53,7 +54,8 @@ class StateSync:
     """Have the trainer begin, and keep it in step with the others.
 
     `has_start`: the run's initial weights are here. `away_s`: how long this peer was away, before it was started or in its last pause.
-    `apart_s` returns for how long a neighbouring stage has had no lane with us, in a staged run.
+    In a staged run, `apart_s` returns for how long a neighbouring stage has had no lane with us. `copy` is where the weights of our stage
+    lie if this peer has moved here, and `move_back` leaves the stage again, for this reason: the trainer does not adopt them.
     """
 
     membership: Membership
@@ -71,6 +73,8 @@ class StateSync:
     wait_for_peers: int
     away_s: float = 0.0
     apart_s: Callable[[], float] = lambda: 0.0
+    copy: Path | None = None
+    move_back: Callable[[str], None] = lambda reason: None
     _is_unserved: bool = False  # the claimed holders of our stage gave nothing for FOUND_S
     _waiting_s: float | None = None  # since when the trainer waits for them; loop time
     _back_s: float = -math.inf  # when it came back; loop time
@@ -146,14 +150,16 @@ class StateSync:
         """Have a trainer that waits begin. Raises as `_carry_out`.
 
         In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones. A
-        peer that has moved to our stage has left them on the disk.
+        peer that has moved to our stage has a copy of them on the disk.
         """
         target = wanted(self.view()) if self.groups.book.stage else None
-        if target is not None and await self.transfer.adopt_held(lambda: wanted(self.view()) or target):
-            steps = min(
-                self.view().stages_steps, self.membership.total_steps - 1
-            )  # they carry hops with us there, however old our weights are
-            self.link.notify(messages.FollowClock(steps, is_unlimited=True))
+        if target is not None and self.copy is not None and self.copy.exists():
+            refusal = await self.transfer.adopt_copy(self.copy, lambda: wanted(self.view()) or target)
+            if refusal is None:  # the others carry hops with us at their step, however old our weights are
+                steps = min(self.view().stages_steps, self.membership.total_steps - 1)
+                self.link.notify(messages.FollowClock(steps, is_unlimited=True))
+            else:
+                self.move_back(str(refusal))
             return
         if not (self.groups.book.stage and self.has_start):
             await self._carry_out()

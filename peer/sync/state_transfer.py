@@ -75,15 +75,16 @@ class StateTransfer:
         """Fetch a state and have the trainer adopt it; ask everybody again and again until that is done. Raises as `learn_global_steps`."""
         await self._ask_until_done(lambda: self.ask_everybody(wanted))
 
-    async def adopt_held(self, wanted: Callable[[], Wanted]) -> bool:
-        """Have the trainer adopt a state that lies whole on the disk, without a source; return whether it has."""
-        if not self.file.exists():
-            return False
-        with contextlib.closing(self._open()) as pieces:
-            if not pieces.is_whole:
-                return False
-            self._progress = TransferProgress(loop_s(), pieces.done_bytes)
-            return await self._adopt(pieces, wanted) is None
+    async def adopt_copy(self, copy: Path, wanted: Callable[[], Wanted]) -> GossamerError | None:
+        """Have the trainer adopt a state that lies on the disk, however old it is; return why it did not. The copy stays if it did."""
+        try:
+            with contextlib.closing(Pieces.open(copy, self.terms.run_id, self.terms.state_bytes, kept_s=math.inf)) as pieces:
+                if not pieces.is_whole:
+                    return NoUse("the copy is not whole")
+                self._progress = TransferProgress(loop_s(), pieces.done_bytes)
+                return await self._adopt(pieces, wanted, is_kept=True)
+        except OSError as error:
+            return NoUse(f"the copy cannot be read: {error.strerror}")
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
         """Fetch what all live peers can give; return None once it is adopted, else their errors. Raises BadSettings for a full disk."""
@@ -188,8 +189,8 @@ class StateTransfer:
         transfer = Transfer(self.sources, ContentsKind.STATE, pieces, missing, check, progress.num_by, on_pieces=note_piece)
         return await transfer.run(sources, self._num_sources)
 
-    async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted]) -> GossamerError | None:
-        """Have the trainer adopt the state; return why it did not. What it refuses is not kept."""
+    async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted], *, is_kept: bool = False) -> GossamerError | None:
+        """Have the trainer adopt the state; return why it did not. What it refuses is not kept, what it adopts only if `is_kept`."""
         await self.ask_global_steps()
         oldest, now = min(pieces.global_steps.values()), wanted().typical_steps
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
@@ -201,9 +202,10 @@ class StateTransfer:
                 adopted = await self.link.request(request)
         except LinkLost:
             return NoUse("our own trainer is being restarted")
-        files.remove(pieces.path)
         progress, self._progress = self._progress, None
         assert isinstance(adopted, messages.Adopted) and progress is not None
+        if not (adopted.accepted and is_kept):
+            files.remove(pieces.path)
         if not adopted.accepted:
             return self._blame(progress.num_by, adopted)
         self._num_sources, self._num_worse = SOURCES, 0

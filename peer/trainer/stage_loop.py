@@ -38,7 +38,8 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.computing import Computing, can_recompute, evaluating, is_out_of_memory, next_token_loss
 from gossamer.peer.model.model import model_config, state_tensors
-from gossamer.peer.model.stages import Cut, stage_output
+from gossamer.peer.model.plan import fragment_codecs, model_plan
+from gossamer.peer.model.stages import Cut, manifest_cuts, stage_output, stage_shapes
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
@@ -100,7 +101,7 @@ class StageLoop:
         self.devices = OneDevice(manifest, stage)
         self.computing = replace(computing, micro_batch=manifest.stages.micro_batch)
         self.hops = hops
-        self.terms = stage_terms(manifest, cut)
+        self.terms, self.next_state_bytes = stage_terms(manifest, cut), next_state_bytes(manifest, cut)
         self.waited_s = 0.0  # for hops, so far
         self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
         self._stage, self._cut, self._corpus = stage, cut, corpus
@@ -367,6 +368,13 @@ def stage_terms(manifest: StagedManifest, cut: Cut) -> StageTerms:
     num_values = rows * length * int(model_config(manifest.model).get_text_config().hidden_size)
     value_bytes = ACTIVATIONS[manifest.stages.activations].payload_bytes(num_values)
     return StageTerms(cut.stage, len(cut.blocks), TOKEN_BYTES * rows * (length + 1), value_bytes, manifest.inner.batch_size // rows)
+
+
+def next_state_bytes(manifest: StagedManifest, cut: Cut) -> int:
+    """Return the size of the state of the next stage, of which the node keeps a copy; the last stage's next is the first."""
+    cuts = manifest_cuts(manifest)
+    shapes = stage_shapes(manifest.model, cuts[(cut.stage + 1) % len(cuts)])
+    return model_plan(fragment_codecs(manifest, shapes), manifest.outer.alpha).state_bytes
 
 
 def checked_loss(loss: float) -> float:

@@ -12,11 +12,10 @@ from gossamer.peer.model.accelerator import has_own_memory
 from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import need_layout, parameter_shapes
-from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.peer.model.stages import Cut, manifest_cuts, stage_operations, stage_shapes
 from gossamer.peer.trainer.interval import step_hop_bytes
 from gossamer.peer.trainer.need import Need, Rooms, model_need, need_to_fit
-from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, stage_terms
+from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, next_state_bytes, stage_terms
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan, StageTerms
 from gossamer.protocol.run.manifest import StagedManifest
@@ -35,10 +34,7 @@ def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Compu
     rows = manifest.stages.micro_batch
     left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
     need = model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
-    cuts = manifest_cuts(manifest)
-    shapes = stage_shapes(manifest.model, cuts[(cut.stage + 1) % len(cuts)])
-    copy_bytes = model_plan(fragment_codecs(manifest, shapes), manifest.outer.alpha).state_bytes
-    return replace(need, disk={**need.disk, WARD: COPIES * copy_bytes})
+    return replace(need, disk={**need.disk, WARD: COPIES * next_state_bytes(manifest, cut)})
 
 
 def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing, only: int | None = None) -> dict[int, Computing]:

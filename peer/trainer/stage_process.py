@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Set
 from functools import partial
+from pathlib import Path
 
 from gossamer.peer.link.messages import Fits
 from gossamer.peer.link.payload_folder import PayloadFolder
@@ -66,16 +68,38 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     program = StageProgram(loop, corpus)
     replica = StageReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(settings.peer_id)))
 
-    _set_other_stage_aside(home, loop)
+    exchange_checkpoints(home, loop.parameters.keys())
     emit_built(child, replica, stage_flops_per_token(model, cut, inner.sequence_length), peak_flops(device, computing.dtype))
     loop.emit_computing("one micro-batch at a time")
     return TextTrainer(child, replica, open_boundary(child, home, replica, link, partial(StagedExchange, hops=hops)))
 
 
-def _set_other_stage_aside(home: Home, loop: StageLoop) -> None:
-    """Set the checkpoints of a stage that this peer has left aside: other peers hold it, so they are kept for the worst case only."""
-    found = latest_shapes(home.checkpoints)
-    names = {name.removeprefix(FAST) for name in (found[0] if found else ()) if name.startswith(FAST)}
-    if names and not names & loop.parameters.keys():
-        shutil.rmtree(home.left_checkpoints, ignore_errors=True)
-        home.checkpoints.rename(home.left_checkpoints)
+def exchange_checkpoints(home: Home, parameters: Set[str]) -> None:
+    """Set the checkpoints of a stage that this peer has left aside, and put those of the stage with these parameters back.
+
+    Other peers hold the stage that was left, so its checkpoints are for the worst case, or for the way back. After a crash, the next start
+    goes on with it.
+    """
+    own, left, leaving = home.checkpoints, home.left_checkpoints, home.left_checkpoints.with_name("checkpoints-leaving")
+    if (names := _trained(own)) and not names & parameters:
+        _finish(leaving, left)
+        own.rename(leaving)
+    if not _trained(own):
+        for aside in (leaving, left):
+            if _trained(aside) & parameters:
+                shutil.rmtree(own, ignore_errors=True)  # nothing there can be read
+                aside.rename(own)
+                break
+    _finish(leaving, left)
+
+
+def _finish(leaving: Path, left: Path) -> None:
+    if leaving.exists():
+        shutil.rmtree(left, ignore_errors=True)
+        leaving.rename(left)
+
+
+def _trained(folder: Path) -> set[str]:
+    """Return the names of the parameters in the newest checkpoint of a folder."""
+    found = latest_shapes(folder)
+    return {name.removeprefix(FAST) for name in (found[0] if found else ()) if name.startswith(FAST)}

@@ -85,7 +85,7 @@ class StageReplica(TextReplica):
     @property
     def plan(self) -> ModelPlan:
         """The sizes on the wire, those of hops too."""
-        return replace(super().plan, stage=self.program.inner.terms)
+        return replace(super().plan, stage=self.program.inner.terms, next_state_bytes=self.program.inner.next_state_bytes)
 
 
 class StagedExchange(TrainerExchange):

@@ -81,6 +81,7 @@ class ModelPlan:
     fragments: tuple[FragmentTerms, ...]  # by fragment id
     state_bytes: int  # size of ContentsKind.STATE
     stage: StageTerms | None = None  # in a staged run
+    next_state_bytes: int = 0  # in a staged run: size of the next stage's ContentsKind.STATE; the last stage's next is the first
 
     @property
     def round_bytes(self) -> int:
@@ -102,6 +103,7 @@ class RunTerms:
     members: frozenset[PeerId]  # the allow list
     max_clock_gap_steps: int  # largest difference between the global steps of two partners
     stage: StageTerms | None = None  # that this peer holds, in a staged run
+    next_state_bytes: int = 0  # as in ModelPlan
     revocations: Revocations = field(default_factory=Revocations, compare=False)  # shared by all copies of these terms; it grows
 
     @classmethod
@@ -119,11 +121,19 @@ class RunTerms:
             members=frozenset(map(PeerId.from_text, run.members)),
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
             stage=plan.stage,
+            next_state_bytes=plan.next_state_bytes,
         )
 
     def with_plan(self, plan: ModelPlan) -> Self:
         """Return a copy with the model's sizes. The copy shares the revocations."""
-        return replace(self, codec_id=plan.codec_id, fragments=plan.fragments, state_bytes=plan.state_bytes, stage=plan.stage)
+        return replace(
+            self,
+            codec_id=plan.codec_id,
+            fragments=plan.fragments,
+            state_bytes=plan.state_bytes,
+            stage=plan.stage,
+            next_state_bytes=plan.next_state_bytes,
+        )
 
     @property
     def own_stage(self) -> int:

@@ -78,6 +78,8 @@ class ScriptedTrainer:
     adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
     wrong_bytes: int = 0  # added to the size of each output
     lies: bool = False  # answers hops with other bytes than honest holders
+    state: bytes = bytes(800)  # that others fetch
+    picky_at: int | None = None  # the stage at which it adopts no state
     num_compared: int = 0  # micro-batches with several answers
     is_up: bool = True
     has_begun: bool = False
@@ -97,7 +99,8 @@ class ScriptedTrainer:
     @property
     def plan(self) -> ModelPlan:
         assert self.stage is not None
-        return ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(self.stage, self.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
+        stage = StageTerms(self.stage, self.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH)
+        return ModelPlan(16, (FragmentTerms(0, 1000, 0),), len(self.state), stage, next_state_bytes=800)
 
     # ------------------------------------------------------------------ the node's end of the link
 
@@ -137,9 +140,12 @@ class ScriptedTrainer:
         if isinstance(request, messages.BringUp | messages.WriteResult):
             return messages.Written(request.name, STILL)
         if isinstance(request, messages.CopyState):
-            self.payloads.write(request.name, bytes(self.plan.state_bytes))
+            self.payloads.write(request.name, self.state)
             return messages.Written(request.name, "")
         if isinstance(request, messages.Adopt):
+            if self.picky_at == self.stage:
+                return messages.Adopted(request.name, False, "it is too large", is_sound=False)
+            need_size(request.name, len(self.state))
             self.adopted.append(request.global_step)
             self.base_step, self.has_begun = request.global_step - self.steps, True
             return messages.Adopted(request.name, True, "")
@@ -223,6 +229,10 @@ class ScriptedTrainer:
         self.payloads.write(hop_file(hop, file), fill * (VALUE_BYTES + self.wrong_bytes))
 
 
+def need_size(path: str, num_bytes: int) -> None:
+    assert len(Path(path).read_bytes()) == num_bytes
+
+
 class Holder:
     """One peer of a staged run: its home outlives it, the rest is made anew at each start."""
 
@@ -242,6 +252,8 @@ class Holder:
         self.has_ended = False  # its node, since the last start
         self.all_added: Counter[str] = Counter()
         self.num_moves = 0
+        self.state = bytes(800)  # that its trainers give
+        self.picky_at: int | None = None  # likewise: the stage at which they adopt no state
         self._num_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -275,6 +287,7 @@ class Holder:
         self.trainer = ScriptedTrainer(
             self.payloads, self.fits, run.manifest.num_stages, self.service_s, total_steps=run.manifest.run.total_steps
         )
+        self.trainer.state, self.trainer.picky_at = self.state, self.picky_at
         if self.saved_step is not None:
             self.trainer.base_step, self.trainer.has_begun = self.saved_step, True
         own = OwnSide(self.trainer, self.payloads, Journal(self.home.journal))  # type: ignore[arg-type]

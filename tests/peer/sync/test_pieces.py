@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from contextlib import closing
 from pathlib import Path
@@ -57,3 +58,23 @@ def test_another_content_is_begun_anew(tmp_path: Path, other: str) -> None:
     owner, size = b"o" * 32 if other == "owner" else OWNER, SIZE + 1 if other == "size" else SIZE
     with closing(Pieces.open(path, owner, size)) as pieces:
         assert not pieces.global_steps and path.stat().st_size == size
+
+
+def test_a_log_without_its_content_is_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        put(pieces, 0, 1, 2)
+    path.rename(tmp_path / "to")  # where a crash interrupts `rename`
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        assert list(pieces.missing()) == [0, 1, 2]
+
+
+@pytest.mark.parametrize(("kept_s", "is_kept"), [(math.inf, True), (KEPT_S, False)])
+def test_an_old_content_is_kept_where_the_caller_wants_it(kept_s: float, is_kept: bool, tmp_path: Path) -> None:
+    path = tmp_path / "state"
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        put(pieces, 0, 1, 2)
+    for file in (path, tmp_path / "state.log"):
+        os.utime(file, (file.stat().st_mtime - 10 * KEPT_S,) * 2)
+    with closing(Pieces.open(path, OWNER, SIZE, kept_s)) as pieces:
+        assert pieces.is_whole is is_kept

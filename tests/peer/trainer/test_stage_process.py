@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import Backward, Begin, Declined, Forward, Forwarded, HopFile, Returned, hop_file
@@ -22,12 +23,14 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import ModelBuilt, StepDone, TextRead
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import Room
+from gossamer.peer.model.checkpoint import CheckpointContents, load_latest, save
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import num_parameters
 from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.trainer.need import Rooms
+from gossamer.peer.trainer.replica import FAST
 from gossamer.peer.trainer.stage_need import fitting_stages, least_stage_need, stage_need
-from gossamer.peer.trainer.stage_process import build_staged
+from gossamer.peer.trainer.stage_process import build_staged, exchange_checkpoints
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
@@ -132,6 +135,7 @@ def test_two_processes_train_until_a_neighbour_is_at_the_end(tmp_path: Path) -> 
             assert first.offered == last.offered == [(0, 1)]
             assert first.plan.stage == StageTerms(0, 2, token_bytes=2 * 17 * 4, value_bytes=2 * 16 * 64 * 4, in_batch=3)
             assert last.plan.stage is not None and last.plan.stage.is_last
+            assert (first.plan.next_state_bytes, last.plan.next_state_bytes) == (last.plan.state_bytes, first.plan.state_bytes)
             await eventually(lambda: first.has_begun() and last.has_begun(), "both train")
             for hop in range(6):
                 assert await carry(first, last, hop) == ["Forwarded", "Returned", "Returned"]
@@ -188,3 +192,52 @@ def test_a_stage_that_fits_is_offered_and_a_machine_too_small_for_any_is_refused
     with pytest.raises(BadSettings, match=r"no stage of this run fits. stage 1 of 3: .* stage 3 of 3: ") as caught:
         fitting_stages(manifest, "cpu", rooms(min(least) - 1), computing)
     assert "more stages" in caught.value.hint
+
+
+RUN = bytes(32)
+
+
+def save_stage(home: Home, stage: int, step: int) -> None:
+    save(home.checkpoints, CheckpointContents(RUN, step, {f"{FAST}block.{stage}": torch.zeros(2)}, {}))
+
+
+def steps_of(folder: Path) -> int | None:
+    found = load_latest(folder, RUN)
+    return found.contents.step if found else None
+
+
+def test_a_peer_that_moves_on_and_back_finds_its_own_checkpoints(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    save_stage(home, stage=1, step=10)
+    for stage, own, left in [(1, 10, None), (2, None, 10), (1, 10, None), (2, None, 10)]:
+        exchange_checkpoints(home, {f"block.{stage}"})
+        assert (steps_of(home.checkpoints), steps_of(home.left_checkpoints)) == (own, left)
+    save_stage(home, stage=2, step=20)
+    for stage, own, left in [(2, 20, 10), (1, 10, 20), (2, 20, 10), (3, None, 20)]:
+        exchange_checkpoints(home, {f"block.{stage}"})
+        assert (steps_of(home.checkpoints), steps_of(home.left_checkpoints)) == (own, left)
+
+
+@pytest.mark.parametrize("num_renames", [0, 1, 2])
+def test_a_crash_while_checkpoints_are_exchanged_loses_none(num_renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = Home(tmp_path)
+    home.create()
+    save_stage(home, stage=1, step=10)
+    exchange_checkpoints(home, {"block.2"})
+    save_stage(home, stage=2, step=20)
+    rename, num_done = Path.rename, 0
+
+    def rename_some(path: Path, to: Path) -> Path:
+        nonlocal num_done
+        if num_done == num_renames:
+            raise KeyboardInterrupt
+        num_done += 1
+        return rename(path, to)
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(Path, "rename", rename_some)
+        exchange_checkpoints(home, {"block.1"})
+    home.create()
+    exchange_checkpoints(home, {"block.1"})
+    assert (steps_of(home.checkpoints), steps_of(home.left_checkpoints)) == (10, 20)
