@@ -423,12 +423,12 @@ def test_a_declined_hop_is_forgotten_wherever_it_was() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_faults_at_any_event_of_doubled_hops(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kills, cuts, declines and unlike answers: each holder adds a name once at most, and a world at rest keeps no hop and no file."""
+    """Kills, cuts, declines, unlike and odd answers: each holder adds a name once at most, and a world at rest keeps no hop and no file."""
     monkeypatch.setattr(doubling, "EVERY", 2)
     world = World(3, 3, seed)
     rng = random.Random(f"doubled {seed}")
     for holder in world.holders:
-        holder.unlike, holder.declines = 0.3, 0.02
+        holder.unlike, holder.odd, holder.declines = 0.3, 0.3, 0.02
     for _ in range(6):
         victim = rng.choice(world.holders)
         wires = list(victim.wires.values())
