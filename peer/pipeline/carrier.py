@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from gossamer.peer.link.messages import Begin, Declined, Forward, Forwarded, HopFile, HopReply, Returned, Unlike, hop_file
 from gossamer.peer.pipeline import commands, events
@@ -18,9 +18,8 @@ from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.doubling import MOST_ANSWERS, Doubling
 from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState, arriving_parts, files_bytes
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
-from gossamer.peer.pipeline.routing import Capacity, choose, compare
+from gossamer.peer.pipeline.routing import Capacity, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
-from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import MICRO_BATCH_BYTES
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message, NoticeKind, Part
 from gossamer.protocol.messages.terms import StageTerms
@@ -219,7 +218,7 @@ class Carrier:
             case HopState.BACKWARD, Returned(loss=loss, odd=odd, evidence=evidence):
                 hop.loss = loss
                 if hop.copies:
-                    self._do(self.doubling.learn(hop.answered, odd, evidence))
+                    self._do(self.doubling.learn(hop.answered, odd, evidence, hop.sent_by))
                     self._end_copies(hop)
                 self._answer(hop)
             case HopState.BACKWARD, Unlike(evidence=evidence):
@@ -239,7 +238,7 @@ class Carrier:
         hop = self.hops[number]
         if hop.state not in AT_TRAINER:
             raise InvalidHopEvent(f"no request is open in {hop.state.name}")
-        self._note_added(self._addable(hop))
+        self._note_added(hop.addable(self.stage))
         hop.state = HopState.READY  # no request is open any more
         self._give_up(hop, "the trainer went away")
 
@@ -250,18 +249,13 @@ class Carrier:
             self._note_added(name)
         self._do(commands.RemoveHop(number))
 
-    def _addable(self, hop: Hop) -> bytes:
-        """Return the name of a hop whose gradient the trainer adds by its open request; nothing if it adds none."""
-        adds = not hop.measure and (hop.state is HopState.BACKWARD or (self.stage.is_last and hop.state is HopState.QUEUED))
-        return hop.name if adds else b""
-
     def _note_added(self, name: bytes) -> None:
         if name:
             keep_newest(self._added, name, None, NAMES_KEPT)
 
     def _answer(self, hop: Hop) -> None:
         """Send the gradient to the lower stage; at stage 0 the hop is over."""
-        self._note_added(self._addable(hop))
+        self._note_added(hop.addable(self.stage))
         hop.state = HopState.ANSWERING
         if hop.source is None:
             self._end(hop, HopOutcome.MEASURED if hop.measure else HopOutcome.TRAINED)
@@ -282,7 +276,7 @@ class Carrier:
         """At stage 0, have own trainer begin as many hops as the lanes have credit for, two batches at most."""
         if not self.stage.is_first or self._is_stopping or not self.may_begin:
             return
-        credit = sum(lane.credit(self._now_s) for lane in self.down.values())
+        credit = self.doubling.credit(self.down.values(), self._now_s)
         num_waiting = sum(hop.state in (HopState.QUEUED, HopState.READY) for hop in self.hops.values())
         for _ in range(min(credit - num_waiting, self.capacity.most - len(self.hops))):
             number = next(self._numbers)
@@ -292,17 +286,15 @@ class Carrier:
     def _send_ready(self) -> None:
         """Send the hops whose output is there, the oldest first, as far as lanes have credit."""
         for hop in [hop for hop in self.hops.values() if hop.state is HopState.READY]:
-            lane = choose(self.down.values(), hop.tried, self._rng, self._now_s)
-            if lane is None:
-                return
-            self._send(hop, lane)
-            if hop.tries == 1 and not hop.measure and self.doubling.is_due(lane.partner):
-                self._send_copy(hop, [lane.partner])
+            if not self.doubling.without_copies(hop, self.down.values()):
+                self._end_copies(hop)
+            for lane in self.doubling.choose(hop, self.down.values(), self._now_s):
+                self._send(hop if hop.away is None else self._copied(hop), lane)
 
     def _send(self, hop: Hop, lane: DownLane) -> None:
         hop.state, hop.tries, original = HopState.AWAY, hop.tries + 1, hop.original
         original.tried.add(lane.number)
-        hop.away = Away(lane, lane.send(hop.number), self._now_s)
+        hop.away, hop.asked = Away(lane, lane.send(hop.number), self._now_s), self.doubling.asked(lane.partner)
         if original.source is not None:
             hop.away.notice_s = self._now_s + lane.notice_s
         forward = HopForward(hop.away.number, hop.name, hop.measure, self.global_step)
@@ -326,27 +318,35 @@ class Carrier:
         assert hop.away is not None and hop.loss is not None
         hop.away.lane.note_answer(self._now_s - hop.away.sent_s, self._now_s)
         compare(self.down.values())
-        hop.answered_by, hop.away, hop.state = hop.away.lane.partner, None, HopState.BACK
+        hop.away, hop.state = None, HopState.BACK
         if hop.measure and hop.source is not None:
             self._answer(hop)
             return
         self._compute_if_back(hop.original)
 
     def _compute_if_back(self, hop: Hop) -> None:
-        """Have the trainer compute backward once the answers to a hop and its copies are here."""
-        if hop.are_all_back:
+        """Have the trainer compute backward once the answers to a hop and its copies are here, and may be used."""
+        if not hop.are_all_back:
+            return
+        if self.doubling.may_use(hop, self.down.values()):
             hop.state = HopState.BACKWARD
             self._do(commands.AskForHop(hop.backward()))
+        elif not self._ask_another(hop):
+            self._try_again(hop, "its holder is in doubt, and no other one has answered")
 
-    def _send_copy(self, hop: Hop, asked: Sequence[PeerId]) -> bool:
-        """Send a micro-batch under another name to a holder of a group that was not asked; return whether there is one with credit."""
-        fresh = [lane for lane in self.down.values() if lane.number not in hop.tried]
-        if (lane := self.doubling.other_lane(asked, fresh, self._now_s)) is None:
-            return False
+    def _copied(self, hop: Hop) -> Hop:
         copy = hop.copied(next(self._numbers), self._rng.randbytes(MICRO_BATCH_BYTES))
         self.hops[copy.number] = copy
-        self._send(copy, lane)
-        return True
+        return copy
+
+    def _ask_another(self, hop: Hop) -> bool:
+        """Send a copy of a hop that is answered to one more group; return whether a lane that was not tried has credit."""
+        fresh = [lane for lane in self.down.values() if lane.number not in hop.tried]
+        lane = self.doubling.other_lane(list(hop.answered.values()), fresh, (), self._now_s)
+        if lane is not None:
+            self._send(self._copied(hop), lane)
+            self._delay(hop)
+        return lane is not None
 
     def _drop_copy(self, copy: Hop) -> None:
         """Go on without a copy that was not answered."""
@@ -363,10 +363,8 @@ class Carrier:
     def _ask_one_more(self, hop: Hop, evidence: str) -> None:
         """Let a third group decide between unlike answers; without one, give the hop up."""
         hop.state = HopState.BACK
-        partners = tuple(hop.answered.values())
-        if len(partners) < MOST_ANSWERS and self._send_copy(hop, partners):
-            self._delay(hop)
-        else:
+        partners = tuple(one.partner for one in hop.answered.values())
+        if len(partners) >= MOST_ANSWERS or not self._ask_another(hop):
             self._do(commands.AnswersCompared(partners, evidence=evidence))
             self._give_up(hop, "holders of the next stage answer it in unlike ways")
 
@@ -399,7 +397,7 @@ class Carrier:
 
     def _try_again(self, hop: Hop, reason: str) -> None:
         """Send a hop to another holder, or give it up."""
-        if hop.state is HopState.RETURNING:
+        if hop.state in (HopState.RETURNING, HopState.BACK):
             self._do(commands.RemoveFile(hop_file(hop.number, HopFile.PARTNER_BACKWARD)))
         hop.away, hop.state, hop.loss = None, HopState.READY, None
         if hop.copy_of is not None:
@@ -428,7 +426,7 @@ class Carrier:
         if hop.away is not None:
             self._withdraw(hop, hop.away)
         if hop.state in AT_TRAINER:
-            self._lost[hop.number] = self._addable(hop)
+            self._lost[hop.number] = hop.addable(self.stage)
         if hop.is_remembered:
             self._do(commands.TellLost(hop.number))
         if hop.source is not None:

@@ -18,6 +18,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import NamedTuple
 
 from gossamer.peer.link.messages import Backward, HopFile, hop_file
 from gossamer.peer.pipeline.lane import DownLane, UpLane
@@ -49,6 +50,13 @@ class HopSource:
 
     lane: UpLane
     number: int
+
+
+class Asked(NamedTuple):
+    """Who is asked for an answer. The group is that at the time of the hop: a partner without a lane has none at the node."""
+
+    partner: PeerId
+    group: str | None  # None: not known yet
 
 
 @dataclass(slots=True)
@@ -84,7 +92,7 @@ class Hop:
     unread_s: float = math.inf  # in the state ANSWERING: when the lower stage should have read the answer
     copies: list[Hop] = field(default_factory=list)  # the same micro-batch under other names, at other holders
     copy_of: Hop | None = None
-    answered_by: PeerId | None = None  # the partner of the lane whose answer is complete
+    asked: Asked | None = None  # to whom it was sent last
 
     @property
     def is_remembered(self) -> bool:
@@ -97,9 +105,10 @@ class Hop:
         return all(one.state is HopState.BACK for one in (self, *self.copies))
 
     @property
-    def answered(self) -> dict[int, PeerId]:
+    def answered(self) -> dict[int, Asked]:
         """Return who has answered it and its copies, by their numbers."""
-        return {one.number: one.answered_by for one in (self, *self.copies) if one.answered_by is not None}
+        is_answered = (HopState.BACK, HopState.BACKWARD)
+        return {one.number: one.asked for one in (self, *self.copies) if one.state in is_answered and one.asked is not None}
 
     @property
     def original(self) -> Hop:
@@ -107,9 +116,19 @@ class Hop:
         return self.copy_of or self
 
     @property
+    def sent_by(self) -> PeerId | None:
+        """The partner that has sent it from below; None if it began here."""
+        return None if self.source is None else self.source.lane.partner
+
+    @property
     def is_fresh(self) -> bool:
         """Whether it began here and is away for the first time, so that nobody but the partner has seen its name."""
         return self.source is None and self.tries == 1
+
+    def addable(self, stage: StageTerms) -> bytes:
+        """Return its name if own trainer adds its gradient by the open request; nothing if it adds none."""
+        adds = not self.measure and (self.state is HopState.BACKWARD or (stage.is_last and self.state is HopState.QUEUED))
+        return self.name if adds else b""
 
     def copied(self, number: int, name: bytes) -> Hop:
         """Return a new copy under another name: nobody can tell it from another micro-batch."""

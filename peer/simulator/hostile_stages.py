@@ -131,7 +131,8 @@ class HostileStages(Stages):
         if len(answers) == 1 or None in [gradient for _, gradient in answers]:
             loss, gradient = answers[0]
         else:
-            loss, gradient = self._compared(sender, asked, answers, lambda holder: self._asked(tokens, path, above, holder, output))
+            source = self._peers[path[stage - 1]] if stage else None
+            loss, gradient = self._compared(sender, asked, answers, source, lambda holder: self._asked(tokens, path, above, holder, output))
         return loss, None if gradient is None else sender.lengths.shorten(gradient)
 
     def _asked(self, tokens: Tensor, path: tuple[int, ...], above: int, holder: int, output: Tensor) -> Answer:
@@ -140,7 +141,9 @@ class HostileStages(Stages):
             path = (*path[:above], holder, *(self._routes.randrange(len(self._peers)) for _ in path[above + 1 :]))
         return self._answer(tokens, path, above, output)
 
-    def _compared(self, sender: Sender, asked: list[int], answers: list[Answer], ask: Callable[[int], Answer]) -> Answer:
+    def _compared(
+        self, sender: Sender, asked: list[int], answers: list[Answer], source: PeerId | None, ask: Callable[[int], Answer]
+    ) -> Answer:
         """Compare the answers; ask a third holder where two are unlike, and learn which one is odd."""
         found = self._compare(answers)
         if not found.alike and (third := self._others(sender, asked)):
@@ -150,7 +153,8 @@ class HostileStages(Stages):
         if not found.alike:
             self.num_unlike += 1
             return answers[0][0], None
-        learned = sender.doubling.learn({number: self._peers[holder] for number, holder in enumerate(asked, 1)}, found.odd, found.evidence)
+        answered = {number: sender.doubling.asked(self._peers[holder]) for number, holder in enumerate(asked, 1)}
+        learned = sender.doubling.learn(answered, found.odd, found.evidence, source)
         if found.odd is not None:
             odd = asked[found.odd - 1]
             self.odd.append(odd)

@@ -11,7 +11,7 @@ import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gossamer.peer.link.messages import (
     Backward,
@@ -51,6 +51,8 @@ class Wire:
     number: int
     is_open: bool = True
     arrives_s: dict[int, float] = field(default_factory=dict)  # of the last message to each side, so that order is kept
+    withdrawn: int = 0  # the hop whose withdrawal is on its way until `withdrawn_s`: later hops come behind that notice
+    withdrawn_s: float = 0.0
 
 
 @dataclass
@@ -63,6 +65,7 @@ class Holder:
     service_s: float
     declines: float = 0.0  # share of requests that its trainer declines
     unlike: float = 0.0  # share of doubled hops whose answers its trainer finds unlike
+    odd: float = 0.0  # share of doubled hops of which its trainer finds one answer odd
     is_alive: bool = True
     carrier: Carrier = field(init=False)
     files: dict[str, int] = field(default_factory=dict)
@@ -166,7 +169,8 @@ class Holder:
         wire = self.wires.get(lane)
         if wire is not None:
             jumps = isinstance(message, HopNotice)
-            self.world.deliver(wire, self, message, lambda: of in self.withdrawn.get(lane, ()), jumps=jumps)
+            number = message.number if isinstance(message, HopForward) else of or 0
+            self.world.deliver(wire, self, message, lambda: of in self.withdrawn.get(lane, ()), number, jumps=jumps)
 
     # ------------------------------------------------------------------ the trainer
 
@@ -205,7 +209,10 @@ class Holder:
             self.num_doubled += 1
             if self.world.rng.random() < self.unlike:
                 return Unlike(job.hop, "drawn")
-        return Returned(job.hop, job.loss) if hop is not None and hop.measure else self._add(job.hop, job.loss)
+        reply = Returned(job.hop, job.loss) if hop is not None and hop.measure else self._add(job.hop, job.loss)
+        if isinstance(reply, Returned) and job.copies and self.world.rng.random() < self.odd:
+            return replace(reply, odd=self.world.rng.choice([job.hop, *(number for number, _ in job.copies)]))
+        return reply
 
     def _add(self, hop: int, loss: float) -> HopReply:
         name = self.names[hop]
@@ -292,15 +299,23 @@ class World:
         low.take(events.LaneOpened(DownLane.opened(number, peer, window, low.carrier.stage)))
         assert wire.is_open
 
-    def deliver(self, wire: Wire, sender: Holder, message: Message, is_stopped: Callable[[], bool], *, jumps: bool) -> None:
+    def deliver(self, wire: Wire, sender: Holder, message: Message, is_stopped: Callable[[], bool], number: int, *, jumps: bool) -> None:
+        """Have a message arrive. `number`: the hop that it carries upwards; 0: none."""
         taker = wire.high if sender is wire.low else wire.low
         arrives_s = max(self.now_s + 0.01 * self.rng.random(), 0.0 if jumps else wire.arrives_s.get(id(taker), 0.0))
         if jumps and isinstance(message, HopNotice) and message.notice is NoticeKind.WITHDRAWN:
             arrives_s = max(arrives_s, self.now_s + 0.01)  # behind what has left already
+            is_other_near = self.now_s < wire.withdrawn_s
+            wire.withdrawn = min(wire.withdrawn, message.number) if is_other_near else message.number
+            wire.withdrawn_s = arrives_s
+            wire.arrives_s[id(taker)] = max(arrives_s + 1e-6, wire.arrives_s.get(id(taker), 0.0))
         wire.arrives_s[id(taker)] = max(arrives_s, wire.arrives_s.get(id(taker), 0.0))
 
         def arrive() -> None:
             if not (wire.is_open and taker.is_alive) or is_stopped():
+                return
+            if number > wire.withdrawn and self.now_s < wire.withdrawn_s:
+                self.after(wire.withdrawn_s - self.now_s, arrive)
                 return
             for changed in self.tamper(message):
                 if isinstance(changed, PeerMisbehaved):

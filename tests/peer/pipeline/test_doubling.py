@@ -37,12 +37,17 @@ class Sender:
         self.now_s = 1000.0
         for number in range(1, num_lanes + 1):
             self.carrier.doubling.groups[peer(number)] = f"group {number}"
-            self.take(events.LaneOpened(DownLane.opened(number, peer(number), 8, terms)))
+            self.open(number)
         if doubled:
             for number in range(1, num_lanes + 1):
-                self.carrier.doubling._note_odd(peer(number))
+                self.doubt(number)
         if stage:
             self.take(events.LaneOpened(UpLane(BELOW, peer(BELOW), 2)))
+
+    def doubt(self, number: int) -> None:
+        """Have one odd answer of a partner."""
+        doubling = self.carrier.doubling
+        doubling.learn({1: doubling.asked(peer(number))}, 1, "odd", None)
 
     def take(self, event: events.Event) -> list[Command]:
         return self.carrier.handle(event, self.now_s)
@@ -50,13 +55,31 @@ class Sender:
     def say(self, lane: int, *messages: Message) -> list[Command]:
         return [command for message in messages for command in self.take(events.LaneSaid(lane, message))]
 
-    def begin(self) -> int:
-        """Begin one hop at the first stage; return its number."""
+    def open(self, number: int) -> None:
+        self.take(events.LaneOpened(DownLane.opened(number, peer(number), 8, self.carrier.stage)))
+
+    def start(self) -> list[Command]:
+        """Begin as many hops as the lanes have credit for."""
         self.carrier.may_begin = True
         done = self.take(events.TimePassed())
         self.carrier.may_begin = False
-        hop = next(command.request.hop for command in done if isinstance(command, commands.AskForHop))
-        for other in [number for number in self.carrier.hops if number != hop]:
+        return done
+
+    def receive(self, number: int) -> int:
+        """Take a hop from the stage below; return its number here."""
+        self.say(
+            BELOW,
+            HopForward(number, number.to_bytes(16, "big"), False, 5),
+            Chunk(Part.TOKENS, 0, bytes(TOKENS)),
+            Chunk(Part.ACTIVATIONS, 0, bytes(VALUES)),
+        )
+        return next(reversed(self.carrier.hops))
+
+    def begin(self) -> int:
+        """Begin one hop at the first stage; return its number."""
+        done = self.start()
+        hop, *others = [command.request.hop for command in done if isinstance(command, commands.AskForHop)]
+        for other in others:
             self.take(events.HopLost(other))
         return hop
 
@@ -114,7 +137,7 @@ def test_a_copy_goes_to_another_sybil_group_or_nowhere() -> None:
     for groups in ({1: "a", 2: "a"}, {1: "a"}, {}):
         sender = Sender(2)
         sender.carrier.doubling.groups = {peer(number): name for number, name in groups.items()}
-        sender.carrier.doubling._note_odd(peer(1))
+        sender.doubt(1)
         hop = sender.begin()
         assert len(sender.forwarded(hop)) == 1
 
@@ -174,7 +197,8 @@ def test_the_third_holder_is_asked_once() -> None:
 
 @pytest.mark.parametrize("how", ["declined", "lane gone", "overdue", "its file is lost"])
 def test_a_copy_that_is_not_answered_is_not_waited_for(how: str) -> None:
-    sender = Sender(2)
+    sender = Sender(2, doubled=False)
+    sender.carrier.doubling._is_owed = True
     hop = sender.begin()
     first, copy = sender.forwarded(hop)
     sender.answer(first)
@@ -215,30 +239,171 @@ def test_a_hop_that_is_withdrawn_takes_its_copies_with_it() -> None:
 
 def test_three_odd_answers_and_a_partner_rests() -> None:
     doubts = Doubling(random.Random(1), {peer(number): str(number) for number in range(3)})
-    answered = {number + 1: peer(number) for number in range(3)}
-    found = [doubts.learn(answered, 1, "odd") for _ in range(MOST_ODD)]
+    answered = {number + 1: doubts.asked(peer(number)) for number in range(3)}
+    found = [doubts.learn(answered, 1, "odd", None) for _ in range(MOST_ODD)]
     assert [(one.num_odd, one.must_rest) for one in found] == [(1, False), (2, False), (3, True)]
     doubts.forgive(peer(0))
     assert doubts.is_due(peer(0)), "it stays in doubt"
-    assert doubts.learn(answered, 1, "odd").num_odd == 1
+    assert doubts.learn(answered, 1, "odd", None).num_odd == 1
 
 
 def test_like_answers_make_up_for_odd_ones() -> None:
     """A holder that passes a quarter of its hops on to a dishonest one does not rest for it."""
     doubts = Doubling(random.Random(1), {peer(number): str(number) for number in range(2)})
-    answered = {1: peer(0), 2: peer(1)}
+    answered = {1: doubts.asked(peer(0)), 2: doubts.asked(peer(1))}
     for _ in range(6):
-        assert not doubts.learn(answered, 1, "odd").must_rest
+        assert not doubts.learn(answered, 1, "odd", None).must_rest
         for _ in range(3):
-            doubts.learn(answered, None, "")
+            doubts.learn(answered, None, "", None)
     for _ in range(CLEARED - 3):
-        doubts.learn(answered, None, "")
+        doubts.learn(answered, None, "", None)
     assert not doubts._doubts, "after enough of them it is in doubt no more"
+
+
+def test_odd_answers_to_the_hops_of_one_lower_group_rest_nobody() -> None:
+    """A lower holder can craft hops on which honest answers differ, and send them again and again, under two keys too."""
+    below = {peer(5): "crafts", peer(6): "crafts", peer(7): "honest"}
+    doubts = Doubling(random.Random(1), {peer(number): str(number) for number in range(3)} | below)
+    answered = {number + 1: doubts.asked(peer(number)) for number in range(3)}
+    assert not any(doubts.learn(answered, 1, "odd", peer(5 + n % 2)).must_rest for n in range(4 * MOST_ODD))
+    assert doubts.is_due(peer(0)), "it is in doubt nevertheless"
+    assert [doubts.learn(answered, 1, "odd", peer(7)).must_rest for _ in range(MOST_ODD)] == [False, False, True]
+
+
+def test_like_answers_to_one_source_make_up_for_nothing_of_another() -> None:
+    """A liar and a lower holder that work together cannot keep the liar from its rest."""
+    doubts = Doubling(random.Random(1), {peer(number): str(number) for number in range(8)})
+    answered = {number + 1: doubts.asked(peer(number)) for number in range(3)}
+    found = []
+    for _ in range(MOST_ODD):
+        found += [doubts.learn(answered, 1, "odd", peer(source)).must_rest for source in (5, 6)]
+        for _ in range(CLEARED - 1):
+            doubts.learn(answered, None, "", peer(7))
+    assert found == [False] * (2 * MOST_ODD - 1) + [True]
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_source_of_a_hop_counts(stage: int) -> None:
+    sender = Sender(2, stage, stage + 2)
+    found = []
+    for number in range(1, 2 * MOST_ODD):
+        sender.now_s += 100.0
+        hop = sender.receive(number) if stage else sender.begin()
+        copies = sender.forwarded(hop)
+        odd = next(copy.hop for copy in copies if copy.lane == 1)
+        for copy in copies:
+            done = sender.answer(copy)
+        assert asked(done)
+        done = sender.take(events.TrainerReplied(Returned(hop, 2.5, odd=odd, evidence="cosine -1")))
+        found += [one.must_rest for one in compared(done)]
+        sender.take(events.HopSent(hop))
+    assert any(found) is (stage == 0)
+
+
+def test_a_partner_that_ends_its_lane_before_the_comparison_is_in_doubt() -> None:
+    sender = Sender(3, doubled=False)
+    sender.carrier.doubling._is_owed = True
+    hop = sender.begin()
+    first, copy = sender.forwarded(hop)
+    sender.answer(first), sender.answer(copy)
+    sender.take(events.LaneGone(first.lane))
+    group = sender.carrier.doubling.groups.pop(peer(first.lane))  # the node groups the partners that have a lane
+    (third,) = sent(sender.take(events.TrainerReplied(Unlike(hop, "cosine -1"))))
+    sender.answer(third)
+    sender.take(events.TrainerReplied(Returned(hop, 2.5, odd=hop, evidence="cosine -1")))
+    sender.carrier.doubling.groups[peer(first.lane)] = group
+    sender.open(first.lane)
+    assert sender.carrier.doubling.is_due(peer(first.lane))
+
+
+def test_a_group_in_doubt_gets_no_hop_while_nobody_has_credit_for_the_copy() -> None:
+    sender = Sender(2, doubled=False)
+    sender.doubt(1)
+    sender.carrier.down[2].rests_until_s = sender.now_s + 5.0
+    assert not asked(sender.start()), "none is begun that could not be sent"
+    sender.carrier.down[2].rests_until_s = sender.now_s
+    hop = sender.begin()
+    sender.carrier.down[2].rests_until_s = sender.now_s + 5.0
+    assert not sender.forwarded(hop)
+    sender.now_s += 5.0
+    assert {one.lane for one in sent(sender.take(events.TimePassed()))} >= {2}
+
+
+def test_a_retry_at_a_group_in_doubt_has_a_copy_too() -> None:
+    sender = Sender(3, doubled=False)
+    sender.doubt(1), sender.doubt(2), sender.doubt(3)
+    hop = sender.begin()
+    first, copy = sender.forwarded(hop)
+    sender.say(copy.lane, HopNotice(copy.message.number, NoticeKind.DECLINED))
+    sender.now_s += 100.0
+    again = sent(sender.say(first.lane, HopNotice(first.message.number, NoticeKind.DECLINED)))
+    assert len(again) == 2 and again[0].hop == hop and first.lane not in [one.lane for one in again]
+
+
+def test_a_new_partner_whose_group_is_not_known_yet_may_be_in_doubt() -> None:
+    sender = Sender(3, doubled=False)
+    sender.doubt(1)
+    del sender.carrier.doubling.groups[peer(3)]
+    hops = [sender.forwarded(sender.begin()) for _ in range(4)]
+    assert all(3 not in [one.lane for one in sends] for sends in hops)
+
+
+def test_an_answer_of_a_group_that_came_into_doubt_meanwhile_is_compared_first() -> None:
+    sender = Sender(2, doubled=False)
+    hop = sender.begin()
+    (first,) = sender.forwarded(hop)
+    sender.doubt(first.lane)
+    (copy,) = sent(sender.answer(first))
+    assert copy.lane != first.lane and copy.files == first.files
+    assert asked(sender.answer(copy)) == [Backward(hop, 2.5, ((copy.hop, 2.5),))]
+
+
+def test_an_answer_in_doubt_that_nobody_can_be_compared_with_now_is_not_used() -> None:
+    sender = Sender(2, doubled=False)
+    hop = sender.begin()
+    (first,) = sender.forwarded(hop)
+    sender.doubt(first.lane)
+    sender.carrier.down[3 - first.lane].rests_until_s = sender.now_s + 5.0
+    done = sender.answer(first)
+    assert not asked(done) and commands.RemoveFile(hop_file(hop, HopFile.PARTNER_BACKWARD)) in done
+    sender.now_s += 5.0
+    assert sent(sender.take(events.TimePassed()))
+
+
+def test_a_drawn_copy_waits_for_a_lane() -> None:
+    sender = Sender(2, doubled=False)
+    sender.carrier.doubling._is_owed = True
+    sender.carrier.down[2].rests_until_s = sender.now_s + 5.0
+    assert len(sender.forwarded(sender.begin())) == 1
+    sender.now_s += 5.0
+    assert len(sender.forwarded(sender.begin())) == 2
+    assert len(sender.forwarded(sender.begin())) == 1
+
+
+def test_a_hop_that_is_tried_again_does_not_meet_its_own_copy() -> None:
+    sender = Sender(2)
+    hop = sender.begin()
+    first, copy = sender.forwarded(hop)
+    assert not sent(sender.say(first.lane, HopNotice(first.message.number, NoticeKind.DECLINED)))
+    sender.now_s += 2.0
+    (again,) = sent(sender.take(events.TimePassed()))
+    assert (again.lane, again.hop) == (first.lane, hop)
+    sender.answer(copy)
+    assert asked(sender.answer(again)) == [Backward(hop, 2.5, ((copy.hop, 2.5),))]
+
+
+def test_a_hop_whose_copy_has_the_last_group_goes_on_without_the_copy() -> None:
+    sender = Sender(2)
+    hop = sender.begin()
+    first, copy = sender.forwarded(hop)
+    (again,) = sent(sender.take(events.LaneGone(first.lane)))
+    assert (again.lane, again.hop) == (copy.lane, hop)
+    assert asked(sender.answer(again)) == [Backward(hop, 2.5)]
 
 
 def test_a_new_key_of_the_same_group_is_in_doubt_too() -> None:
     doubts = Doubling(random.Random(1), {peer(1): "invite", peer(2): "other"})
-    doubts.learn({1: peer(1), 2: peer(2)}, 1, "odd")
+    doubts.learn({1: doubts.asked(peer(1)), 2: doubts.asked(peer(2))}, 1, "odd", None)
     doubts.groups = {peer(3): "invite"}
     assert doubts.is_due(peer(3))
 
@@ -258,12 +423,12 @@ def test_a_declined_hop_is_forgotten_wherever_it_was() -> None:
 
 @pytest.mark.parametrize("seed", range(30))
 def test_faults_at_any_event_of_doubled_hops(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Kills, cuts, declines and unlike answers: each holder adds a name once at most, and a world at rest keeps no hop and no file."""
+    """Kills, cuts, declines, unlike and odd answers: each holder adds a name once at most, and a world at rest keeps no hop and no file."""
     monkeypatch.setattr(doubling, "EVERY", 2)
     world = World(3, 3, seed)
     rng = random.Random(f"doubled {seed}")
     for holder in world.holders:
-        holder.unlike, holder.declines = 0.3, 0.02
+        holder.unlike, holder.odd, holder.declines = 0.3, 0.3, 0.02
     for _ in range(6):
         victim = rng.choice(world.holders)
         wires = list(victim.wires.values())
