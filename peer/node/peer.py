@@ -253,7 +253,8 @@ class NodePeer:
         if member.manifest.num_stages > 1:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-            self._choice = StageChoice(self._home, SybilGroups(self.book, member.membership.terms), presence, self.lifecycle, self._rng)
+            groups = SybilGroups(self.book, member.membership.terms)
+            self._choice = StageChoice(self._home, groups, presence, self.lifecycle, self._rng, self._run.is_founder)
             own.link.choose_stage = self._choice.choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)

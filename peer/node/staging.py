@@ -45,6 +45,7 @@ class StageChoice:
     presence: Presence
     lifecycle: Lifecycle
     rng: random.Random
+    is_founder: bool = False
     fits: tuple[int, ...] = ()  # stages that fit the trainer's devices, once it has told
 
     async def choose(self, stages: tuple[int, ...]) -> int:
@@ -59,8 +60,11 @@ class StageChoice:
         return chosen
 
     async def _reconsidered(self, first: int, stages: tuple[int, ...]) -> int:
-        """Announce a choice, and return it, or a stage that has fewer other holders by then."""
-        if len(stages) == 1 or not self.groups.book.announced(loop_s()):
+        """Announce a choice, and return it, or a stage that has fewer other holders by then.
+
+        One that joins has others beside it, even if the directory shows none yet.
+        """
+        if len(stages) == 1 or (self.is_founder and not self.groups.book.announced(loop_s())):
             return first
         self.lifecycle.hold(first + 1)
         await asyncio.sleep(self.rng.uniform(*RECONSIDER_S))
@@ -71,8 +75,7 @@ class StageChoice:
         """Return how little a stage needs one more holder."""
         book, now_s = self.groups.book, loop_s()
         holders = book.claimed(stage + 1, now_s)
-        is_known = bool(book.announced(now_s))
-        return len(self.groups.group(holders)), len(holders), self.rng.random() if is_known else stage
+        return len(self.groups.group(holders)), len(holders), stage if self.is_founder else self.rng.random()
 
 
 async def probe_line(sources: Sources, line: Line, pipeline: Pipeline) -> None:
