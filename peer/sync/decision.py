@@ -95,8 +95,7 @@ def wanted(view: SyncView) -> Wanted | None:
 
     One that trains only ever wants a state that is further than its own: when it is behind the typical global step and no meeting
     completes; when it is refused for its global step, which must be too far from the signed ones, and is not ahead; when it is gated; when
-    it is back from an absence in which partners went on, even if others that were away too keep it company; and when the other stages are
-    too far ahead to carry hops with it.
+    partners went on while it was away, even if others that were away too keep it company; when the other stages carry no hops with it.
     """
     own, gap = view.own_global_step, view.gap_steps
     if view.is_waiting:  # without a known global step, any state: the address in the invite has announced none yet
@@ -123,10 +122,7 @@ def _is_apart(view: SyncView) -> bool:
 
 
 def _decide_apart(view: SyncView) -> Decision | None:
-    """Decide for a holder that the other stages carry no hops with.
-
-    One that is behind takes a state of its stage; where nobody gives one, it goes on with its own weights at the step of the others.
-    """
+    """Decide: one that is behind takes a state of its stage; where nobody gives one, it goes on with its own at the others' step."""
     if view.own_global_step > view.stages_steps:
         return StepBack(view.stages_steps + view.gap_steps * 3 // 4) if view.apart_s >= ALONE_S else None
     if view.unserved_s < UNSERVED_S:

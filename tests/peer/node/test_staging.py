@@ -32,15 +32,16 @@ class SeenDirectory:
         return True
 
 
-def choice(folder: Path, stages: list[int], seed: int = 0) -> StageChoice:
+def choice(folder: Path, stages: list[int], seed: int = 0, *, is_founder: bool = False) -> StageChoice:
     home = Home(folder)
     home.create()
-    return StageChoice(home, SybilGroups(book_of(stages, own=0), STAGE_TERMS), SeenDirectory(), Lifecycle(), random.Random(seed))  # type: ignore[arg-type]
+    groups = SybilGroups(book_of(stages, own=0), STAGE_TERMS)
+    return StageChoice(home, groups, SeenDirectory(), Lifecycle(), random.Random(seed), is_founder)  # type: ignore[arg-type]
 
 
-def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0) -> int:
+def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0, *, is_founder: bool = False) -> int:
     async def choose() -> int:
-        choosing = choice(folder, stages, seed)
+        choosing = choice(folder, stages, seed, is_founder=is_founder)
         now_s = asyncio.get_running_loop().time()
         for entry in choosing.groups.book._entries.values():
             entry.seen_s = now_s
@@ -52,8 +53,28 @@ def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0
 
 
 def test_the_first_peer_of_a_run_takes_the_first_stage_that_fits(tmp_path: Path) -> None:
-    assert chosen(tmp_path / "a", [], (0, 1, 2)) == 0
-    assert chosen(tmp_path / "b", [], (1, 2)) == 1
+    assert chosen(tmp_path / "a", [], (0, 1, 2), is_founder=True) == 0
+    assert chosen(tmp_path / "b", [], (1, 2), is_founder=True) == 1
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_peer_that_joins_before_the_directory_shows_anybody_looks_again(seed: int, tmp_path: Path) -> None:
+    """Peers that join right after the first one has printed its invite see no record of a stage yet."""
+
+    async def choose() -> None:
+        choosing, others = choice(tmp_path, [], seed), book_of([1, 3], own=0)
+
+        async def show() -> None:
+            await asyncio.sleep(0.01)
+            for peer, entry in others._entries.items():
+                entry.seen_s = asyncio.get_running_loop().time()
+                choosing.groups.book._entries[peer] = entry
+
+        showing = asyncio.create_task(show())
+        assert await choosing.choose((0, 1, 2)) == 1
+        await showing
+
+    asyncio.run(choose())
 
 
 def test_a_joining_peer_takes_the_stage_that_nobody_holds(tmp_path: Path) -> None:
