@@ -11,7 +11,7 @@ import asyncio
 import itertools
 import logging
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -147,11 +147,14 @@ class Carrying:
     # ------------------------------------------------------------------ which lanes to have
 
     def _group_partners(self) -> None:
-        """Tell the carrier the Sybil groups of the partners above. Where all are one group, each partner stands for itself."""
-        partners = [self.peer_exchange.book.get(lane.partner) for lane in self.pipeline.carrier.down.values()]
-        names = self.groups.names(partners)
+        """Tell the carrier the Sybil groups of its partners. Where all above, or all below, are one group, each stands for itself."""
+        carrier = self.pipeline.carrier
+        carrier.doubling.groups = self._apart(carrier.up.values()) | self._apart(carrier.down.values())
+
+    def _apart(self, lanes: Iterable[UpLane | DownLane]) -> dict[PeerId, str]:
+        names = self.groups.names([self.peer_exchange.book.get(lane.partner) for lane in lanes])
         is_one = len(set(names.values())) == 1
-        self.pipeline.carrier.doubling.groups = {peer: str(peer) if is_one else name for peer, name in names.items()}
+        return {peer: str(peer) if is_one else name for peer, name in names.items()}
 
     @property
     def _is_training(self) -> bool:
