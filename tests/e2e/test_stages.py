@@ -61,7 +61,7 @@ def test_two_holders_train_a_model_of_two_stages_and_one_of_them_may_be_killed(s
     second.kill()
     swarm.peers.remove(second)
     wait_until(lambda: status(first)["state"] == "waiting", "word of the missing stage", 30)
-    assert "stage 2 of 2" in first.status["reason"] and "peer invite" in first.status["way_out"]
+    assert "stage 2 of 2" in first.status["reason"] and "a peer that held it starts again" in first.status["way_out"]
     wait_until(lambda: not status(first)["hops"]["lanes_above"], "report without a lane", 30)
 
     back = swarm.start("second", ["join", *LOCAL])

@@ -181,7 +181,9 @@ def test_a_stage_that_nobody_holds_is_waited_for_with_a_way_out() -> None:
     assert read_of(condition, 1, 101.0) == ("training", "meeting others")
 
 
-@pytest.mark.parametrize(("state", "words"), [(STARVED, "start one that held it"), (REFUSED, "opens a lane"), (IDLE, "next micro-batch")])
+@pytest.mark.parametrize(
+    ("state", "words"), [(STARVED, "a peer that held it starts again"), (REFUSED, "opens a lane"), (IDLE, "next micro-batch")]
+)
 def test_each_reason_for_no_work_has_its_own_way_out(state: str, words: str) -> None:
     condition = training()
     report(condition, NODE, state, "why")
