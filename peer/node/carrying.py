@@ -114,7 +114,7 @@ class Carrying:
                 await self.pipeline.changes.until(lambda: self.pipeline.carrier.is_quiet)
         ends = [open_lane.writing for open_lane in self.pipeline.lanes.values()]
         for open_lane in list(self.pipeline.lanes.values()):
-            self.pipeline.end_lane(open_lane, "leaving")
+            self.pipeline.end_lane(open_lane, "leaving", is_over=self.lifecycle.finished)
         self.pipeline.stop()  # own hops that came back with the lanes
         if ends:
             await asyncio.wait(ends, timeout=FAREWELL_S)

@@ -175,8 +175,10 @@ class Ward:
             self._silent_since_s = (self._silent_since_s or now_s) if self._mates else None
 
     def _has_ended(self) -> bool:
-        """Return whether a holder of the next stage that has carried hops with us, or answered us, came to the end of the run."""
-        book = self.sources.book
+        """Return whether a holder of the next stage that has carried hops with us, or answered us, came to the end, or may have."""
+        book, membership = self.sources.book, self.membership
+        if membership.total_steps - self.lifecycle.global_step <= membership.terms.max_clock_gap_steps:
+            return True
         return any(entry.finished for entry in (*book.carriers(self.stage), *map(book.get, self._answered_s)))
 
     async def _any_holder_answers(self) -> bool:
