@@ -16,7 +16,7 @@ from gossamer.peer.link.messages import Begin, Declined, Forward, Forwarded, Hop
 from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.doubling import MOST_ANSWERS, Doubling
-from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState, arriving_parts, files_bytes
+from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState, arriving_parts
 from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
 from gossamer.peer.pipeline.routing import Capacity, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
@@ -29,7 +29,6 @@ MOST_TRIES = 3  # of one hop, at one stage
 NAMES_KEPT = 256  # micro-batches that were added here
 NOBODY_ABOVE_S = 5.0  # without a lane to the next stage, hops and lanes of lower holders are kept for so long
 MOST_DELAYS = 2 * MOST_TRIES - 1  # of one try, for each stage above: one while each of its tries lasts, and one between two
-BATCHES_AWAY = 2  # at most: a later answer is about weights that are too old
 
 
 class InvalidHopEvent(AssertionError):
@@ -52,7 +51,7 @@ class Carrier:
         self.may_begin = False  # at stage 0: own trainer trains
         self.free_bytes: float = math.inf  # of the payload folder
         self.num_late = 0  # answers that did not come in time
-        self.capacity = Capacity(BATCHES_AWAY * stage.in_batch)
+        self.capacity = Capacity(stage.most_hops)
         self.doubling = Doubling(rng)
         self._rng = rng
         self._numbers = numbers
@@ -173,7 +172,7 @@ class Carrier:
         hop.is_known = hop.name in self._added or hop.name in self._lost.values() or hop.name in under_way
         if hop.is_known:
             return "this micro-batch is here already"
-        if self.free_bytes < files_bytes(self.stage):
+        if self.free_bytes < self.stage.files_bytes:
             return "the payload folder has too little room"
         return "" if self.is_complete else "nobody holds the next stage"
 

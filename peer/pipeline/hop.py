@@ -158,11 +158,6 @@ def arriving_parts(hop: int, stage: StageTerms) -> tuple[tuple[Part, int, str], 
     )
 
 
-def files_bytes(stage: StageTerms) -> int:
-    """Return the bytes of one hop's files: tokens, and values in and out on both ways."""
-    return stage.token_bytes + 4 * stage.value_bytes
-
-
 def hop_numbers(rng: random.Random) -> Iterator[int]:
     """Count hops from a random number: an earlier node of the same trainer used others."""
     return itertools.count(rng.getrandbits(48))

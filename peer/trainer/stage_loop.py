@@ -54,7 +54,6 @@ from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
 MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
-BATCHES_AWAY: Final = 2  # that a driver has under way at most
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
@@ -181,7 +180,7 @@ class StageLoop:
 
     @property
     def _may_begin(self) -> bool:
-        return self._cut.is_first and len(self._under_way) < BATCHES_AWAY * self._in_batch
+        return self._cut.is_first and len(self._under_way) < self.terms.most_hops
 
     # ------------------------------------------------------------------ one request
 

@@ -15,7 +15,7 @@ from gossamer.peer.model.model import need_layout, parameter_shapes
 from gossamer.peer.model.stages import Cut, manifest_cuts, stage_operations, stage_shapes
 from gossamer.peer.trainer.interval import step_hop_bytes
 from gossamer.peer.trainer.need import Need, Rooms, model_need, need_to_fit
-from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, next_state_bytes, stage_terms
+from gossamer.peer.trainer.stage_loop import next_state_bytes, stage_terms
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan, StageTerms
 from gossamer.protocol.run.manifest import StagedManifest
@@ -23,14 +23,13 @@ from gossamer.protocol.run.manifest import StagedManifest
 HOPS: Final = "for micro-batches under way"
 WARD: Final = "for copies of the next stage"
 COPIES: Final = 2  # the last one, and the one that is being fetched
-FILES_OF_VALUES: Final = 4  # of a hop: input and output, and the gradients of both
 SMALLER: Final = "a run with more stages, or with a smaller model, needs less memory of each peer"
 
 
 def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Computing) -> Need:
     """Count what a holder of this stage needs on one device of this kind. Raises BadManifest for a model that cannot be cut."""
     terms, inner = stage_terms(manifest, cut), manifest.inner
-    hops = BATCHES_AWAY * terms.in_batch * (terms.token_bytes + FILES_OF_VALUES * terms.value_bytes)
+    hops = terms.most_hops * terms.files_bytes
     rows = manifest.stages.micro_batch
     left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
     need = model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})

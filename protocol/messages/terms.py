@@ -33,6 +33,7 @@ class FragmentTerms:
 
 
 TOKEN_BYTES: Final = 4  # of a token in a hop
+BATCHES_AWAY: Final = 2  # of micro-batches under way at one holder, at most
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,16 @@ class StageTerms:
     def num_above(self) -> int:
         """Return the number of stages above this one."""
         return self.count - 1 - self.stage
+
+    @property
+    def most_hops(self) -> int:
+        """Return how many micro-batches a holder has under way at most: a later answer is about weights that are too old."""
+        return BATCHES_AWAY * self.in_batch
+
+    @property
+    def files_bytes(self) -> int:
+        """Return the bytes of one hop's files: tokens, and values in and out on both ways."""
+        return self.token_bytes + 4 * self.value_bytes
 
     @property
     def forward_bytes(self) -> int:

@@ -14,7 +14,8 @@ from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.stages import Cut, manifest_cuts
 from gossamer.peer.trainer.inner_loop import InnerLoop
-from gossamer.peer.trainer.stage_loop import BATCHES_AWAY, MAX_LATE_STEPS, STARVED_S
+from gossamer.peer.trainer.stage_loop import MAX_LATE_STEPS, STARVED_S
+from gossamer.protocol.messages.terms import BATCHES_AWAY
 from gossamer.protocol.run.manifest import StagedManifest
 from tests.peer.small import ignored, small_corpus
 from tests.peer.trainer.staged import SESSION, Holder, ScriptedNode, reasons, staged_manifest
