@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from gossamer.peer.node.carrying import Carrying  # only staged runs load them
     from gossamer.peer.node.ward import Ward
 
-CLOSE_S = 5.0  # for the last meetings of a run to end
+CLOSE_S = 5.0  # for the last meetings and hops of a run to end
 
 
 @dataclass(slots=True)
@@ -53,7 +53,7 @@ class Node:
             running = [tasks.create_task(loop) for loop in loops]
             await self.lifecycle.until(lambda: self.lifecycle.finished)
             await self.final_averaging.run()
-            await self.meetings.leave(CLOSE_S)
+            await self.leave(CLOSE_S)
             self._is_over = True
             self.link.notify(messages.FinishDone())
             await self._trainer_done.wait()
