@@ -194,6 +194,7 @@ class Forward(OfHop):
 
     name: str  # hex; as in Begin
     measure: bool = False  # held-out text: no gradient is wanted
+    lower_step: int = 0  # typical global step of the holders of the lower stage that send hops here
 
 
 class Backward(OfHop):
@@ -216,7 +217,7 @@ class FollowClock(LinkRecord):
     """Follow the global step of a neighbour of another stage, as that of a partner after a meeting."""
 
     global_step: int
-    is_unlimited: bool = False  # no hop can be carried otherwise: own steps do not limit how far to follow
+    is_unlimited: bool = False  # own steps do not limit how far to follow: no hop can be carried otherwise, or the lower stage has ended
 
 
 class Drop(OfMeeting):
@@ -323,6 +324,7 @@ class Forwarded(OfHop):
     """The stage's output is in its file."""
 
     measure: bool = False  # at stage 0: this is held-out text
+    global_step: int = 0  # the trainer's
 
 
 class Returned(OfHop):
@@ -331,6 +333,7 @@ class Returned(OfHop):
     loss: float  # nats per token
     odd: int | None = None  # of a hop and its copies: the one whose answer is unlike the others
     evidence: str = ""  # why
+    global_step: int = 0  # the trainer's
 
 
 class Unlike(OfHop):

@@ -30,7 +30,7 @@ from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Lane, RunPhase
-from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream, Transport
 from gossamer.protocol.tasks import cancel, spawn
 
@@ -44,6 +44,8 @@ REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
 OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
+LOWER_OVER_S = 2.0  # likewise, of the lower stage, where no own step is left
+END_WAIT_S = 600.0  # a stage without own steps left serves the lower one for so long
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
 ODD_REST_S = 600.0  # of a holder whose answers are unlike those of others
@@ -83,7 +85,9 @@ class Carrying:
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
     _apart_since_s: float | None = None  # since when a neighbouring stage has no lane with us while we train; loop time
     _over_since_s: float | None = None  # since when all holders of a neighbouring stage have ended; loop time
+    _done_since_s: float | None = None  # since when no own step is left, but hops of the lower stage; loop time
     _told_steps: int = 0  # the highest global step that the trainer was told since its last step
+    _seen_step: int = 0  # the trainer's last reported global step
 
     @property
     def stage(self) -> StageTerms:
@@ -120,12 +124,17 @@ class Carrying:
             await asyncio.wait(ends, timeout=FAREWELL_S)
 
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
-        """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners."""
+        """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners.
+
+        A higher stage may be ahead by what is under way. A lower one ends its own training first, and then tells us.
+        """
         self.peer_exchange.book.note_global_step(open_lane.lane.partner, global_step)
         self.peer_exchange.book.note_hop(open_lane.lane.partner, loop_s())
         if open_lane.lane.answers:
             self.peer_exchange.book.note_carried(open_lane.lane.partner)
         self._times[open_lane.lane.number].active_s = loop_s()
+        is_higher = isinstance(open_lane.lane, DownLane)
+        global_step = global_step - BATCHES_AWAY if is_higher else min(global_step, self.membership.total_steps - 1)
         own_steps = self.lifecycle.global_step
         is_near = own_steps < global_step <= own_steps + self.membership.terms.max_clock_gap_steps
         if is_near and global_step > self._told_steps:
@@ -163,11 +172,9 @@ class Carrying:
     def _look(self) -> None:
         carrier = self.pipeline.carrier
         is_training = self._is_training
-        if carrier.global_step != self.lifecycle.global_step:
-            self._told_steps = self.lifecycle.global_step
-        changes = (carrier.global_step, carrier.may_begin) != (self.lifecycle.global_step, is_training)
-        carrier.global_step, carrier.may_begin = self.lifecycle.global_step, is_training
-        if changes:
+        self._note_own_step()
+        if carrier.may_begin != is_training:
+            carrier.may_begin = is_training
             self.pipeline.wake()
         self.report.look(self.pipeline, is_training=is_training)
         is_apart = is_training and not (carrier.is_complete and (carrier.up or self.stage.is_first))
@@ -186,21 +193,31 @@ class Carrying:
         elif loop_s() - self._uncalled_s >= UNCALLED_S:
             self._call(self._next_stage - 2)
 
+    def _note_own_step(self) -> None:
+        """Tell neighbours a global step that the trainer has reported. Its replies about hops tell a newer one, unless it went back."""
+        global_step, seen = self.lifecycle.global_step, self._seen_step
+        if global_step != seen:
+            carrier = self.pipeline.carrier
+            carrier.global_step = global_step if global_step < seen else max(carrier.global_step, global_step)
+            self._seen_step = self._told_steps = global_step
+            self.pipeline.wake()
+
     def _end_with_neighbours(self) -> None:
         """End the training where nobody carries hops with us, and all holders of a neighbouring stage have come to the end of the run.
 
-        Only holders that have carried hops with us count, and those that are away for a while have not ended: no stranger ends a run.
+        Only holders that have carried hops with us count, and those that are away for a while have not ended: no stranger ends a run. A
+        stage after the first that has made all own steps ends with the lower one, which it serves for END_WAIT_S at most.
         """
-        carrier, own = self.pipeline.carrier, self._next_stage - 1
-        apart = [] if self.stage.is_last or carrier.is_complete else [own + 1]
-        apart += [] if self.stage.is_first or carrier.up else [own - 1]
-        may_be_over = OVER_SHARE * self.lifecycle.global_step >= self.membership.total_steps
-        if not (may_be_over and any(map(self._has_ended, apart))):
-            self._over_since_s = None
-            return
-        self._over_since_s = self._over_since_s or loop_s()
-        if loop_s() - self._over_since_s >= OVER_S:
-            self.link.notify(FollowClock(self.membership.total_steps, is_unlimited=True))
+        now_s, carrier, own, total = loop_s(), self.pipeline.carrier, self._next_stage - 1, self.membership.total_steps
+        is_done = not self.stage.is_first and self.lifecycle.global_step >= total - 1
+        self._done_since_s = (self._done_since_s or now_s) if is_done else None
+        ended = not (self.stage.is_last or carrier.is_complete) and self._has_ended(own + 1)
+        lower_ended = not (self.stage.is_first or any(lane.is_active(now_s) for lane in carrier.up.values())) and self._has_ended(own - 1)
+        is_over = OVER_SHARE * self.lifecycle.global_step >= total and (ended or lower_ended)
+        self._over_since_s = (self._over_since_s or now_s) if is_over else None
+        over_s = LOWER_OVER_S if is_done and lower_ended else OVER_S
+        if _has_passed(self._over_since_s, over_s) or _has_passed(self._done_since_s, END_WAIT_S):
+            self.link.notify(FollowClock(total, is_unlimited=True))
 
     def _has_ended(self, stage: int) -> bool:
         """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not."""
@@ -379,3 +396,7 @@ class Carrying:
             book.note_broken_meeting(partner, loop_s(), end.silent_s)
         elif end.fault is None:
             book.note_not_ready(partner, loop_s(), finished=end.is_over and not self.lifecycle.finished)
+
+
+def _has_passed(since_s: float | None, seconds: float) -> bool:
+    return since_s is not None and loop_s() - since_s >= seconds

@@ -17,7 +17,7 @@ from gossamer.peer.pipeline import commands, events
 from gossamer.peer.pipeline.commands import Command, HopOutcome
 from gossamer.peer.pipeline.doubling import MOST_ANSWERS, Doubling
 from gossamer.peer.pipeline.hop import AT_TRAINER, Away, Hop, HopSource, HopState, arriving_parts
-from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane
+from gossamer.peer.pipeline.lane import DownLane, Incoming, UpLane, typical_step
 from gossamer.peer.pipeline.routing import Capacity, compare
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved
 from gossamer.protocol.limits import MICRO_BATCH_BYTES
@@ -154,7 +154,7 @@ class Carrier:
 
     def _take_hop(self, lane: UpLane, forward: HopForward) -> None:
         lane.accept(forward.number)
-        lane.active_s = self._now_s
+        lane.active_s, lane.global_step = self._now_s, forward.global_step
         self._do(commands.HearClock(lane.number, forward.global_step))
         number = next(self._numbers)
         source = HopSource(lane, forward.number)
@@ -196,7 +196,8 @@ class Carrier:
         self._do(commands.StoreChunk(hop.number, file, chunk.data))
         if incoming.is_complete and isinstance(lane, UpLane):
             hop.state = HopState.QUEUED
-            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure)))
+            lower_step = typical_step(self.up.values(), self._now_s)
+            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure, lower_step)))
         elif incoming.is_complete:
             self._go_back(hop)
 
@@ -207,6 +208,8 @@ class Carrier:
             self._forget_lost(reply.hop, is_added=isinstance(reply, Returned))
             return
         hop = self.hops[reply.hop]
+        if isinstance(reply, Forwarded | Returned):
+            self.global_step = max(self.global_step, reply.global_step)
         match hop.state, reply:
             case HopState.QUEUED, Forwarded() if not self.stage.is_last:
                 hop.state = HopState.READY

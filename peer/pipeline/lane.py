@@ -6,6 +6,7 @@ A lane belongs to the carrier from LaneOpened to LaneGone or CloseLane.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from gossamer.protocol.errors import BadMessage
@@ -66,6 +67,7 @@ class UpLane:
     incoming: Incoming | None = None
     last: int = 0  # the newest hop's number on the lane
     active_s: float = -math.inf  # when it came
+    global_step: int = 0  # the partner's, with its newest hop
     answers: int = 0  # that have left
     num_answering: int = 0  # of `unanswered`: their answers wait, or are being sent
     most_granted: int = 0  # a smaller window counts only once the partner knows it
@@ -117,6 +119,12 @@ class UpLane:
     def overdue_s(self) -> float:
         """Return when the partner has been silent for too long in the middle of a hop."""
         return math.inf if self.incoming is None else self.incoming.at_s + FIRST_PATIENCE_S
+
+
+def typical_step(lanes: Iterable[UpLane], now_s: float) -> int:
+    """Return the upper median of the global steps on lanes that carry hops; 0 without one. One partner of three cannot move it."""
+    steps = sorted(lane.global_step for lane in lanes if lane.is_active(now_s))
+    return steps[len(steps) // 2] if steps else 0
 
 
 @dataclass(slots=True)

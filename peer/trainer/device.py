@@ -66,6 +66,12 @@ class OneDevice:
         """Scale the gradient to at most this length; return the length before."""
         return torch.nn.utils.clip_grad_norm_(self.moved.values(), most)
 
+    def scale(self, factor: float) -> None:
+        """Multiply the gradient by a factor."""
+        for parameter in self.moved.values():
+            if parameter.grad is not None:
+                parameter.grad.mul_(factor)
+
     def step(self, rate: float) -> None:
         """Let the optimizer take its step with the gradient."""
         self._optimizer.step(rate)

@@ -57,6 +57,11 @@ class Replica:
         return RunPhase.TRAIN if self.global_step < self.manifest.run.total_steps else RunPhase.FINISH
 
     @property
+    def last_step(self) -> int:
+        """The global step to which own inner steps lead at most."""
+        return self.manifest.run.total_steps
+
+    @property
     def plan(self) -> ModelPlan:
         """The sizes on the wire that follow from model and codec."""
         return model_plan([fragment.codec for fragment in self.fragments], self.manifest.outer.alpha)
@@ -67,7 +72,9 @@ class Replica:
         """Count an inner step that the program has made."""
         self.own_steps += 1
         self._clock_budget.refill()
-        self.global_step = min(self.global_step + 1, self.manifest.run.total_steps)  # a meeting may have set it to the end meanwhile
+        self.global_step = max(
+            self.global_step, min(self.global_step + 1, self.last_step)
+        )  # a meeting may have set it to the end meanwhile
         self.tokens += num_tokens
         self.count(num_tokens)
 

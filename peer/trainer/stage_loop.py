@@ -49,13 +49,14 @@ from gossamer.peer.trainer.likeness import AnswersAlike, GradientAnswer, compare
 from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, GradientLengths, Magnitudes
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
-from gossamer.protocol.messages.terms import TOKEN_BYTES, StageTerms
+from gossamer.protocol.messages.terms import BATCHES_AWAY, TOKEN_BYTES, StageTerms
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import StagedManifest
 
 MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
+MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
 
@@ -102,6 +103,7 @@ class StageLoop:
         self.hops = hops
         self.terms, self.next_state_bytes = stage_terms(manifest, cut), next_state_bytes(manifest, cut)
         self.waited_s = 0.0  # for hops, so far
+        self.global_step = 0  # the replica's, which sets it before each call of `gradient`
         self.held_out: deque[HeldOut] = deque(maxlen=HOPS_KEPT)  # at a driver: measured since the caller last took them away
         self._stage, self._cut, self._corpus = stage, cut, corpus
         self._emit, self._payloads = emit, payloads
@@ -115,6 +117,7 @@ class StageLoop:
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
         self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), GradientLengths()
         self._own_steps = 0
+        self._lower_step = 0  # typical global step of the lower stage
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
         self._to_measure: deque[Tensor] = deque()
@@ -132,21 +135,32 @@ class StageLoop:
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int] | None:
         """Serve hops until a batch of micro-batches is in the gradient; return as InnerLoop.gradient does, the loss as it came by.
 
-        None where no hop came in time, or `hops` was interrupted: what is added so far stays, and the next call goes on. `step` counts own
-        steps. `seed` is not used, as each hop has its own. Raises OperatorError.
+        A stage after the first keeps the pace of the lower one: where that has more holders, the batch is larger. None where no hop came
+        in time, or `hops` was interrupted: what is added so far stays, and the next call goes on. `step` counts own steps. `seed` is not
+        used, as each hop has its own. Raises OperatorError.
         """
         self._own_steps = step
-        while len(self._losses) < self._in_batch:
+        while not self._is_whole:
             self.hops.remove_lost(self._under_way)
             found = self._take()
             if found is None:
                 return None
             request, session = found
             self.hops.reply(self._answer(request), session)
-        loss, num_tokens = math.fsum(self._losses) / self._in_batch, self._num_tokens
+        loss, num_tokens = math.fsum(self._losses) / len(self._losses), self._num_tokens
+        if len(self._losses) > self._in_batch:
+            self.devices.scale(self._in_batch / len(self._losses))  # each micro-batch was added as a part of one batch
         norm = self.devices.clip(self._clip_norm)
         self._losses, self._num_tokens = [], 0
         return torch.tensor(loss), norm.to("cpu"), num_tokens
+
+    @property
+    def _is_whole(self) -> bool:
+        """Whether to step now. A driver has at most two batches under way: a stage that is further ahead has fewer holders."""
+        if len(self._losses) < self._in_batch:
+            return False
+        is_ahead = not self._cut.is_first and self.global_step >= self._lower_step + BATCHES_AWAY
+        return not is_ahead or len(self._losses) >= MOST_BATCHES * self._in_batch
 
     def _take(self) -> tuple[HopRequest, int] | None:
         """Wait for the next request, and count how long that takes."""
@@ -200,7 +214,8 @@ class StageLoop:
         match request:
             case Begin(hop, name):
                 return self._begin(hop, name)
-            case Forward(hop, name, measures):
+            case Forward(hop, name, measures, lower_step):
+                self._lower_step = lower_step
                 tokens, received = self._tokens(hop), self._read(hop, HopFile.PARTNER_FORWARD)
                 self._activations.check(received)
                 self._note(hop, name, measures=measures)
@@ -223,7 +238,7 @@ class StageLoop:
         under_way = self._under_way[hop]
         with evaluating(self._stage) if under_way.measures else torch.no_grad():
             self._write(hop, HopFile.OWN_FORWARD, self._output(under_way.name, tokens, received))
-        return Forwarded(hop, under_way.measures)
+        return Forwarded(hop, under_way.measures, self.global_step)
 
     def _window(self) -> Tensor:
         """Return the next micro-batch of the own text, whether or not an earlier one has come back."""
@@ -241,13 +256,14 @@ class StageLoop:
         seed_generators(self.device, hop_seed(under_way.name, self._cut.stage))
         if under_way.measures:
             with evaluating(self._stage):
-                return Returned(hop, checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received))))
+                value = checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received)))
+            return Returned(hop, value, global_step=self.global_step)
         self._need_new(under_way)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
         value = checked_loss(float(loss.detach()))
         self._add(hop, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)), received)
         self._count(under_way.name, value, tokens)
-        return Returned(hop, value)
+        return Returned(hop, value, global_step=self.global_step)
 
     def _return(self, request: Backward) -> HopReply:
         """Compute the stage again, and backward from the gradient of its output."""
@@ -259,7 +275,7 @@ class StageLoop:
         tokens = self._tokens(hop)
         if under_way.measures:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
-            return Returned(hop, loss)
+            return Returned(hop, loss, global_step=self.global_step)
         if (late := self._own_steps - under_way.step) > MAX_LATE_STEPS:
             raise ValueError(f"the gradient is {late} steps late")
         self._need_new(under_way)
@@ -276,7 +292,7 @@ class StageLoop:
         output = self._output(under_way.name, tokens, received)
         self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
         self._count(under_way.name, loss, tokens)
-        return Returned(hop, loss, compared.odd, compared.evidence)
+        return Returned(hop, loss, compared.odd, compared.evidence, self.global_step)
 
     def _compared(self, request: Backward) -> AnswersAlike:
         """Return which answers to a micro-batch are alike: a single one is. Raises ValueError for bytes that are none in a single one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, Final
 
@@ -21,8 +22,9 @@ from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.loop_program import LoopProgram
 from gossamer.peer.trainer.losses import MOST_EVAL_TOKENS, NUM_EVAL_BATCHES, Losses
 from gossamer.peer.trainer.program import Kept
-from gossamer.peer.trainer.replica import Replica
+from gossamer.peer.trainer.replica import ALONE, Replica
 from gossamer.peer.trainer.stage_loop import StageLoop
+from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.peer.trainer.text_training import TextReplica
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import ModelPlan
@@ -81,6 +83,16 @@ class StageReplica(TextReplica):
     """A replica of one stage."""
 
     program: StageProgram
+
+    def inner_step(self, beside: AbstractContextManager[None] = ALONE) -> InnerStep | None:
+        """Make an inner step; see TextReplica.inner_step."""
+        self.program.inner.global_step = self.global_step
+        return super().inner_step(beside)
+
+    @property
+    def last_step(self) -> int:
+        """The last global step of own training: a stage after the first serves the lower one until that has ended, and its node says so."""
+        return super().last_step - (self.program.corpus is None)
 
     @property
     def plan(self) -> ModelPlan:

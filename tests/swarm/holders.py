@@ -45,7 +45,7 @@ from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.messages.terms import BATCHES_AWAY, FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.scripted import ScriptedNetwork
@@ -68,12 +68,16 @@ class ScriptedTrainer:
     stage: int | None = None
     base_step: int = 0  # global step without own steps: of a checkpoint, or of other peers
     added: Counter[str] = field(default_factory=Counter)  # gradients, by the micro-batch's name
+    steps: int = 0  # own ones
+    num_in_batch: int = 0  # gradients since the last one
+    lower_step: int = 0  # typical global step of the lower stage
     names: dict[int, str] = field(default_factory=dict)
     measured: set[int] = field(default_factory=set)
     losses: list[float] = field(default_factory=list)  # of held-out text, at stage 0
     followed: list[int] = field(default_factory=list)
     served_s: list[float] = field(default_factory=list)  # when each request about a hop was carried out; loop time
     is_over: bool = False  # the neighbouring stage has ended
+    has_ended: bool = False  # by itself
     lost: list[int] = field(default_factory=list)
     adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
     wrong_bytes: int = 0  # added to the size of each output
@@ -89,12 +93,14 @@ class ScriptedTrainer:
     _begun: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     @property
-    def steps(self) -> int:
-        return sum(self.added.values()) // IN_BATCH
-
-    @property
     def global_step(self) -> int:
-        return self.base_step + self.steps
+        """Of a stage after the first, that before the end, until its node says that the run is over."""
+        is_kept = self.stage not in (0, None) and not (self.is_over or self.has_ended)
+        return min(self.base_step + self.steps, self.total_steps - is_kept)
+
+    def end(self) -> None:
+        """Reach the end of the run now."""
+        self.total_steps, self.has_ended = self.steps, True
 
     @property
     def plan(self) -> ModelPlan:
@@ -191,19 +197,21 @@ class ScriptedTrainer:
                 self.measured |= {hop} if is_measured else set()
                 self.payloads.write(hop_file(hop, HopFile.OWN_TOKENS), bytes(TOKEN_BYTES))
                 self._write(hop, HopFile.OWN_FORWARD)
-                return Forwarded(hop, is_measured)
-            case Forward(hop) if self.stage < self.num_stages - 1:
+                return Forwarded(hop, is_measured, self.global_step)
+            case Forward(hop, lower_step=lower_step) if self.stage < self.num_stages - 1:
+                self.lower_step = lower_step
                 self._need(hop, HopFile.PARTNER_FORWARD)
                 self._write(hop, HopFile.OWN_FORWARD)
-                return Forwarded(hop)
-            case Forward(hop):
+                return Forwarded(hop, global_step=self.global_step)
+            case Forward(hop, lower_step=lower_step):
+                self.lower_step = lower_step
                 self._need(hop, HopFile.PARTNER_FORWARD)
                 if not request.measure:
                     self._add(hop)
-                return Returned(hop, 2.5)
+                return Returned(hop, 2.5, global_step=self.global_step)
         if request.hop in self.measured:
             self.losses.append(request.loss)
-            return Returned(request.hop, request.loss)
+            return Returned(request.hop, request.loss, global_step=self.global_step)
         self._need(request.hop, HopFile.PARTNER_BACKWARD)
         odd = None
         if request.copies:
@@ -215,13 +223,16 @@ class ScriptedTrainer:
                 return Unlike(request.hop, "other bytes")
             odd = next((hop for hop in hops if answers[hop] != most), None) if others else None
         self._add(request.hop)
-        return Returned(request.hop, request.loss, odd, "other bytes" if odd is not None else "")
+        return Returned(request.hop, request.loss, odd, "other bytes" if odd is not None else "", self.global_step)
 
     def _need(self, hop: int, file: HopFile) -> None:
         assert hop in self.lost or len(self.payloads.read(hop_file(hop, file))) == VALUE_BYTES
 
     def _add(self, hop: int) -> None:
         self.added[self.names[hop]] += 1
+        self.num_in_batch += 1
+        if self.num_in_batch >= IN_BATCH and (not self.stage or self.global_step < self.lower_step + BATCHES_AWAY):
+            self.steps, self.num_in_batch = self.steps + 1, 0
         if self.stage:
             self._write(hop, HopFile.OWN_BACKWARD, fill=bytes([self.lies]))
 

@@ -11,12 +11,13 @@ from gossamer.peer.link.messages import HopFile
 from gossamer.peer.machine.config import NODE
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.meeting.line import Direction
-from gossamer.peer.node.carrying import OVER_S
+from gossamer.peer.node.carrying import END_WAIT_S, LOOK_S, OVER_S
 from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.supervisor.supervisor import LEAVE_S
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.messages.terms import BATCHES_AWAY
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
 
 
@@ -61,15 +62,61 @@ def test_the_line_of_each_holder_is_measured_for_its_trainer(tmp_path: Path) -> 
     play(StagedRun(tmp_path, 2, 2), story)
 
 
-def test_the_clocks_of_neighbours_reach_the_trainer(tmp_path: Path) -> None:
-    """Two drivers share one last stage, which makes twice as many steps as each of them."""
+def test_a_stage_with_fewer_holders_keeps_the_pace_of_its_drivers(tmp_path: Path) -> None:
+    """Three drivers share one last stage. Each of its steps holds three batches, and no clock runs ahead of the drivers' steps."""
 
     async def story(run: StagedRun) -> None:
-        run.add(fits=(0,)).start()
-        await run.until(lambda: run.of(1)[0].trainer.steps >= 20)
-        assert any(driver.trainer.followed for driver in run.of(0))
+        for _ in range(2):
+            run.add(fits=(0,)).start()
+        (last,) = run.of(1)
+        last.trainer.service_s = 0.02
+        await run.until(lambda: len(run.of(0)) == 3 and min(driver.trainer.steps for driver in run.of(0)) >= 30, 200.0)
+        assert last.trainer.global_step <= max(driver.trainer.global_step for driver in run.of(0)) + BATCHES_AWAY
+        assert all(driver.trainer.steps == driver.trainer.global_step for driver in run.of(0)), "nobody skips a step"
+        assert sum(last.trainer.added.values()) > 2 * IN_BATCH * last.trainer.steps
 
     play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_driver_with_an_earlier_checkpoint_follows_the_clock_of_the_next_stage(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        last.trainer.base_step = 30
+        await run.until(lambda: first.trainer.followed)
+        assert first.trainer.followed[-1] == last.trainer.global_step - BATCHES_AWAY
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: Path) -> None:
+    """One driver takes three times as long."""
+
+    async def story(run: StagedRun) -> None:
+        loop = asyncio.get_running_loop()
+        slow = run.add(service_s=0.6, fits=(0,)).start()
+        (quick, _), (last,) = run.of(0) + [slow], run.of(1)
+        await run.until(lambda: quick.trainer.steps == 30, 100.0)
+        await run.until(lambda: not quick.pipeline.lanes, 5.0)
+        assert slow.trainer.steps < 20 and not last.trainer.is_over
+        await run.until(lambda: slow.trainer.steps == 30, 300.0)
+        ended_s = loop.time()
+        await run.until(lambda: last.trainer.is_over, 10.0)
+        assert last.trainer.global_step == 30 and loop.time() - ended_s < 6.0
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
+
+
+def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: first.trainer.steps == 12)
+        first.trainer.total_steps = 1_000_000
+        await run.until(lambda: last.trainer.global_step == 19)
+        await asyncio.sleep(END_WAIT_S - 10.0)
+        assert not last.trainer.is_over and first.trainer.steps > 100
+        await run.until(lambda: last.trainer.is_over, 20.0)
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
@@ -100,6 +147,7 @@ def test_a_trainer_that_dies_loses_its_hops_and_nothing_else(stage: int, tmp_pat
         await asyncio.sleep(3.0)
         victim.trainer.is_up = True
         victim.trainer.added.clear()
+        victim.trainer.steps = 0
         await run.until(lambda: victim.trainer.steps >= 5)
         assert victim.pipeline.lanes
 
@@ -256,7 +304,7 @@ def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to
     async def story(run: StagedRun) -> None:
         (ends,), (other,) = run.of(first_to_end), run.of(1 - first_to_end)
         await run.until(lambda: all(holder.trainer.steps >= 6 for holder in run.holders))
-        ends.trainer.total_steps = ends.trainer.steps
+        ends.trainer.end()
         await asyncio.sleep(15.0)
         if leaves:
             ends.peer.stop()
@@ -278,7 +326,7 @@ def test_nobody_ends_with_a_neighbour_that_claims_an_end_in_the_first_half_of_th
     async def story(run: StagedRun) -> None:
         (ends,) = run.of(1)
         await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders))
-        ends.trainer.total_steps = ends.trainer.steps
+        ends.trainer.end()
         await nobody_ends(run)
 
     play(StagedRun(tmp_path, 2, 2, total_steps=100), story)
@@ -291,7 +339,7 @@ def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
         (first,), (last,) = run.of(0), run.of(1)
         await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
         stranger = run.add(fits=(1,)).start()
-        stranger.trainer.total_steps = 0
+        stranger.trainer.end()
         await run.until(lambda: first.peer.book.get(stranger.peer_id).finished)
         last.peer.stop()
         await run.until(lambda: not first.pipeline.lanes, 10.0)
@@ -306,7 +354,7 @@ def test_nobody_ends_while_a_partner_of_the_neighbouring_stage_is_paused(tmp_pat
     async def story(run: StagedRun) -> None:
         ends, away = run.of(1)
         await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
-        ends.trainer.total_steps = ends.trainer.steps
+        ends.trainer.end()
         away.peer.lifecycle.pause()
         await run.until(lambda: all(holder.peer.book.get(away.peer_id).paused for holder in run.of(0)), 120.0)
         await nobody_ends(run)
@@ -319,7 +367,7 @@ def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path:
         run.add(fits=(0,)).start()
         await run.until(lambda: len(run.of(0)) == 2 and all(holder.trainer.steps >= 2 for holder in run.holders))
         ends = run.of(0)[0]
-        ends.trainer.total_steps = ends.trainer.steps
+        ends.trainer.end()
         await asyncio.sleep(3 * OVER_S)
         (other,) = run.of(1)
         assert not other.trainer.is_over and run.of(0)[1].trainer.steps > 8
@@ -333,11 +381,12 @@ def test_the_clock_of_one_neighbour_does_not_hide_those_of_others_for_longer_tha
         await run.until(lambda: first.trainer.steps >= 2)
         carrying, (open_lane,) = first.carrying, first.pipeline.lanes.values()
         far = carrying.lifecycle.global_step + carrying.membership.terms.max_clock_gap_steps
-        carrying.on_clock(open_lane, far)
+        carrying.on_clock(open_lane, far + BATCHES_AWAY)
         assert first.trainer.followed[-1] == far
-        await run.until(lambda: carrying.pipeline.carrier.global_step >= 4)
+        await run.until(lambda: carrying.lifecycle.global_step >= 4)
+        await asyncio.sleep(LOOK_S)
         near = carrying.lifecycle.global_step + 3
-        carrying.on_clock(open_lane, near)
+        carrying.on_clock(open_lane, near + BATCHES_AWAY)
         assert first.trainer.followed[-1] == near
 
     play(StagedRun(tmp_path, 2, 2), story)

@@ -99,7 +99,7 @@ def test_nobody_moves_to_a_stage_that_has_come_to_the_end_of_the_run(tmp_path: P
     async def story(run: StagedRun) -> None:
         mates, (last,) = run.of(0), run.of(1)
         await have_copies(run, mates, 1)
-        last.trainer.total_steps = last.trainer.steps
+        last.trainer.end()
         await asyncio.sleep(15.0)
         last.peer.stop()
         await asyncio.sleep(1.0)

@@ -14,7 +14,7 @@ from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.stages import Cut, manifest_cuts
 from gossamer.peer.trainer.inner_loop import InnerLoop
-from gossamer.peer.trainer.stage_loop import MAX_LATE_STEPS, STARVED_S
+from gossamer.peer.trainer.stage_loop import MAX_LATE_STEPS, MOST_BATCHES, STARVED_S
 from gossamer.protocol.messages.terms import BATCHES_AWAY
 from gossamer.protocol.run.manifest import StagedManifest
 from tests.peer.small import ignored, small_corpus
@@ -103,6 +103,36 @@ def test_a_step_holds_exactly_a_batch(tmp_path: Path) -> None:
     holder.forward(7, *micro_batch(7))
     holder.forward(8, *micro_batch(8))
     assert holder.serve()
+
+
+def test_a_stage_ahead_of_the_lower_one_makes_larger_steps_with_the_mean_of_the_gradient(tmp_path: Path) -> None:
+    """Twelve micro-batches in one step are those of four batches."""
+    holders = [last_holder(tmp_path / name) for name in ("behind", "ahead")]
+    for number, holder in enumerate(holders):
+        holder.loop.global_step = number * (10 + BATCHES_AWAY)
+        for hop in range(12):
+            holder.forward(hop, *micro_batch(hop), lower_step=10)
+    batches = []
+    for _ in range(4):
+        assert holders[0].loop.gradient(0, 0) is not None
+        batches.append(gradients(holders[0]))
+    assert holders[1].loop.gradient(0, 0) is None
+    holders[1].forward(12, *micro_batch(12), lower_step=11, measure=True)
+    loss, _, num_tokens = holders[1].loop.gradient(0, 0) or (None, None, 0)
+    assert loss is not None and num_tokens == 4 * 6 * 16
+    for name, gradient in gradients(holders[1]).items():
+        mean = torch.stack([batch[name] for batch in batches]).mean(0)
+        torch.testing.assert_close(gradient, mean, rtol=1e-4, atol=1e-7)
+
+
+def test_a_step_holds_a_limited_number_of_batches(tmp_path: Path) -> None:
+    holder = last_holder(tmp_path)
+    holder.loop.global_step = 10
+    for hop in range(MOST_BATCHES * 3 - 1):
+        holder.forward(hop, *micro_batch(hop))
+    assert holder.loop.gradient(0, 0) is None
+    holder.forward(1000, *micro_batch(1000))
+    assert holder.loop.gradient(0, 0) is not None
 
 
 def test_a_starved_loop_returns_and_keeps_its_half_batch(tmp_path: Path) -> None:
