@@ -44,7 +44,8 @@ REDRAW_S = 60.0
 UNCALLED_S = 3.0  # without a lane from the stage below, until we open one
 CONNECT_S = 15.0
 OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
-LOWER_OVER_S = 2.0  # likewise, of the lower stage, where no own step is left
+NEAR_OVER_S = 2.0  # likewise in the last NEAR_SHARE-th of the run
+NEAR_SHARE = 10
 END_WAIT_S = 600.0  # a stage without own steps left serves the lower one for so long
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
@@ -215,7 +216,7 @@ class Carrying:
         lower_ended = not (self.stage.is_first or any(lane.is_active(now_s) for lane in carrier.up.values())) and self._has_ended(own - 1)
         is_over = OVER_SHARE * self.lifecycle.global_step >= total and (ended or lower_ended)
         self._over_since_s = (self._over_since_s or now_s) if is_over else None
-        over_s = LOWER_OVER_S if is_done and lower_ended else OVER_S
+        over_s = NEAR_OVER_S if NEAR_SHARE * (total - self.lifecycle.global_step) <= total else OVER_S
         if _has_passed(self._over_since_s, over_s) or _has_passed(self._done_since_s, END_WAIT_S):
             self.link.notify(FollowClock(total, is_unlimited=True))
 

@@ -2,6 +2,8 @@
 
 The last stage keeps the first. The copy is fetched in the background with a small share of the line, from any holder that is there, and is
 as old as that makes it. In doubt a peer does not move: what others claim moves nobody, only answers to our own questions do.
+
+Before the first step of a run there is nothing to copy: then one of several holders of a stage moves to one that nobody has ever held.
 """
 
 from __future__ import annotations
@@ -64,6 +66,7 @@ class Ward:
     _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when holders of the next stage last answered us; loop time
     _sign_s: float | None = None  # of the last sign of a holder of the next stage while we trained; loop time
     _silent_since_s: float | None = None  # since when mates answer each time, and no holder of the next stage; loop time
+    _never_held: int | None = None  # in a run without steps: a stage, counted from one, that nobody claims
     _mates: list[PeerId] = field(default_factory=list)  # other holders of our stage that have met us and answered the last time
     _warned: str = ""  # why we do not move, as reported last
 
@@ -98,7 +101,7 @@ class Ward:
     async def run(self) -> None:
         """Copy and watch until cancelled. Returns once this peer has decided to move: its supervisor starts it anew."""
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
-        self._move_to(self.stage)
+        self._move_to(self._never_held or self.stage)
 
     # ------------------------------------------------------------------ the copy
 
@@ -157,7 +160,8 @@ class Ward:
             self._warn(obstacle)
             rank = sum(mate < self.membership.identity.peer_id for mate in self._mates)
             is_our_turn = self._silent_since_s is not None and now_s - self._silent_since_s >= LOST_S + rank * RANK_S
-            if is_lost and is_our_turn and not obstacle and await self._leave_to_mates():
+            may_move = self._never_held or (is_lost and not obstacle)
+            if may_move and is_our_turn and await self._leave_to_mates():
                 return
 
     async def _look(self) -> None:
@@ -166,13 +170,28 @@ class Ward:
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
         signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
         self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
-        if self._sign_s is None or not self.lifecycle.may_meet or self._has_ended():
+        self._never_held = self._find_never_held()
+        if self._never_held:
+            await self._ask_mates()
+        elif self._sign_s is None or not self.lifecycle.may_meet or self._has_ended():
             self._sign_s = self._silent_since_s = None
         elif now_s - self._sign_s < SIGN_S or await self._any_holder_answers():
             self._silent_since_s = None
         else:
-            self._mates = await self._answering_mates()
-            self._silent_since_s = (self._silent_since_s or now_s) if self._mates else None
+            await self._ask_mates()
+
+    async def _ask_mates(self) -> None:
+        self._mates = await self._answering_mates()
+        self._silent_since_s = (self._silent_since_s or loop_s()) if self._mates else None
+
+    def _find_never_held(self) -> int | None:
+        """Return a stage that fits this peer, and that nobody claims, while no step has been possible. All holders have begun by then."""
+        if not self.lifecycle.may_meet or self.lifecycle.global_step > 0:
+            return None
+        claims = [self._claimed(stage) for stage in range(1, self._num_stages + 1)]
+        if any(entry.global_step > 0 for entries in claims for entry in entries):
+            return None
+        return next((stage + 1 for stage in self.fits if not claims[stage]), None)
 
     def _has_ended(self) -> bool:
         """Return whether a holder of the next stage that has carried hops with us, or answered us, came to the end, or may have."""
@@ -197,17 +216,19 @@ class Ward:
         return bool(there)
 
     async def _answering_mates(self) -> list[PeerId]:
-        """Return the other holders of our stage that have met us and give its weights now: one of them stays if we move."""
-        met = sorted(
-            (entry for entry in self._claimed(self.own_stage) if entry.has_met and not entry.paused), key=lambda entry: entry.peer_id
-        )
-        answers = await self.own_sources.ask_all(met[:ASKED], lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        """Return the other holders of our stage that have met us and give its weights now: one of them stays if we move.
+
+        Before the first step nobody has met anybody, and a stranger's answer does: our stage's weights are those of the seed.
+        """
+        others = [entry for entry in self._claimed(self.own_stage) if (entry.has_met or self._never_held) and not entry.paused]
+        others.sort(key=lambda entry: entry.peer_id)
+        answers = await self.own_sources.ask_all(others[:ASKED], lambda source: source.header(ContentsKind.STATE), ANSWER_S)
         headers = [(entry.peer_id, answer) for entry, answer in answers if isinstance(answer, Contents)]
         return [peer for peer, header in headers if header.total_bytes == self.membership.terms.state_bytes]
 
     async def _leave_to_mates(self) -> bool:
         """Give our stage's weights no longer, so that no mate counts on us, and return whether a mate still gives them."""
-        self.lifecycle.hold(self.stage)
+        self.lifecycle.hold(self._never_held or self.stage)
         self._mates = await self._answering_mates()
         if not self._mates:
             self.lifecycle.hold(self.own_stage)

@@ -95,6 +95,29 @@ def test_the_last_holder_of_a_stage_never_leaves_it(tmp_path: Path) -> None:
     play(staged(tmp_path, 0, 1), story)
 
 
+@pytest.mark.parametrize(("stages", "count"), [((0, 0), 2), ((1, 1, 1), 3), ((2, 2, 0), 3)])
+def test_before_the_first_step_a_holder_moves_to_a_stage_that_nobody_has_ever_held(
+    stages: tuple[int, ...], count: int, tmp_path: Path
+) -> None:
+    async def story(run: StagedRun) -> None:
+        await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders), (count - 1) * MOVED_S + 60.0)
+        assert sorted(holder.trainer.stage for holder in run.holders) == list(range(count))  # type: ignore[type-var]
+
+    play(staged(tmp_path, *stages, count=count, met=False), story)
+
+
+def test_nobody_moves_to_a_stage_that_nobody_holds_after_the_first_step(tmp_path: Path) -> None:
+    """Without a copy its weights would be lost."""
+
+    async def story(run: StagedRun) -> None:
+        for holder in run.holders:
+            holder.trainer.base_step = 1
+        await asyncio.sleep(2 * MOVED_S)
+        assert not moved(run)
+
+    play(staged(tmp_path, 0, 0), story)
+
+
 def test_nobody_moves_to_a_stage_that_has_come_to_the_end_of_the_run(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         mates, (last,) = run.of(0), run.of(1)
