@@ -68,6 +68,7 @@ class StageChoice:
             return first
         self.lifecycle.hold(first + 1)
         await asyncio.sleep(self.rng.uniform(*RECONSIDER_S))
+        await self.presence.look_now(FIRST_LOOK_S)
         better = min(stages, key=self._need)
         return better if self._need(better)[:2] < self._need(first)[:2] else first
 

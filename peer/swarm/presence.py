@@ -65,6 +65,12 @@ class Presence:
                 await self._has_looked.wait()
         return self._has_looked.is_set()
 
+    async def look_now(self, most_s: float) -> None:
+        """Query the directory beside the regular lookups, for `most_s` at most, with or without success."""
+        with _logging_errors("a directory lookup"):
+            async with asyncio.timeout(most_s):
+                await self._look()
+
     async def _announce_for_ever(self) -> None:
         """Announce regularly once there is a trainer or a stage, and at once when this peer ends, pauses, resumes, or has other addresses.
 
@@ -88,9 +94,7 @@ class Presence:
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
         while True:
-            with _logging_errors("a directory lookup"):
-                async with asyncio.timeout(LOOK_S[1]):
-                    await self._look()
+            await self.look_now(LOOK_S[1])
             self._has_looked.set()
             if self._moved is not None:
                 raise self._moved

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -28,8 +29,14 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
 class SeenDirectory:
     """A presence whose first look at the directory is over."""
 
+    def __init__(self) -> None:
+        self.show: Callable[[], None] = lambda: None  # at the next query
+
     async def first_look(self, most_s: float) -> bool:
         return True
+
+    async def look_now(self, most_s: float) -> None:
+        self.show()
 
 
 def choice(folder: Path, stages: list[int], seed: int = 0, *, is_founder: bool = False) -> StageChoice:
@@ -64,15 +71,13 @@ def test_a_peer_that_joins_before_the_directory_shows_anybody_looks_again(seed: 
     async def choose() -> None:
         choosing, others = choice(tmp_path, [], seed), book_of([1, 3], own=0)
 
-        async def show() -> None:
-            await asyncio.sleep(0.01)
+        def show() -> None:
             for peer, entry in others._entries.items():
                 entry.seen_s = asyncio.get_running_loop().time()
                 choosing.groups.book._entries[peer] = entry
 
-        showing = asyncio.create_task(show())
+        choosing.presence.show = show  # type: ignore[attr-defined]
         assert await choosing.choose((0, 1, 2)) == 1
-        await showing
 
     asyncio.run(choose())
 
