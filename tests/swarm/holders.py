@@ -41,6 +41,7 @@ from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.supervisor.condition import Condition
+from gossamer.peer.trainer.stage_loop import MOST_BATCHES
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
@@ -231,7 +232,8 @@ class ScriptedTrainer:
     def _add(self, hop: int) -> None:
         self.added[self.names[hop]] += 1
         self.num_in_batch += 1
-        if self.num_in_batch >= IN_BATCH and (not self.stage or self.global_step < self.lower_step + BATCHES_AWAY):
+        is_ahead = self.stage and self.global_step >= self.lower_step + BATCHES_AWAY
+        if self.num_in_batch >= IN_BATCH * (MOST_BATCHES if is_ahead else 1):
             self.steps, self.num_in_batch = self.steps + 1, 0
         if self.stage:
             self._write(hop, HopFile.OWN_BACKWARD, fill=bytes([self.lies]))
