@@ -124,7 +124,7 @@ def _is_apart(view: SyncView) -> bool:
 def _decide_apart(view: SyncView) -> Decision | None:
     """Decide: one that is behind takes a state of its stage; where nobody gives one, it goes on with its own at the others' step."""
     if view.own_global_step > view.stages_steps:
-        return StepBack(view.stages_steps + view.gap_steps * 3 // 4) if view.apart_s >= ALONE_S else None
+        return StepBack(view.stages_steps) if view.apart_s >= ALONE_S else None
     if view.unserved_s < UNSERVED_S:
         return wanted(view)
     return FollowClock(min(view.stages_steps, view.total_steps - 1), is_unlimited=True)

@@ -90,7 +90,7 @@ TO_STAY = [
     ("nobody gives a state: follow the clock alone", APART, {"unserved_s": UNSERVED_S}, FollowClock(600, is_unlimited=True)),
     ("but not to the end of the run", APART, {"unserved_s": UNSERVED_S, "stages_steps": 1000}, FollowClock(999, is_unlimited=True)),
     ("far ahead of the other stages: wait for them", APART, {"stages_steps": 100, "apart_s": 0.9 * ALONE_S}, None),
-    ("for long: set the global step back", APART, {"stages_steps": 100, "apart_s": ALONE_S}, StepBack(145)),
+    ("for long: set the global step back", APART, {"stages_steps": 100, "apart_s": ALONE_S}, StepBack(100)),
     ("no holder of another stage is known: wait", APART, {"stages_steps": 0, "apart_s": ALONE_S}, None),
     ("stale fragments come before another state", BEHIND, {"has_stale": True}, Act.SYNC_FRAGMENTS),
     ("the result comes before all", BEHIND, {"has_stale": True, "has_result": True}, Act.TAKE_RESULT),
