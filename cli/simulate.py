@@ -155,6 +155,8 @@ def simulate(manifest: ManifestFile = None, home: HomeFolder = DEFAULT_HOME, *, 
     if options.network and num_stages > 1:
         print(staged_network_answer(manifest, options, num_stages, given, as_json=as_json))
         return
+    if options.plot:
+        need_plot(options.plot)
     request = simulation_request(manifest, options)
     if options.network:
         print(network_answer(request, options, is_of_a_run=manifest is not None, as_json=as_json))
@@ -162,8 +164,6 @@ def simulate(manifest: ManifestFile = None, home: HomeFolder = DEFAULT_HOME, *, 
 
     from gossamer.peer.simulator.training import Venue
 
-    if options.plot:
-        need_plot(options.plot)
     venue = Venue(
         Home(home).cache, options.data, options.device, options.eval_batches, options.tokens, CURVE_BATCHES if options.plot else 0
     )

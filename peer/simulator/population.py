@@ -14,12 +14,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import psutil
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.inner import build_optimizer, learning_rate, set_learning_rate
@@ -34,6 +33,9 @@ from gossamer.peer.simulator.texts import Batches, Texts
 from gossamer.peer.text.tokenizer import Tokenizer
 from gossamer.protocol.errors import BadSettings, OperatorError
 from gossamer.protocol.run.manifest import StagedManifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 COOLER: Final = "lower learning_rate, or the outer step (beta, alpha)"
 VALUE_BYTES: Final = 4

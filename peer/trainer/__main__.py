@@ -16,6 +16,8 @@ def run(child: Child) -> None:
     need_text(SignedManifest.from_bytes(Home(child.settings.config.home).manifest.read_bytes()).manifest())
     need_extra("text")
     with loading():
+        import transformers.modeling_utils  # noqa: F401 - each model needs it; a program run does not
+
         from gossamer.peer.trainer.process import build
     build(child).run()
 

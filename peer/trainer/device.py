@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Mapping
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gossamer.optim.resting import DeviceOptimizer, HostOptimizer
 from gossamer.peer.model.accelerator import has_own_memory, limit_memory
@@ -17,6 +16,9 @@ from gossamer.peer.model.computing import Computing, compile_blocks, is_out_of_m
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.text.labels import num_targets
 from gossamer.protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 T = TypeVar("T", DeviceOptimizer, HostOptimizer)
 

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gossamer.peer.machine.events import ComputingSet, Event
 from gossamer.peer.model.accelerator import has_own_memory
@@ -26,6 +25,8 @@ from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from gossamer.peer.trainer.ranks import Ranks  # loaded only for several devices
 
 FORMATS: Final = {torch.float32: "fp32", torch.bfloat16: "bf16"}

@@ -15,12 +15,11 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any, Final, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.inner import divide_parameters, gradient_of
@@ -32,6 +31,9 @@ from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import unset_model
 from gossamer.peer.trainer.device import OneDevice, keep_within
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 FIRST: Final = 0  # the rank that has the text, the outer state and the link
 LOOPBACK: Final = "lo0" if sys.platform == "darwin" else "lo"

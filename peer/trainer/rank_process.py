@@ -26,6 +26,8 @@ def main() -> int:
     lines: SimpleQueue[bytes] = SimpleQueue()
     threading.Thread(target=listen, args=(lines,), name="orders", daemon=True).start()
     with loading():
+        import transformers.modeling_utils  # noqa: F401 - each model needs it; a program run does not
+
         from gossamer.peer.trainer.rank import follow
     try:
         follow(lines.get)

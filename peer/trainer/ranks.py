@@ -13,12 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import TYPE_CHECKING, Final, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import cpu_s
@@ -26,6 +25,9 @@ from gossamer.peer.model.computing import Computing
 from gossamer.peer.trainer.rank import FIRST, Rank, RankSettings, join
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.run.manifest import Manifest
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 PROGRAM: Final = "gossamer.peer.trainer.rank_process"
 NOTICE_S: Final = 5.0  # for the trainer's own thread to notice a dead rank: while it waits for a GPU, it never does

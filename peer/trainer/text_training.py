@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from gossamer.optim.compiled import coding_words
 from gossamer.optim.inner import learning_rate
@@ -36,6 +35,8 @@ from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
     from gossamer.peer.trainer.ranks import Ranks  # loaded only for several devices
 
 JUDGE_BATCHES: Final = 4  # of held-out text, by which other peers' weights are compared with our own...

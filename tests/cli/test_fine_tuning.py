@@ -115,7 +115,7 @@ def test_a_run_that_cannot_train_here_is_refused_before_it_is_hosted(
     assert hint in caught.value.hint
 
 
-@pytest.mark.parametrize("row", [HOST[0], HOST[1], HOST[4]], ids=lambda row: row[0])
+@pytest.mark.parametrize("row", [HOST[0], HOST[4]], ids=lambda row: row[0])  # without options, and with both
 def test_host_refuses_before_it_signs_or_invites(row: Row, shell: Shell, made: Path, tmp_path: Path) -> None:
     _, _, arguments, error, hint = row
     file = written(tmp_path / "run.toml", tuned_manifest(made / "base", run={"access": "invite"}))
@@ -160,13 +160,18 @@ def ended(process: subprocess.Popen[str], code: int = 0) -> str:
     return out + err
 
 
-def measured(start: Start, home: Path, data: Path) -> float:
-    return float(json.loads(ended(start("eval", "--json", "--home", home, "--data", data)).splitlines()[0])["loss"])
+def printed(shell: Shell, *arguments: str | Path) -> str:
+    """Run a command in this process, which has imported torch already; return what it prints."""
+    result = shell(*arguments)
+    assert result.code == 0, result.err
+    return result.out + result.err
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.filterwarnings("default:`is_gradient_checkpointing`:FutureWarning")  # of peft
-def test_two_peers_fine_tune_a_model_that_both_have_and_export_it(start: Start, made: Path, tmp_path: Path) -> None:
+def test_two_peers_fine_tune_a_model_that_both_have_and_export_it(
+    start: Start, made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = written(tmp_path / "run.toml", tuned_manifest(made / "base", run={"access": "invite", "total_steps": 150}))
     one, two, invite = tmp_path / "one", tmp_path / "two", tmp_path / "invite"
     data = ("--data", made / "1.jsonl")
@@ -187,11 +192,13 @@ def test_two_peers_fine_tune_a_model_that_both_have_and_export_it(start: Start, 
     assert all(any(isinstance(event, MeetingDone) and event.outcome == "completed" for event in each) for each in events)
     assert any(isinstance(event, EvalDone) for event in events[0])
 
-    losses = [measured(start, home, made / "1.jsonl") for home in (one, two)]  # the base is where it was: no --model
+    shells, held_out = (Shell(one, capsys), Shell(two, capsys)), ("--data", made / "1.jsonl")
+    # the base is where it was: no --model
+    losses = [float(json.loads(printed(shell, "eval", "--json", *held_out).splitlines()[0])["loss"]) for shell in shells]
     assert losses[0] == pytest.approx(losses[1], abs=1e-6), "one result"
-    exported = ended(start("export", tmp_path / "adapter", "--home", two, "--data", made / "1.jsonl"))
+    exported = printed(shells[1], "export", tmp_path / "adapter", *held_out)
     assert f"held-out loss: {losses[1]:.4f}" in exported
-    ended(start("export", tmp_path / "merged", "--merge", "--home", two, "--tokens", "0"))
+    printed(shells[1], "export", tmp_path / "merged", "--merge", "--tokens", "0")
 
     base, tokenizer = AutoModelForCausalLM.from_pretrained(made / "base"), AutoTokenizer.from_pretrained(tmp_path / "adapter")
     chat = [{"role": "user", "content": "fade"}, {"role": "assistant", "content": "adef"}]

@@ -9,6 +9,7 @@ import pytest
 from gossamer.cli.manifests import changed, pins_of, read_manifest, tried, with_pins
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
+from gossamer.peer.trainer.pins import pins
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.limits import STAGES_PROTOCOL
 from gossamer.protocol.run.layout import layout_digest
@@ -47,7 +48,7 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 @pytest.mark.timeout(240)  # a process that loads torch and transformers
 def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: Path) -> None:
     bytes_only = Manifest()
-    assert tried(bytes_only, None, devices="cpu") == bytes_only
+    assert with_pins(bytes_only, pins(bytes_only, None, None, "cpu")) == bytes_only
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "the end"})
     tokenizer.save_pretrained(tmp_path)
@@ -55,7 +56,7 @@ def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: P
     found = tried(wanted, None, devices="cpu")
     assert found.tokenizer.digest == load_tokenizer(found.tokenizer).digest
     assert found.model.layout == layout_digest(parameter_shapes(found.model))
-    assert with_pins(wanted, pins_of(found)) == found == tried(found, None, devices="cpu")
+    assert with_pins(wanted, pins_of(found)) == found == with_pins(found, pins(found, None, None, "cpu"))
 
 
 def test_stages_make_a_staged_run_whose_protocol_follows() -> None:

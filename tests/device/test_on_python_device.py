@@ -14,12 +14,16 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 TRAINER = "tests/peer/trainer"
-RUNS = {
+RUNS = {  # a process each: starting one takes longer than most of the tests
     "the device": ("tests/device/device_checks.py",),
-    "the trainer": ("tests/device/trainer_checks.py",),
-    "the exchange": (f"{TRAINER}/test_exchange.py", f"{TRAINER}/test_exchange_order.py", f"{TRAINER}/test_exchange_thread.py"),
-    "weights": (f"{TRAINER}/test_saver.py", f"{TRAINER}/test_adoption.py", f"{TRAINER}/test_inner_loop.py", f"{TRAINER}/test_probe.py"),
-    "the simulator": ("tests/peer/simulator/test_training.py::test_equal_seeds_give_equal_results",),
+    "what trains": (
+        "tests/device/trainer_checks.py",
+        *(
+            f"{TRAINER}/test_{name}.py"
+            for name in ("exchange", "exchange_order", "exchange_thread", "saver", "adoption", "inner_loop", "probe")
+        ),
+        "tests/peer/simulator/test_training.py::test_equal_seeds_give_equal_results",
+    ),
 }
 
 

@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 
 from gossamer.peer.machine.home import Home
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.run.manifest import Manifest, SignedManifest
 
 
 def host(home: Path, *arguments: str) -> tuple[int, list[str]]:
@@ -51,6 +53,8 @@ def test_a_model_that_does_not_fit_is_rejected_before_allocation(tmp_path: Path)
 def test_the_same_identity_does_not_run_twice(tmp_path: Path) -> None:
     home = Home(tmp_path)
     home.create()
+    identity = Identity.load_or_create(home.identity)
+    home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
     with home.locked():
         code, output = host(tmp_path)
     assert code == 2

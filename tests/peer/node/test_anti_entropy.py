@@ -115,7 +115,7 @@ def test_in_a_large_swarm_a_bootstrap_is_called_less_often() -> None:
             resident.book.learn(replace(record_of(network, number), expires_s=int(network.now_s()) + 10**6), 0.0)
         await asyncio.sleep(60.0)
 
-    calls = calls_of(many, 3000.0)
+    calls = calls_of(many, 1500.0)
     num_rounds, bootstrap = len(rounds(calls)), Resident(MemoryNetwork(), 1).peer_id
     assert 0 < sum(partner == bootstrap for _, partner in calls) < num_rounds / 4
 
