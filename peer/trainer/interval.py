@@ -85,11 +85,16 @@ def day_bytes(round_bytes: int, interval_steps: int, step_s: float) -> float:
     return round_bytes * DAY_S / (MEETING_INTERVAL * interval_steps * step_s)
 
 
-def traffic_expected(plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S) -> TrafficExpected:
-    """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known."""
+def traffic_expected(
+    plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S, *, is_measured: bool = False
+) -> TrafficExpected:
+    """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known.
+
+    `is_measured`: whether `step_s` is.
+    """
     share = line_share(plan.stage)
     steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s, share) if isinstance(inner_steps, str) else inner_steps
-    return traffic(plan, steps, step_s, is_measured=False)
+    return traffic(plan, steps, step_s, is_measured=is_measured)
 
 
 def traffic(plan: ModelPlan, interval_steps: int, step_s: float, *, is_measured: bool, use: float = math.nan) -> TrafficExpected:
