@@ -21,6 +21,7 @@ from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.bill import EMITTED_CHANGE, STEP_S
 from gossamer.peer.machine.events import IntervalSet, TrafficExpected
 from gossamer.peer.machine.stage_line import DAY_S, StageLine
+from gossamer.peer.machine.units import rate_text
 from gossamer.peer.trainer.losses import EVAL_INTERVAL_STEPS, MOST_EVAL_TOKENS, NUM_EVAL_BATCHES
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import TOKEN_BYTES, ModelPlan, StageTerms
@@ -67,7 +68,7 @@ class Limit:
 def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float, share: float) -> Limit:
     """Return the limit of a line of this rate; `round_bytes` are sent each way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * share * bytes_per_s * step_s)
-    return Limit(steps, f"{share:.0%} of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
+    return Limit(steps, f"{share:.0%} of the line: {rate_text(bytes_per_s)}", is_lines=True)
 
 
 def line_share(stage: StageTerms | None) -> float:

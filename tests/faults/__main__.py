@@ -3,7 +3,7 @@
     python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234 | --trial 100-299]
 
 Every trial follows from its number alone; one that is violated prints the line that plays it again. R1k and R4 are of real processes:
-when their kills fall differs from time to time. All take two hours of one core, of which R1k's 200 kills are half.
+when their kills fall differs from time to time. All take five hours of one core: R17 two, R1k and R16 one each.
 """
 
 from __future__ import annotations
