@@ -26,7 +26,7 @@ help:
 	@echo "make release build the wheel in dist/, and try it in new environments of each Python here, once with the oldest packages (RELEASE=python3.12)"
 	@echo "make test    run the tests on all cores (WORKERS=)"
 	@echo "make coverage  run them and print which lines and branches of the code they ran"
-	@echo "make faults  the whole fault suite, one core for two hours; FAULTS='R1 R5' for some of it"
+	@echo "make faults  the whole fault suite, one core for five hours; FAULTS='R1 R5' for some of it"
 	@echo "make attacks every attack of a member on swarms of 4, 8 and 10, one core for an hour; ATTACKS='ascent stale' for some of it"
 	@echo "make lab     peers behind routers of four kinds meet, in network namespaces (as root)"
 	@echo "make check   formatting, lint, types, and whether the generated wire code is fresh"

@@ -93,8 +93,9 @@ def hold_session(
 
         def watch(status: Status) -> None:
             nonlocal newest
-            if status.text and status.text != newest.text:
-                drawn.print_line(f"read {text_read(status.text)}")
+            for words in news(newest, status):
+                drawn.print_line(words)
+            if status.text != newest.text:
                 remember_text(config)
             newest = status
             cost.look(status)
@@ -105,6 +106,14 @@ def hold_session(
 
         status = asyncio.run(run_peer(config, identity, manifest, invite, watch))
     print(farewell(status, config), file=sys.stderr)
+
+
+def news(before: Status, now: Status) -> Iterator[str]:
+    """Yield a line for each thing that has happened between two statuses and that the table does not show."""
+    if now.text and now.text != before.text:
+        yield f"read {text_read(now.text)}"
+    if (num_steps := now.given_up_steps - before.given_up_steps) > 0:
+        yield f"{num_steps} steps given up, back at step {now.step}: too far ahead of all others to meet them; the weights stay"
 
 
 def remember_text(config: PeerConfig) -> None:

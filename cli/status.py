@@ -146,7 +146,8 @@ def run_text(answer: Status, now_s: float) -> str:
     """Return how far the run is, and when it ends."""
     ends = f", ends in about {age_text(answer['ends'] - now_s)}" if answer["ends"] and answer["ends"] > now_s else ""
     name = f"{answer['run_name']}, " if answer["run_name"] else ""
-    return f"{name}step {answer['step']} of {answer['total_steps']} ({share_text(answer['step'], answer['total_steps'])}){ends}"
+    given_up = f", {answer['given_up_steps']} given up" if answer["given_up_steps"] else ""
+    return f"{name}step {answer['step']} of {answer['total_steps']} ({share_text(answer['step'], answer['total_steps'])}){given_up}{ends}"
 
 
 def trend_text(answer: Status) -> str:

@@ -140,6 +140,13 @@ class Case:
         signed = self.signed()
         return signed.manifest() if signed else Manifest()
 
+    def measured_step_s(self) -> float | None:
+        """Return how long an inner step takes, as the home's peer measured it in this run; None where it has not. Raises BadManifest."""
+        last = self.home.last_status()
+        expected = last.get("expected_traffic") or {}
+        is_of_run = last.get("run_id") == self.manifest().run_id.hex()
+        return float(expected["step_s"]) if is_of_run and expected.get("is_measured") else None
+
     def _stages(self) -> list[StageEstimate]:
         manifest = self.manifest()
         if not isinstance(manifest, StagedManifest):

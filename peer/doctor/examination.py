@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gossamer.peer.doctor import home_checks, machine_checks, network_checks, stage_checks
 from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, skipped, warn
+from gossamer.peer.machine.bill import STEP_S
 from gossamer.peer.machine.extras import installed_version
 from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
 from gossamer.protocol.errors import ExitCode, GossamerError
@@ -64,7 +65,9 @@ CHECKS: Mapping[str, Check] = {
         [call.observed for call in case.answered()], network_checks.own_addresses(), network_checks.ask_router()
     ),
     "line": _counted(
-        lambda case, need: network_checks.line(case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps))
+        lambda case, need: network_checks.line(
+            case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps), case.measured_step_s()
+        )
     ),
     "cost": _counted(lambda case, need: _cost(case, need)),
     "device use": _counted(lambda case, need: stage_checks.device_use(case)),  # counted first: two threads must not import at once
@@ -73,11 +76,14 @@ CHECKS: Mapping[str, Check] = {
 
 def _cost(case: Case, need: Need) -> Finding:
     """Report the cost of the run, of its busiest stage if it has stages."""
-    line, inner_steps = case.visit().line, case.manifest().outer.inner_steps
-    if (busiest := stage_checks.busiest(case)) is None:
-        return network_checks.cost(line, need.plan, inner_steps, case.settings)
-    stage, on_line = busiest
-    return network_checks.cost(line, stage.plan, inner_steps, case.settings, stage.step_s(on_line))
+    line, inner_steps, measured_s = case.visit().line, case.manifest().outer.inner_steps, case.measured_step_s()
+    plan, step_s = need.plan, STEP_S
+    if (busiest := stage_checks.busiest(case)) is not None:
+        stage, on_line = busiest
+        plan, step_s = stage.plan, stage.step_s(on_line)
+    if measured_s is not None:
+        step_s = measured_s
+    return network_checks.cost(line, plan, inner_steps, case.settings, step_s, is_measured=measured_s is not None)
 
 
 def examine(case: Case, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S) -> Iterator[tuple[str, Finding]]:

@@ -135,8 +135,11 @@ def _is_shared(outer_ip: str, outside: Sequence[tuple[str, str]]) -> bool:
     return ip in _SHARED or bool(outside) and outer_ip not in {host for host, _ in outside}
 
 
-def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[ModelPlan, int]]) -> Finding:
-    """Report what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps."""
+def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[ModelPlan, int]], step_s: float | None = None) -> Finding:
+    """Report what the rates up and down, in bytes a second, mean for a run with this plan and this largest gap between clocks, in steps.
+
+    `step_s`: measured duration of an inner step, None if it is not known.
+    """
     if rates is None:
         return skipped(NOBODY)
     plan, gap_steps = plan_and_gap()  # first: it imports what the next lines import, and two threads must not do so at once
@@ -144,11 +147,12 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
 
     up, down = rates
     largest = max(fragment.slow_bytes for fragment in plan.fragments)
-    found = estimate(plan, gap_steps, min(rates), STEP_S)
-    join_s, interval = estimate(plan, gap_steps, down, STEP_S).join_s, found.interval_steps
+    assumed_s = STEP_S if step_s is None else step_s
+    found = estimate(plan, gap_steps, min(rates), assumed_s)
+    join_s, interval = estimate(plan, gap_steps, down, assumed_s).join_s, found.interval_steps
     sentence = (
         f"{rate_text(up)} up, {rate_text(down)} down: about {_span(join_s)} to join, {_span(found.meeting_s)} for a meeting, a meeting of "
-        f"each part about every {steps_text(interval)} of {STEP_S:.0f} s"
+        f"each part about every {steps_text(interval)} of {assumed_s:.2g} s ({'assumed' if step_s is None else 'measured'})"
     )
     longest_s = transfer_s(largest)
     if largest / min(rates) > longest_s:
@@ -159,13 +163,22 @@ def line(rates: tuple[float, float] | None, plan_and_gap: Callable[[], tuple[Mod
 
 
 def cost(
-    rates: tuple[float, float] | None, plan: ModelPlan, inner_steps: int | str, settings: LocalSettings, step_s: float = STEP_S
+    rates: tuple[float, float] | None,
+    plan: ModelPlan,
+    inner_steps: int | str,
+    settings: LocalSettings,
+    step_s: float = STEP_S,
+    *,
+    is_measured: bool = False,
 ) -> Finding:
-    """Report what this run uses in a day on a line of these rates, None if they are not known, with the operator's limits."""
+    """Report what this run uses in a day on a line of these rates, None if they are not known, with the operator's limits.
+
+    `is_measured`: whether `step_s`, the duration of an inner step, is.
+    """
     from gossamer.peer.trainer.interval import traffic_expected
 
     limits = rate_bytes_per_s(settings.max_upload), rate_bytes_per_s(settings.max_download)
-    expected = traffic_expected(plan, inner_steps, min(*limits, *(rates or ())), step_s)
+    expected = traffic_expected(plan, inner_steps, min(*limits, *(rates or ())), step_s, is_measured=is_measured)
     found = bill(expected, settings)
     line = "" if rates is not None else "; the line is not measured"
     cap = min(size_bytes(settings.monthly_traffic), size_bytes(settings.unasked_traffic) if settings.is_unasked else math.inf)

@@ -74,6 +74,7 @@ class Status:
     lanes: list[dict[str, Any]] = field(default_factory=list)  # in a staged run: each as in LaneSeen
     stage_holders: list[int] = field(default_factory=list)  # in a staged run: live peers in sight that hold each stage
     starved_seconds: float = 0.0  # in a staged run, beside train_seconds: without work
+    given_up_steps: int = 0  # by which the schedule clock was set back, too far ahead of all others, in this start
     started: float = 0.0
     version: str = VERSION
     # Fields that to_json leaves out:
@@ -205,7 +206,8 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.StateTransferred():
             return replace(status, step=event.global_step, history=replace(status.history, pace_s=event.ts))
         case events.StepsGivenUp():
-            return replace(status, step=event.after, history=replace(status.history, pace_s=event.ts))
+            given_up = status.given_up_steps + event.before - event.after
+            return replace(status, step=event.after, given_up_steps=given_up, history=replace(status.history, pace_s=event.ts))
         case events.NodeStopped():
             alone = replace(status, peers_seen=0, tokens_of_others=0, addresses=[], partners=without_routes(status.partners))
             return replace(alone, lanes=[], stage_holders=[], earlier_hops=status.hops)

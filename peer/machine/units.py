@@ -109,7 +109,10 @@ def bytes_text(num_bytes: float) -> str:
 
 def rate_text(bytes_per_s: float) -> str:
     """Write a rate in the unit that people use for lines."""
-    return UNLIMITED if math.isinf(bytes_per_s) else f"{bytes_per_s / 125e3:.3g} Mbit/s"
+    if math.isinf(bytes_per_s):
+        return UNLIMITED
+    mbit_per_s = bytes_per_s / 125e3
+    return f"{mbit_per_s:.3g} Mbit/s" if mbit_per_s < 999.5 else f"{mbit_per_s / 1000:.3g} Gbit/s"
 
 
 def steps_text(interval_steps: int) -> str:

@@ -80,7 +80,8 @@ class StateSync:
     _back_s: float = -math.inf  # when it came back; loop time
     _left_s: float | None = None  # when its last pause began
     _steps_per_s: float = 0.0  # before that pause
-    _session: tuple[int, float] | None = None  # our global step when we first looked while training, since we came back, and that loop time
+    _returned: tuple[int, float] | None = None  # our global step when we first trained after we came back, and that loop time
+    _session: tuple[int, float] | None = None  # likewise, after we came back or took over another global step
     _refused_s: dict[PeerId, float] = field(default_factory=dict)  # when each of them first did so, of those that were there ever since
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
@@ -106,15 +107,17 @@ class StateSync:
         try:
             await self._look_for_ever()
         finally:
-            self._left_s, self._steps_per_s = loop_s(), self._pace()
+            self._left_s = loop_s()
+            if self._session is not None:
+                self._steps_per_s = self._pace()
 
     def _come_back(self) -> None:
         """Note when we are here, and how long we were away."""
         self._back_s = loop_s()
         if self._left_s is not None:
-            before_s = self.away_s if self._session is None else 0.0  # it has not trained since the absence before
+            before_s = self.away_s if self._returned is None else 0.0  # it has not trained since the absence before
             self.away_s = before_s + self._back_s - self._left_s
-        self._session = None
+        self._returned = self._session = None
         self._forget_refusals()
 
     async def _look_for_ever(self) -> None:
@@ -133,7 +136,7 @@ class StateSync:
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 self._waiting_s, self._is_unserved = None, False
                 now = lifecycle.global_step, loop_s()
-                self._began, self._session = self._began or now, self._session or now
+                self._began, self._returned, self._session = self._began or now, self._returned or now, self._session or now
                 await self._carry_out()
             await self._wait()
 
@@ -199,6 +202,7 @@ class StateSync:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
+                    self._session = None  # a global step that was taken over says nothing about our rate
                     self._reset_refusals()
             case messages.StepBack(global_step):
                 self.link.notify(decision)
@@ -243,6 +247,7 @@ class StateSync:
             is_gated=self._is_outcast(self._gated),
             is_back=not is_waiting and self.away_s > 0.0 and loop_s() - self._back_s < BACK_S,
             left_behind_steps=self._left_behind_steps(),
+            unpaused_steps=self._unpaused_steps(),
         )
 
     @property
@@ -266,9 +271,19 @@ class StateSync:
         One that claims to be further than PACE times our own rate allows is not believed: a single one may be all that went on.
         """
         own, gap_steps = self.lifecycle.global_step, self.membership.terms.max_clock_gap_steps
-        most_steps = own + gap_steps + PACE * max(self._steps_per_s, self._pace()) * (self.away_s + loop_s() - self._back_s)
+        most_steps = own + gap_steps + PACE * self._usual_pace() * (self.away_s + loop_s() - self._back_s)
         latest_steps = self.membership.total_steps - gap_steps  # later ones are `_is_ending`'s
         return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(latest_steps, int(most_steps)))
+
+    def _unpaused_steps(self) -> int:
+        """Return where our own rate would have brought us without our last absence, and the allowed gap on top."""
+        steps, since_s = self._returned or (self.lifecycle.global_step, loop_s())
+        missed_s = self.away_s + loop_s() - since_s
+        return steps + self.membership.terms.max_clock_gap_steps + int(self._usual_pace() * missed_s)
+
+    def _usual_pace(self) -> float:
+        """Return our own steps per second, before the last absence or since, whichever is more; 0 where neither is known."""
+        return max(self._steps_per_s, self._pace())
 
     def _pace(self) -> float:
         """Return our own steps per second since we came back; 0 where that is not known yet."""

@@ -21,6 +21,7 @@ from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.bill import EMITTED_CHANGE, STEP_S
 from gossamer.peer.machine.events import IntervalSet, TrafficExpected
 from gossamer.peer.machine.stage_line import DAY_S, StageLine
+from gossamer.peer.machine.units import rate_text
 from gossamer.peer.trainer.losses import EVAL_INTERVAL_STEPS, MOST_EVAL_TOKENS, NUM_EVAL_BATCHES
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import TOKEN_BYTES, ModelPlan, StageTerms
@@ -67,7 +68,7 @@ class Limit:
 def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float, share: float) -> Limit:
     """Return the limit of a line of this rate; `round_bytes` are sent each way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * share * bytes_per_s * step_s)
-    return Limit(steps, f"{share:.0%} of the line: {8e-6 * bytes_per_s:.3g} Mbit/s", is_lines=True)
+    return Limit(steps, f"{share:.0%} of the line: {rate_text(bytes_per_s)}", is_lines=True)
 
 
 def line_share(stage: StageTerms | None) -> float:
@@ -85,11 +86,16 @@ def day_bytes(round_bytes: int, interval_steps: int, step_s: float) -> float:
     return round_bytes * DAY_S / (MEETING_INTERVAL * interval_steps * step_s)
 
 
-def traffic_expected(plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S) -> TrafficExpected:
-    """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known."""
+def traffic_expected(
+    plan: ModelPlan, inner_steps: int | str, bytes_per_s: float, step_s: float = STEP_S, *, is_measured: bool = False
+) -> TrafficExpected:
+    """Return what a run with this plan and `outer.inner_steps` takes on a line of this rate, infinite if it is not known.
+
+    `is_measured`: whether `step_s` is.
+    """
     share = line_share(plan.stage)
     steps = afforded_steps(plan.round_bytes, bytes_per_s, step_s, share) if isinstance(inner_steps, str) else inner_steps
-    return traffic(plan, steps, step_s, is_measured=False)
+    return traffic(plan, steps, step_s, is_measured=is_measured)
 
 
 def traffic(plan: ModelPlan, interval_steps: int, step_s: float, *, is_measured: bool, use: float = math.nan) -> TrafficExpected:

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.invite import issued_to_anybody
-from gossamer.cli.session import farewell, remember_text, settings, undone_if_it_fails
+from gossamer.cli.session import farewell, news, remember_text, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
+from gossamer.peer.machine.events import StepsGivenUp, TextRead
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.status import Status
+from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadInvite, BadSettings, ExitCode
 from gossamer.protocol.identity import Identity
@@ -63,6 +64,16 @@ def test_the_farewell_after_leaving_names_join() -> None:
     result = farewell(Status(state="left", step=12, total_steps=800), CONFIG)
     assert result.startswith("left the run: step 12 of 800, loss -\nhint: ")
     assert "peer join --home /home/somebody/peer" in result
+
+
+def test_the_screen_says_what_was_read_and_which_steps_are_given_up() -> None:
+    before = Status(step=1595)
+    read = apply(before, TextRead("/texts", 1, 500, 0, ()))
+    back = apply(read, StepsGivenUp(1595, 664))
+    assert list(news(before, read)) == ["read 1 file of /texts, 500 B of text"]
+    [line] = news(read, back)
+    assert line.startswith("931 steps given up, back at step 664: too far ahead of all others")
+    assert not list(news(back, back)), "once"
 
 
 def test_a_new_home_whose_start_fails_is_removed(tmp_path: Path) -> None:

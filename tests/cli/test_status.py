@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gossamer.cli.status import description
-from gossamer.peer.machine.events import MonthCounted, OthersTrained, PeersSeen
+from gossamer.peer.machine.events import MonthCounted, OthersTrained, PeersSeen, StepsGivenUp
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.states import STATES, changed
 from gossamer.peer.machine.status import Status, apply
@@ -97,6 +97,12 @@ def test_costs_show_whether_energy_is_measured_or_estimated() -> None:
     assert shown["costs"] == "1.5 hours, 1.0 GB in meetings, 3.5 Wh (estimated)"
     assert shown["traffic"] == "0 B up, 0 B down in meetings, in this start; 0 B in all this month"
     assert shown["my part"] == "900 tokens in 9 steps, 3 meetings since it joined 2 h 0 min ago; 0 tokens/s now"
+
+
+def test_steps_that_were_given_up_are_counted_beside_the_step() -> None:
+    status = reduce(apply, (StepsGivenUp(1595, 664), StepsGivenUp(700, 690)), Status(step=1595, total_steps=5000))
+    assert "step 690 of 5000 (13.8 %), 941 given up" in description(status.to_json(), NOW_S)
+    assert "given up" not in rows(step=1595, total_steps=5000)["run"]
 
 
 def test_the_token_share_is_shown_beside_the_other_peers() -> None:

@@ -7,6 +7,7 @@ import random
 import tempfile
 from pathlib import Path
 
+from tests.faults.suite import Played
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -17,14 +18,14 @@ TOGETHER_S = 180.0  # within which all meet again after the last return
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
-def pauses(number: int) -> float:
-    """Let some peers of a swarm be away, one after another or at once; return the seconds until all meet again."""
+def pauses(number: int) -> Played:
+    """Let some peers of a swarm be away, one after another or at once; return the seconds until all meet again, and the absences."""
     draws = random.Random(number)
     num_peers = draws.randint(2, 8)
-    together_s = 0.0
+    together_s, num_absences = 0.0, 0
 
     async def story(swarm: Swarm) -> None:
-        nonlocal together_s
+        nonlocal together_s, num_absences
         for _ in range(num_peers):
             swarm.add(step_s=draws.uniform(*STEP_S)).start()
         await swarm.until(lambda: all(peer.outcomes()["completed"] >= 3 and peer.global_step > 2 * GAP_STEPS for peer in swarm.peers))
@@ -33,6 +34,7 @@ def pauses(number: int) -> float:
             away = draws.sample(swarm.peers, draws.randint(1, num_peers - 1))
             at_once = draws.random() < 0.5
             seconds = draws.uniform(*AWAY_S) if draws.random() < 0.5 else draws.uniform(10.0, 40.0)
+            num_absences += len(away)
             await asyncio.gather(*(be_away(peer, seconds if at_once else draws.uniform(*AWAY_S), draws) for peer in away))
         began_s = asyncio.get_running_loop().time()
         met = {peer: peer.outcomes()["completed"] for peer in swarm.peers}
@@ -47,7 +49,7 @@ def pauses(number: int) -> float:
 
     with tempfile.TemporaryDirectory(prefix="pauses-") as folder:
         play(Swarm(Path(folder), number, manifest=QUIET), story)
-    return together_s
+    return Played(together_s, num_absences)
 
 
 async def keep_steps(swarm: Swarm) -> None:

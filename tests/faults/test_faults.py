@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from tests.faults.__main__ import numbers_of
 from tests.faults.faults import FAULTS
+from tests.faults.suite import Fault, Played, run
 
 PLAY = {fault.name: fault.play for fault in FAULTS}
 SOME = {
@@ -29,3 +31,13 @@ SOME = {
 @pytest.mark.parametrize(("name", "number"), [(name, number) for name, numbers in SOME.items() for number in numbers])
 def test_a_trial_has_no_violation(name: str, number: int) -> None:
     PLAY[name](number)
+
+
+def test_a_row_counts_the_faults_of_its_trials() -> None:
+    fault = Fault("R", "a peer is away", 3, lambda number: Played(float(number), 500), "seconds", "pauses")
+    assert run(fault, range(3)).row.endswith("1,500 pauses; seconds: median 1, p95 2, worst 2")
+
+
+@pytest.mark.parametrize(("text", "numbers"), [("7", range(7, 8)), ("100-299", range(100, 300))])
+def test_trials_are_chosen_by_their_numbers(text: str, numbers: range) -> None:
+    assert numbers_of(text) == numbers

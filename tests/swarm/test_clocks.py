@@ -87,6 +87,31 @@ def test_of_two_peers_the_one_behind_moves_and_they_do_not_change_places(tmp_pat
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
+def test_who_went_on_alone_with_worse_weights_gives_up_no_steps(tmp_path: Path) -> None:
+    """It trains on another text, so the others refuse its weights when they come back, and keep each other company."""
+
+    async def story(swarm: Swarm) -> None:
+        alone, *others = swarm.add(text=1).start(), *swarm.start(2)
+        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        await asyncio.sleep(20.0)  # until their weights are good on their own text
+        for peer in others:
+            peer.lifecycle.pause()
+            await peer.node.meetings.until_quiet()
+            peer.save()
+            peer.kill_trainer()
+        await asyncio.sleep(60.0)
+        for peer in others:
+            peer.lifecycle.resume()
+            peer.restart_trainer()
+        steps, count, transfers = alone.global_step, completed(alone), [len(peer.transfers) for peer in others]
+        assert steps - max(peer.global_step for peer in others) > 2 * 60
+        await swarm.until(lambda: completed(alone) >= count + 3, within_s=150.0)
+        assert alone.status.given_up_steps == 0
+        assert [len(peer.transfers) for peer in others] == transfers, "its weights were taken"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_a_peer_that_pauses_again_before_it_has_caught_up_costs_its_partner_no_steps(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)

@@ -85,6 +85,14 @@ def test_the_line(rates: tuple[float, float], level: Level, words: str) -> None:
     assert finding.level is level and words in finding.found
 
 
+def test_the_line_counts_with_the_measured_step() -> None:
+    """A line carries a meeting of each part in as many seconds, whatever a step takes: in steps of half a second, twice as many."""
+    assumed, measured = (line((1.25e6, 1.25e6), lambda: (PLAN, 200), step_s).found for step_s in (None, 0.5))
+    assert assumed.endswith(" of 1 s (assumed)") and measured.endswith(" of 0.5 s (measured)")
+    intervals = [int(found.split("about every ")[1].split()[0]) for found in (assumed, measured)]
+    assert intervals[1] == pytest.approx(2 * intervals[0], abs=1)
+
+
 def test_reached_peers_are_listed_with_their_round_trip() -> None:
     finding = bootstraps(CallRound(calls=(THERE,)))
     assert finding.level is Level.OK and "203.0.113.5:4001 in 23 ms" in finding.found

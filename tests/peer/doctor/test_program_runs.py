@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from functools import reduce
 from pathlib import Path
 
 import pytest
@@ -9,13 +11,17 @@ import pytest
 from gossamer.optim.fragments import split
 from gossamer.peer.doctor.examination import NOT_COUNTED
 from gossamer.peer.doctor.finding import Level
+from gossamer.peer.machine.events import RunKnown
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.model.checkpoint import TENSORS
+from gossamer.peer.trainer.interval import traffic_expected
 from gossamer.peer.trainer.need import CHECKPOINTS, program_need
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import ProgramManifest, SignedManifest
 from gossamer.run import Run
 from tests.peer.doctor.cases import case, examined, invite_text
+from tests.peer.doctor.test_network_checks import PLAN
 from tests.peer.program_homes import program_home, program_manifest, tensors
 
 SIZES = ("memory", "device memory", "disk", "shared memory")
@@ -86,3 +92,15 @@ def test_momentum_is_counted() -> None:
 
 
 HOST = Identity(b"h" * 32)
+
+
+def test_the_cost_counts_with_the_step_that_the_homes_peer_has_measured(tmp_path: Path) -> None:
+    home = program_home(tmp_path, program_manifest())
+    assert "of 1 s (assumed)" in examined("cost", case(home.path)).found
+
+    measured = traffic_expected(PLAN, 4, 1e6, 0.2, is_measured=True)
+    of_home = SignedManifest.from_bytes(home.manifest.read_bytes()).run_id
+    for run_id, words in ((of_home, "of 0.2 s (measured)"), (bytes(32), "of 1 s (assumed)")):  # the second: of another run
+        status = reduce(apply, (RunKnown(run_id.hex(), 300), measured), Status())
+        home.status.write_text(json.dumps(status.to_json()))
+        assert words in examined("cost", case(home.path)).found

@@ -9,11 +9,25 @@ from gossamer.peer.machine.units import duration_s, mbit_per_s, rate_bytes_per_s
 
 @pytest.mark.parametrize(
     ("text", "bytes_per_s"),
-    [("5 Mbit/s", 625_000), ("5Mbit/s", 625_000), ("0.5 MB/s", 500_000), ("800 kbit/s", 100_000), ("unlimited", math.inf)],
+    [
+        ("5 Mbit/s", 625_000),
+        ("5Mbit/s", 625_000),
+        ("0.5 MB/s", 500_000),
+        ("800 kbit/s", 100_000),
+        ("2.73 Gbit/s", 341_250_000),
+        ("unlimited", math.inf),
+    ],
 )
 def test_rates(text: str, bytes_per_s: float) -> None:
     assert rate_bytes_per_s(text) == bytes_per_s
     assert rate_bytes_per_s(rate_text(bytes_per_s)) == bytes_per_s
+
+
+@pytest.mark.parametrize(
+    ("mbit_per_s", "text"), [(0.25, "0.25 Mbit/s"), (999.4, "999 Mbit/s"), (999.6, "1 Gbit/s"), (2730.0, "2.73 Gbit/s")]
+)
+def test_a_fast_line_is_written_in_gbit(mbit_per_s: float, text: str) -> None:
+    assert rate_text(mbit_per_s * 125e3) == text
 
 
 def test_sizes_and_lengths_of_time() -> None:

@@ -106,5 +106,13 @@ def test_a_peer_far_ahead_wants_no_state() -> None:
     assert wanted(AHEAD) is None
 
 
+@pytest.mark.parametrize(("unpaused_steps", "takes_clock"), [(699, False), (700, True)])
+def test_worse_weights_of_who_went_on_move_the_global_step_no_further_than_without_the_absence(
+    unpaused_steps: int, takes_clock: bool
+) -> None:
+    found = wanted(replace(IN_STEP, is_back=True, left_behind_steps=700, unpaused_steps=unpaused_steps))
+    assert found is not None and found.takes_clock is takes_clock
+
+
 def test_a_fragment_comes_from_a_source_of_the_typical_time() -> None:
     assert fragment_to_sync(BEHIND) == Wanted(8, 340, 460, 1000)

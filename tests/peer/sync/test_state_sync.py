@@ -158,6 +158,34 @@ def test_the_time_of_a_pause_counts_for_how_far_partners_may_have_come(tmp_path:
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 1200})), story)
 
 
+def test_the_step_without_the_absence_follows_from_our_own_rate_alone(tmp_path: Path) -> None:
+    """Four steps a second. What was taken over from a partner after an absence is no rate of ours."""
+
+    async def story(swarm: Swarm) -> None:
+        peer, partner = swarm.start(2)
+
+        async def missed_steps(away_s: float) -> float:
+            peer.lifecycle.pause()
+            peer.save()
+            peer.kill_trainer()
+            await asyncio.sleep(away_s)
+            peer.lifecycle.resume()
+            peer.restart_trainer()
+            await swarm.until(lambda: peer.lifecycle.may_meet)
+            view = peer.node.state_sync.view()
+            return view.unpaused_steps - view.own_global_step - view.gap_steps
+
+        await swarm.until(lambda: peer.global_step >= 200)
+        assert await missed_steps(100.0) == pytest.approx(400, rel=0.1)
+        await swarm.until(lambda: peer.global_step > partner.global_step - 30, within_s=60.0)
+        await asyncio.sleep(2 * LOOK_S)
+        view = peer.node.state_sync.view()
+        assert view.unpaused_steps < view.own_global_step + 2 * view.gap_steps, "an absence is made up for once"
+        assert await missed_steps(100.0) == pytest.approx(400, rel=0.1)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_absences_without_training_in_between_count_as_one(tmp_path: Path) -> None:
     """As when a setting has the node start again in a pause."""
 

@@ -97,6 +97,13 @@ def test_a_line_that_carries_next_to_nothing_still_has_an_interval() -> None:
     assert steady(bytes_per_s=1.0).steps == LONGEST_STEPS
 
 
+def test_the_reason_names_the_rate_of_a_fast_line_in_gbit() -> None:
+    interval = Interval(10, 1000 * ROUND_BYTES)
+    interval.update(Spent(), 341.25e6)
+    interval.update(Spent(own_steps=100, train_s=10.0), 341.25e6)
+    assert interval.reason.endswith("% of the line: 2.73 Gbit/s")
+
+
 def test_nothing_is_concluded_from_the_first_moments() -> None:
     interval = Interval(10, ROUND_BYTES)
     interval.update(Spent(), 0.0)
