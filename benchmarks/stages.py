@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Final
 
 from benchmarks.side_by_side.job import Job
 from benchmarks.side_by_side.network import network
@@ -29,7 +29,7 @@ from benchmarks.side_by_side.processes import process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from gossamer.cli.local_swarm import LocalSwarm, local_swarm
 from gossamer.peer.machine import status
-from gossamer.peer.machine.events import Event, HopsCarried, NodeSpent, StepDone, read_events
+from gossamer.peer.machine.events import HopsCarried, NodeSpent, StepDone, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.trainer.stage_loop import stage_terms
@@ -41,7 +41,6 @@ WARM_STEPS: Final = 10  # not counted: compilation, first lanes, growing windows
 LOOK_S: Final = 0.5
 LATE_S: Final = 1800.0
 LOCAL: Final = ("--devices", "cpu", "--listen", "127.0.0.1", "--port", "0")
-E = TypeVar("E", bound=Event)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +94,15 @@ def measured(name: str, home: Path) -> Measured:
     reports = [event for event in events if isinstance(event, StepDone) and event.tokens_per_second]
     first, last = next(report for report in reports if report.step >= WARM_STEPS), reports[-1]
     tokens, seconds = last.tokens - first.tokens, last.ts - first.ts
-    before, after = (nearest(events, NodeSpent, report.ts) for report in (first, last))
+    spent = [event for event in events if isinstance(event, NodeSpent)]
+    before, after = (min(spent, key=lambda event: abs(event.ts - report.ts), default=None) for report in (first, last))
     return Measured(
         name,
         tokens / seconds,
         (last.training_cpu_s - first.training_cpu_s) / tokens,
         (last.coding_cpu_s - first.coding_cpu_s) / tokens,
-        (after.cpu_s - before.cpu_s) / max(1e-9, after.ts - before.ts) * seconds / tokens,
+        (after.cpu_s - before.cpu_s) / max(1e-9, after.ts - before.ts) * seconds / tokens if before and after else 0.0,  # alone: no node
     )
-
-
-def nearest(events: Sequence[Event], kind: type[E], ts: float) -> E:
-    """Return the event of a kind that is nearest to a time. Raises ValueError where there is none."""
-    return min((event for event in events if isinstance(event, kind)), key=lambda event: abs(event.ts - ts))
 
 
 def whole(manifest: Manifest, folder: Path, num_threads: int) -> Measured:

@@ -44,6 +44,7 @@ FILES: Final = (
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
 MOST_KEY_BYTES: Final = 1 << 16  # of the file with the key, which is read whole
+TOO_MUCH_WORK: Final = "Excessive work"  # in pyrage's message: the only sign of this error
 FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
 COMMANDS: Final = ("notify", "pause_when")  # settings that run commands
 ZIP_ENCRYPTED: Final = 1  # flag of an entry
@@ -202,6 +203,11 @@ def _secret_key(encrypted: bytes, passphrase: str) -> str:
     try:
         return str(pyrage.passphrase.decrypt(encrypted, passphrase), "ascii")
     except pyrage.DecryptError as error:
+        if TOO_MUCH_WORK in str(error):  # the writer's machine chose the work for its own speed, and age bounds it by the speed of this one
+            raise BadSettings(
+                "this machine is too slow, or too busy now, to open the backup with a passphrase",
+                hint="end other programs and try again, or restore it on a machine as fast as the one that wrote it",
+            ) from error
         raise BadSettings("the passphrase does not open this backup", hint="give the passphrase that it was written with") from error
 
 

@@ -6,6 +6,7 @@ import errno
 import io
 import json
 import os
+import re
 import stat
 import tarfile
 import time
@@ -145,6 +146,19 @@ def test_another_passphrase_opens_nothing(made: Path, tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="passphrase does not open"):
         backup.read(made, Home(tmp_path / "home"), "incorrect horse")
     assert not list(tmp_path.iterdir())
+
+
+def test_a_backup_of_a_much_faster_machine_is_not_a_wrong_passphrase(tmp_path: Path) -> None:
+    file = packed(tmp_path / "file", {"backup.json": about()})
+    with zipfile.ZipFile(file) as archive:
+        contents = archive.read(backup.CONTENTS)
+    key = pyrage.passphrase.encrypt(b"key", PASSPHRASE)
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr(backup.KEY, re.sub(rb"(-> scrypt [^ ]+) [0-9]+", rb"\1 34", key, count=1))
+        archive.writestr(backup.CONTENTS, contents)
+    with pytest.raises(BadSettings, match="too slow, or too busy now"):
+        backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 def test_a_home_in_use_is_left_alone(made: Path, tmp_path: Path) -> None:
