@@ -10,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
+import math
 import random
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -29,6 +31,7 @@ from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream, Transport
@@ -46,11 +49,27 @@ CONNECT_S = 15.0
 OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long: a restarted one is back by then
 NEAR_OVER_S = 2.0  # likewise in the last NEAR_SHARE-th of the run
 NEAR_SHARE = 10
-END_WAIT_S = 600.0  # a stage without own steps left serves the lower one for so long
+END_WAIT_S = 600.0  # at the end of the run a stage serves the lower one for so long, or for longer if steps are long
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
 ODD_REST_S = 600.0  # of a holder whose answers are unlike those of others
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
+
+
+@dataclass(slots=True)
+class Lasting:
+    """For how long a condition has held, at each look since."""
+
+    since_s: float | None = None  # loop time
+
+    def look(self, holds: bool) -> None:
+        """Note whether it holds now."""
+        self.since_s = (self.since_s or loop_s()) if holds else None
+
+    @property
+    def lasts_s(self) -> float:
+        """For how long; 0 where it does not hold."""
+        return 0.0 if self.since_s is None else loop_s() - self.since_s
 
 
 @dataclass(slots=True)
@@ -84,9 +103,10 @@ class Carrying:
     _retired: set[int] = field(default_factory=set)  # lanes that end with their last hop
     _redrawn_s: float = 0.0
     _uncalled_s: float = 0.0  # since when no lane from the stage below is open; loop time
-    _apart_since_s: float | None = None  # since when a neighbouring stage has no lane with us while we train; loop time
-    _over_since_s: float | None = None  # since when all holders of a neighbouring stage have ended; loop time
-    _done_since_s: float | None = None  # since when no own step is left, but hops of the lower stage; loop time
+    _without_lane: Lasting = field(default_factory=Lasting)  # a neighbouring stage has no lane with us while we train
+    _over: Lasting = field(default_factory=Lasting)  # all holders of a neighbouring stage have ended
+    _serving: Lasting = field(default_factory=Lasting)  # the lower stage is at its last steps, which ours waits for
+    _stepped_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # when our global step grew last; loop time
     _told_steps: int = 0  # the highest global step that the trainer was told since its last step
     _seen_step: int = 0  # the trainer's last reported global step
 
@@ -97,7 +117,7 @@ class Carrying:
 
     def apart_s(self) -> float:
         """Return for how long a neighbouring stage has had no lane with us while we train; 0 while all have."""
-        return 0.0 if self._apart_since_s is None else loop_s() - self._apart_since_s
+        return self._without_lane.lasts_s
 
     async def run(self) -> None:
         """Keep lanes until cancelled. Raises our own bugs."""
@@ -127,15 +147,15 @@ class Carrying:
     def on_clock(self, open_lane: OpenLane, global_step: int) -> None:
         """Note a neighbour's global step, and have own trainer follow one that is ahead, within the largest gap between two partners.
 
-        A higher stage may be ahead by what is under way. A lower one ends its own training first, and then tells us.
+        A higher stage may be ahead by the batches that are under way. No neighbour's step leads to the end of the run.
         """
         self.peer_exchange.book.note_global_step(open_lane.lane.partner, global_step)
         self.peer_exchange.book.note_hop(open_lane.lane.partner, loop_s())
         if open_lane.lane.answers:
             self.peer_exchange.book.note_carried(open_lane.lane.partner)
         self._times[open_lane.lane.number].active_s = loop_s()
-        is_higher = isinstance(open_lane.lane, DownLane)
-        global_step = global_step - BATCHES_AWAY if is_higher else min(global_step, self.membership.total_steps - 1)
+        ahead_steps = BATCHES_AWAY if isinstance(open_lane.lane, DownLane) else 0
+        global_step = min(global_step - ahead_steps, self.membership.total_steps - 1)
         own_steps = self.lifecycle.global_step
         is_near = own_steps < global_step <= own_steps + self.membership.terms.max_clock_gap_steps
         if is_near and global_step > self._told_steps:
@@ -178,9 +198,9 @@ class Carrying:
             carrier.may_begin = is_training
             self.pipeline.wake()
         self.report.look(self.pipeline, is_training=is_training)
-        is_apart = is_training and not (carrier.is_complete and (carrier.up or self.stage.is_first))
-        self._apart_since_s = (self._apart_since_s or loop_s()) if is_apart else None
+        self._without_lane.look(is_training and not (carrier.is_complete and (carrier.up or self.stage.is_first)))
         if not is_training:
+            self._over, self._serving = Lasting(), Lasting()
             self._rest()
             return
         self._end_with_neighbours()
@@ -195,36 +215,57 @@ class Carrying:
             self._call(self._next_stage - 2)
 
     def _note_own_step(self) -> None:
-        """Tell neighbours a global step that the trainer has reported. Its replies about hops tell a newer one, unless it went back."""
+        """Let the carrier tell neighbours the step that the trainer has reported.
+
+        The trainer's replies about hops tell a newer one. A step that has become smaller was set back.
+        """
         global_step, seen = self.lifecycle.global_step, self._seen_step
         if global_step != seen:
             carrier = self.pipeline.carrier
             carrier.global_step = global_step if global_step < seen else max(carrier.global_step, global_step)
             self._seen_step = self._told_steps = global_step
+            self._stepped_s.append(loop_s())
             self.pipeline.wake()
 
     def _end_with_neighbours(self) -> None:
-        """End the training where nobody carries hops with us, and all holders of a neighbouring stage have come to the end of the run.
+        """End the training with a neighbouring stage: nobody of it carries hops with us, and all its holders have ended the run.
 
-        Only holders that have carried hops with us count, and those that are away for a while have not ended: no stranger ends a run. A
-        stage after the first that has made all own steps ends with the lower one, which it serves for END_WAIT_S at most.
+        Only holders that have carried hops with us count: no stranger ends a run. A stage after the first makes no last step of its own. It
+        serves the lower stage until that has ended, for END_WAIT_S or the time of eight steps at most.
         """
-        now_s, carrier, own, total = loop_s(), self.pipeline.carrier, self._next_stage - 1, self.membership.total_steps
-        is_done = not self.stage.is_first and self.lifecycle.global_step >= total - 1
-        self._done_since_s = (self._done_since_s or now_s) if is_done else None
-        ended = not (self.stage.is_last or carrier.is_complete) and self._has_ended(own + 1)
-        lower_ended = not (self.stage.is_first or any(lane.is_active(now_s) for lane in carrier.up.values())) and self._has_ended(own - 1)
-        is_over = OVER_SHARE * self.lifecycle.global_step >= total and (ended or lower_ended)
-        self._over_since_s = (self._over_since_s or now_s) if is_over else None
-        over_s = NEAR_OVER_S if NEAR_SHARE * (total - self.lifecycle.global_step) <= total else OVER_S
-        if _has_passed(self._over_since_s, over_s) or _has_passed(self._done_since_s, END_WAIT_S):
+        total, left_steps = self.membership.total_steps, self.membership.total_steps - self.lifecycle.global_step
+        is_near = NEAR_SHARE * left_steps <= total
+        ended = any(self._has_ended(stage, is_near=is_near) for stage in self._stages_apart())
+        self._over.look(ended and OVER_SHARE * self.lifecycle.global_step >= total)
+        self._serving.look(not self.stage.is_first and self._serves_the_last(left_steps))
+        over_s = NEAR_OVER_S if is_near else OVER_S
+        wait_s = max(END_WAIT_S, 2 * (self._stepped_s[-1] - self._stepped_s[0]) if self._stepped_s else 0.0)
+        if self._over.lasts_s >= over_s or self._serving.lasts_s >= wait_s:
             self.link.notify(FollowClock(total, is_unlimited=True))
 
-    def _has_ended(self, stage: int) -> bool:
-        """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not."""
-        book = self.peer_exchange.book
-        ended = any(entry.finished for entry in book.carriers(stage))
-        return ended and all(entry.finished for entry in book.claimed(stage, loop_s()) if entry.has_carried)
+    def _stages_apart(self) -> list[int]:
+        """Return the neighbouring stages, counted from one, of which nobody carries hops with us."""
+        carrier, own = self.pipeline.carrier, self._next_stage - 1
+        is_served = any(lane.is_active(loop_s()) for lane in carrier.up.values())
+        higher = [] if self.stage.is_last or carrier.is_complete else [own + 1]
+        return higher if self.stage.is_first or is_served else [*higher, own - 1]
+
+    def _serves_the_last(self, left_steps: int) -> bool:
+        """Return whether the lower stage is at its last steps, or one of its holders has ended near our own step."""
+        if left_steps <= 1 + BATCHES_AWAY:
+            return True
+        lower = self.peer_exchange.book.carriers(self._next_stage - 2)
+        return left_steps <= self.membership.terms.max_clock_gap_steps and any(entry.finished for entry in lower)
+
+    def _has_ended(self, stage: int, *, is_near: bool) -> bool:
+        """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not.
+
+        Near the end a holder without a sign of life for the lifetime of a record is waited for no longer.
+        """
+        book, now_s = self.peer_exchange.book, loop_s()
+        waited_for_s = RECORD_LIFETIME_S if is_near else math.inf
+        left = [entry for entry in book.claimed(stage, now_s) if entry.has_carried and now_s - entry.seen_s < waited_for_s]
+        return any(entry.finished for entry in book.carriers(stage)) and all(entry.finished for entry in left)
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""
@@ -397,7 +438,3 @@ class Carrying:
             book.note_broken_meeting(partner, loop_s(), end.silent_s)
         elif end.fault is None:
             book.note_not_ready(partner, loop_s(), finished=end.is_over and not self.lifecycle.finished)
-
-
-def _has_passed(since_s: float | None, seconds: float) -> bool:
-    return since_s is not None and loop_s() - since_s >= seconds

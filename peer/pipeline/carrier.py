@@ -196,7 +196,7 @@ class Carrier:
         self._do(commands.StoreChunk(hop.number, file, chunk.data))
         if incoming.is_complete and isinstance(lane, UpLane):
             hop.state = HopState.QUEUED
-            lower_step = typical_step(self.up.values(), self._now_s)
+            lower_step = typical_step(self.up.values(), self.doubling.groups)
             self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure, lower_step)))
         elif incoming.is_complete:
             self._go_back(hop)

@@ -6,7 +6,7 @@ A lane belongs to the carrier from LaneOpened to LaneGone or CloseLane.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from gossamer.protocol.errors import BadMessage
@@ -121,10 +121,17 @@ class UpLane:
         return math.inf if self.incoming is None else self.incoming.at_s + FIRST_PATIENCE_S
 
 
-def typical_step(lanes: Iterable[UpLane], now_s: float) -> int:
-    """Return the upper median of the global steps on lanes that carry hops; 0 without one. One partner of three cannot move it."""
-    steps = sorted(lane.global_step for lane in lanes if lane.is_active(now_s))
-    return steps[len(steps) // 2] if steps else 0
+def typical_step(lanes: Iterable[UpLane], groups: Mapping[PeerId, str]) -> int:
+    """Return the upper median of the Sybil groups' global steps, each the upper median of its lanes that have carried hops; 0 for none."""
+    steps: dict[str, list[int]] = {}
+    for lane in lanes:
+        if lane.last:
+            steps.setdefault(groups.get(lane.partner, str(lane.partner)), []).append(lane.global_step)
+    return _upper_median([_upper_median(of_group) for of_group in steps.values()]) if steps else 0
+
+
+def _upper_median(steps: Sequence[int]) -> int:
+    return sorted(steps)[len(steps) // 2]
 
 
 @dataclass(slots=True)

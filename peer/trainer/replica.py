@@ -72,9 +72,8 @@ class Replica:
         """Count an inner step that the program has made."""
         self.own_steps += 1
         self._clock_budget.refill()
-        self.global_step = max(
-            self.global_step, min(self.global_step + 1, self.last_step)
-        )  # a meeting may have set it to the end meanwhile
+        if self.global_step < self.last_step:  # a meeting may have set it to the end meanwhile
+            self.global_step += 1
         self.tokens += num_tokens
         self.count(num_tokens)
 
@@ -124,8 +123,8 @@ class Replica:
         self.follow_clock(partner_global_step)
 
     def follow_clock(self, global_step: int) -> None:
-        """Follow another peer's global step, as far as own steps allow."""
-        self.set_global_step(self._clock_budget.follow(self.global_step, global_step))
+        """Follow another peer's global step, as far as own steps allow, and no further than own inner steps lead."""
+        self.set_global_step(self._clock_budget.follow(self.global_step, min(global_step, self.last_step)))
 
     def journal(self, meeting_id: str) -> None:
         """Remember that a meeting counted, so that it never counts twice."""

@@ -57,6 +57,7 @@ MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
 MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
+TURN_S: Final = 1.0  # the loop returns after so long, for reports and requests that need a boundary
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
 
@@ -136,11 +137,13 @@ class StageLoop:
         """Serve hops until a batch of micro-batches is in the gradient; return as InnerLoop.gradient does, the loss as it came by.
 
         A stage after the first keeps the pace of the lower one: where that has more holders, the batch is larger. None where no hop came
-        in time, or `hops` was interrupted: what is added so far stays, and the next call goes on. `step` counts own steps. `seed` is not
-        used, as each hop has its own. Raises OperatorError.
+        in time, or `hops` was interrupted, or after TURN_S: what is added so far stays, and the next call goes on. `step` counts own steps.
+        `seed` is not used, as each hop has its own. Raises OperatorError.
         """
-        self._own_steps = step
+        self._own_steps, until_s = step, time.monotonic() + TURN_S
         while not self._is_whole:
+            if time.monotonic() >= until_s:
+                return None
             self.hops.remove_lost(self._under_way)
             found = self._take()
             if found is None:
@@ -156,7 +159,7 @@ class StageLoop:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether to step now. A driver has at most two batches under way: a stage that is further ahead has fewer holders."""
+        """Whether to step now. A stage that is ahead by more than a driver has under way has fewer holders than the lower one."""
         if len(self._losses) < self._in_batch:
             return False
         is_ahead = not self._cut.is_first and self.global_step >= self._lower_step + BATCHES_AWAY
@@ -261,8 +264,9 @@ class StageLoop:
         self._need_new(under_way)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
         value = checked_loss(float(loss.detach()))
-        self._add(hop, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)), received)
+        self._add(lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)))
         self._count(under_way.name, value, tokens)
+        self._write_gradient(hop, received)
         return Returned(hop, value, global_step=self.global_step)
 
     def _return(self, request: Backward) -> HopReply:
@@ -290,8 +294,10 @@ class StageLoop:
         gradient = self._lengths.shorten(gradient, share)
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
         output = self._output(under_way.name, tokens, received)
-        self._add(hop, lambda: torch.autograd.backward(output, gradient), received)
+        self._add(lambda: torch.autograd.backward(output, gradient))
         self._count(under_way.name, loss, tokens)
+        if received is not None:
+            self._write_gradient(hop, received)
         return Returned(hop, loss, compared.odd, compared.evidence, self.global_step)
 
     def _compared(self, request: Backward) -> AnswersAlike:
@@ -307,19 +313,25 @@ class StageLoop:
             answers.append(GradientAnswer(hop, gradient, checked_loss(loss)))
         return compare(answers)
 
-    def _add(self, hop: int, backward: Callable[[], None], received: Tensor | None) -> None:
-        """Add a gradient, and write that of the stage's input. Raises ValueError, with no gradient left, where that is not finite.
-
-        It then is because of own weights: what a partner sends is checked before.
-        """
+    def _add(self, backward: Callable[[], None]) -> None:
+        """Add a gradient. One that is only added in part is dropped, with those before it."""
         if not self._losses:
             self.devices.clear()
         try:
             backward()
-            if received is not None:
-                assert received.grad is not None
-                self._write(hop, HopFile.OWN_BACKWARD, received.grad)
         except BaseException:
+            self._drop_gradient()
+            raise
+
+    def _write_gradient(self, hop: int, received: Tensor) -> None:
+        """Write the gradient of the stage's input. Raises ValueError, with no gradient left, where it is not finite.
+
+        It then is because of own weights: what a partner sends is checked before. A full disk costs the answer alone.
+        """
+        assert received.grad is not None
+        try:
+            self._write(hop, HopFile.OWN_BACKWARD, received.grad)
+        except ValueError:
             self._drop_gradient()
             raise
 

@@ -36,6 +36,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
+from gossamer.peer.model.plan import ClockBudget
 from gossamer.peer.node import staging
 from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
@@ -89,6 +90,7 @@ class ScriptedTrainer:
     is_up: bool = True
     has_begun: bool = False
     total_steps: int = 1_000_000
+    budget: ClockBudget = field(default_factory=lambda: ClockBudget(10, 200, 1_000_000))
     _turn: asyncio.Lock = field(default_factory=asyncio.Lock)
     _asked: dict[int, asyncio.Task[HopReply]] = field(default_factory=dict)
     _begun: Iterator[int] = field(default_factory=lambda: itertools.count(1))
@@ -137,7 +139,8 @@ class ScriptedTrainer:
             case messages.FollowClock(global_step, is_unlimited):
                 self.followed.append(global_step)
                 self.is_over |= is_unlimited and global_step >= self.total_steps
-                self.base_step += max(0, global_step - self.global_step) if is_unlimited else 0
+                followed = global_step if is_unlimited else self.budget.follow(self.global_step, global_step)
+                self.base_step += max(0, followed - self.global_step)
             case messages.StepBack(global_step):
                 self.base_step -= max(0, self.global_step - global_step)
 
@@ -235,6 +238,7 @@ class ScriptedTrainer:
         is_ahead = self.stage and self.global_step >= self.lower_step + BATCHES_AWAY
         if self.num_in_batch >= IN_BATCH * (MOST_BATCHES if is_ahead else 1):
             self.steps, self.num_in_batch = self.steps + 1, 0
+            self.budget.refill()
         if self.stage:
             self._write(hop, HopFile.OWN_BACKWARD, fill=bytes([self.lies]))
 
@@ -301,6 +305,7 @@ class Holder:
             self.payloads, self.fits, run.manifest.num_stages, self.service_s, total_steps=run.manifest.run.total_steps
         )
         self.trainer.state, self.trainer.picky_at = self.state, self.picky_at
+        self.trainer.budget.total_steps = run.manifest.run.total_steps
         if self.saved_step is not None:
             self.trainer.base_step, self.trainer.has_begun = self.saved_step, True
         own = OwnSide(self.trainer, self.payloads, Journal(self.home.journal))  # type: ignore[arg-type]

@@ -16,6 +16,7 @@ from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.supervisor.supervisor import LEAVE_S
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import BATCHES_AWAY
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
@@ -72,7 +73,7 @@ def test_a_stage_with_fewer_holders_keeps_the_pace_of_its_drivers(tmp_path: Path
         last.trainer.service_s = 0.02
         await run.until(lambda: len(run.of(0)) == 3 and min(driver.trainer.steps for driver in run.of(0)) >= 30, 200.0)
         assert last.trainer.global_step <= max(driver.trainer.global_step for driver in run.of(0)) + BATCHES_AWAY
-        assert all(driver.trainer.steps == driver.trainer.global_step for driver in run.of(0)), "nobody skips a step"
+        assert all(driver.trainer.steps == driver.trainer.global_step for driver in run.of(0)), "nobody has followed another's step"
         assert sum(last.trainer.added.values()) > 2 * IN_BATCH * last.trainer.steps
 
     play(StagedRun(tmp_path, 2, 2), story)
@@ -83,7 +84,7 @@ def test_a_driver_with_an_earlier_checkpoint_follows_the_clock_of_the_next_stage
         (first,), (last,) = run.of(0), run.of(1)
         last.trainer.base_step = 30
         await run.until(lambda: first.trainer.followed)
-        assert first.trainer.followed[-1] == last.trainer.global_step - BATCHES_AWAY
+        assert first.trainer.followed[0] == 30 - BATCHES_AWAY
 
     play(StagedRun(tmp_path, 2, 2), story)
 
@@ -97,8 +98,8 @@ def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: P
         (quick, _), (last,) = run.of(0) + [slow], run.of(1)
         await run.until(lambda: quick.trainer.steps == 30, 100.0)
         await run.until(lambda: not quick.pipeline.lanes, 5.0)
-        assert slow.trainer.steps < 20 and not last.trainer.is_over
-        await run.until(lambda: slow.trainer.steps == 30, 300.0)
+        assert slow.trainer.global_step < 28 and not last.trainer.is_over
+        await run.until(lambda: slow.trainer.global_step == 30, 300.0)
         ended_s = loop.time()
         await run.until(lambda: last.trainer.is_over, 10.0)
         assert last.trainer.global_step == 30 and loop.time() - ended_s < 6.0
@@ -117,6 +118,49 @@ def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_
         await run.until(lambda: last.trainer.is_over, 20.0)
 
     play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
+
+
+def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: first.trainer.steps == 12)
+        first.trainer.total_steps = 1_000_000
+        await run.until(lambda: last.trainer.global_step == 19)
+        last.peer.lifecycle.pause()
+        await asyncio.sleep(END_WAIT_S)
+        last.peer.lifecycle.resume()
+        await asyncio.sleep(30.0)
+        assert not last.trainer.is_over
+
+    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
+
+
+@pytest.mark.parametrize("how", ["paused", "killed"])
+def test_a_driver_that_is_away_at_the_end_holds_nobody_up_for_ever(how: str, tmp_path: Path) -> None:
+    """Of two drivers one ends. The holders of the last stage have made fewer steps, and get no more batches."""
+
+    async def story(run: StagedRun) -> None:
+        ends, away = run.of(0)
+        await run.until(lambda: min(driver.trainer.global_step for driver in run.of(0)) >= 25, 200.0)
+        away.peer.lifecycle.pause() if how == "paused" else away.kill()
+        await run.until(lambda: ends.trainer.global_step == 40, 300.0)
+        assert not any(last.trainer.is_over for last in run.of(1))
+        await run.until(
+            lambda: all(last.trainer.is_over for last in run.of(1)), (END_WAIT_S if how == "paused" else RECORD_LIFETIME_S) + 60.0
+        )
+
+    play(StagedRun(tmp_path, 2, 4, total_steps=40), story)
+
+
+def test_no_step_that_a_neighbour_tells_leads_to_the_end_of_the_run(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (middle,) = run.of(1)
+        await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders))
+        for open_lane in list(middle.pipeline.lanes.values()):
+            middle.carrying.on_clock(open_lane, 110)
+            assert middle.trainer.followed[-1] == 99
+
+    play(StagedRun(tmp_path, 3, 3, total_steps=100), story)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])

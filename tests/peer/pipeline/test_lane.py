@@ -7,8 +7,9 @@ from collections import deque
 
 import pytest
 
-from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.pipeline.lane import DownLane, UpLane, typical_step
 from gossamer.protocol.errors import BadMessage
+from gossamer.protocol.identity import Identity
 from tests.protocol.samples import ALICE, BOB
 
 WIDE, NARROW = 6, 2
@@ -96,3 +97,17 @@ def test_no_honest_partner_is_beyond_the_window(seed: int) -> None:
         lane.step()  # raises BadMessage where a hop is beyond it
         was_lowered |= lane.high.most_granted < before
     assert was_lowered and lane.high.last > 200
+
+
+def test_the_typical_step_of_the_lower_stage_is_that_of_its_groups() -> None:
+    """Three lanes of one group count as one, and a lane without a hop as none."""
+
+    def lane(number: int, global_step: int, *, last: int = 1) -> UpLane:
+        return UpLane(number, Identity(bytes([number]) * 32).peer_id, WIDE, last=last, global_step=global_step)
+
+    honest, hostile = [lane(1, 50), lane(2, 52)], [lane(number, 0) for number in (3, 4, 5)]
+    groups = {one.partner: "hostile" for one in hostile}
+    assert typical_step([], {}) == typical_step([lane(9, 70, last=0)], {}) == 0
+    assert typical_step(honest, {}) == 52
+    assert typical_step([*honest, *hostile], groups) == 50
+    assert typical_step([*honest, lane(6, 2**40)], {}) == 52

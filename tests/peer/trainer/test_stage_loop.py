@@ -8,11 +8,12 @@ from torch import Tensor
 
 from gossamer.optim.codecs.activations import ACTIVATIONS
 from gossamer.optim.inner import learning_rate
-from gossamer.peer.link.messages import Begin, Declined, Forwarded, HopFile, Returned
+from gossamer.peer.link.messages import Begin, Declined, Forwarded, HopFile, Returned, hop_file
 from gossamer.peer.model.computing import Computing, next_token_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.model.stages import Cut, manifest_cuts
+from gossamer.peer.trainer import stage_loop
 from gossamer.peer.trainer.inner_loop import InnerLoop
 from gossamer.peer.trainer.stage_loop import MAX_LATE_STEPS, MOST_BATCHES, STARVED_S
 from gossamer.protocol.messages.terms import BATCHES_AWAY
@@ -123,6 +124,32 @@ def test_a_stage_ahead_of_the_lower_one_makes_larger_steps_with_the_mean_of_the_
     for name, gradient in gradients(holders[1]).items():
         mean = torch.stack([batch[name] for batch in batches]).mean(0)
         torch.testing.assert_close(gradient, mean, rtol=1e-4, atol=1e-7)
+
+
+def test_the_loop_returns_after_a_second_though_hops_wait_and_goes_on_with_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    holder = last_holder(tmp_path)
+    for hop in range(3):
+        holder.forward(hop, *micro_batch(hop))
+    with monkeypatch.context() as patch:
+        patch.setattr(stage_loop, "TURN_S", 0.0)
+        assert holder.loop.gradient(0, 0) is None
+    assert holder.loop.gradient(0, 0) is not None
+    assert [reply.hop for reply in holder.taken()] == [0, 1, 2]
+
+
+def test_a_full_disk_costs_the_answer_and_no_gradient(tmp_path: Path) -> None:
+    holders = [last_holder(tmp_path / name) for name in ("whole", "full")]
+    full = holders[1].payloads.path(hop_file(1, HopFile.OWN_BACKWARD))
+    full.mkdir()  # cannot be replaced by a file
+    for holder in holders:
+        for hop in range(3):
+            holder.forward(hop, *micro_batch(hop))
+        assert holder.loop.gradient(0, 0) is not None
+    whole, spoiled = (holder.taken() for holder in holders)
+    assert [type(reply) for reply in spoiled] == [Returned, Declined, Returned] and len(whole) == 3
+    assert all(torch.equal(gradient, gradients(holders[0])[name]) for name, gradient in gradients(holders[1]).items())
 
 
 def test_a_step_holds_a_limited_number_of_batches(tmp_path: Path) -> None:
