@@ -217,7 +217,7 @@ class FollowClock(LinkRecord):
     """Follow the global step of a neighbour of another stage, as that of a partner after a meeting."""
 
     global_step: int
-    is_unlimited: bool = False  # own steps do not limit how far to follow: no hop can be carried otherwise, or the lower stage has ended
+    is_unlimited: bool = False  # own steps do not limit how far to follow: without it no hop can be carried, or the run is over
 
 
 class Drop(OfMeeting):
