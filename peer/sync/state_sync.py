@@ -46,7 +46,7 @@ REMEMBERED = 64  # of those meetings
 MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
 PACE = 4  # no partner is believed to be so many times as fast as before
 MEASURED_S = STEP_BACK_S / 2  # of training tell our own rate, and a partner that went on alone has not set its global step back by then
-MISSED_SHARE = 1.25  # of what our own rate gives for a missed time: partners that went on may be a little faster than we are
+MISSED_SHARE = 1.25  # of what our own rate gives since we left: partners that went on may be a little faster than we are
 BACK_S = 120.0  # after an absence, to look for partners that went on without us
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
@@ -284,7 +284,7 @@ class StateSync:
         return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(latest_steps, int(most_steps)))
 
     def _unpaused_steps(self) -> int:
-        """Return where our own rate would have brought us without our last absence, and a quarter of the way on top."""
+        """Return where our own rate would have brought us without our last absence, and a quarter of the steps since we left on top."""
         returned = self._returned or Returned(self.lifecycle.global_step, self.lifecycle.own_steps, loop_s())
         return returned.global_step + int(MISSED_SHARE * self._usual_pace() * (self.away_s + loop_s() - returned.at_s))
 
