@@ -375,6 +375,7 @@ class Progress(LinkRecord):
     started: bool  # it trains, or has trained
     done: bool = False  # it has saved the result and ends
     tokens: int = 0  # trained by this peer since it joined
+    own_steps: int = 0  # inner steps made by this peer, over all its sessions
 
 
 CodingRequest = Prepare | Encode

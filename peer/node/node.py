@@ -82,7 +82,7 @@ class Node:
                 self._on_progress(report)
 
     def _on_progress(self, progress: messages.Progress) -> None:
-        self.lifecycle.update(progress.global_step, progress.phase, progress.started, progress.tokens)
+        self.lifecycle.update(progress.global_step, progress.phase, progress.started, progress.tokens, progress.own_steps)
         if progress.started:
             self.final_averaging.note_global_step(progress.global_step)
         if progress.done:

@@ -39,6 +39,7 @@ class Lifecycle:
         self.global_step = 0  # this peer's global step
         self.stage = 0  # in a staged run: that this peer holds, plus one, once it is known
         self.tokens = 0  # trained by this peer since it joined
+        self.own_steps = 0  # inner steps made by this peer, over all its sessions
         self.figures: MemberFigures | None = None  # of this peer's own part, unsigned
         self.phase = RunPhase.TRAIN
         self.has_begun = False  # the trainer trains, or has trained
@@ -68,9 +69,10 @@ class Lifecycle:
         """Wait until a condition on this lifecycle holds."""
         await self._changes.until(condition)
 
-    def update(self, global_step: int, phase: RunPhase, has_begun: bool, tokens: int = 0) -> None:
+    def update(self, global_step: int, phase: RunPhase, has_begun: bool, tokens: int = 0, own_steps: int = 0) -> None:
         """Take in a report of the trainer."""
-        self.global_step, self.phase, self.has_begun, self.tokens = global_step, phase, has_begun, tokens
+        self.global_step, self.phase, self.has_begun = global_step, phase, has_begun
+        self.tokens, self.own_steps = tokens, own_steps
         self.finished |= has_begun and phase is RunPhase.FINISH
         self._enter(self.state if self.state in (LifecycleState.TAKING_OVER, LifecycleState.PAUSED) else self._as_reported())
 

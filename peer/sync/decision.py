@@ -103,7 +103,7 @@ def wanted(view: SyncView) -> Wanted | None:
     if _is_apart(view) and own < view.stages_steps:
         return _near_step(view, view.stages_steps, own + 1)
     if view.is_back and view.left_behind_steps:
-        # Perhaps one partner alone says so: with worse weights than ours it brings our global step no further than without the absence.
+        # Perhaps one partner alone says so: with worse weights than ours it brings our global step no further than our own rate explains.
         takes_clock = view.left_behind_steps <= view.unpaused_steps
         return replace(_near_step(view, view.left_behind_steps, own + 1), takes_clock=takes_clock)
     if view.typical_steps - own > gap and not view.is_in_company:

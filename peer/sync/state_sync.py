@@ -25,7 +25,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import START_SHARE, Act, Wanted, decide, fragment_to_sync, wanted
+from gossamer.peer.sync.decision import START_SHARE, STEP_BACK_S, Act, Wanted, decide, fragment_to_sync, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
@@ -45,8 +45,19 @@ OUTCAST = 6  # meetings in a row that we began and that failed for our global st
 REMEMBERED = 64  # of those meetings
 MANY = 3  # partners of a Sybil group at least, or all within reach, that they were with
 PACE = 4  # no partner is believed to be so many times as fast as before
+MEASURED_S = STEP_BACK_S / 2  # of training tell our own rate, and a partner that went on alone has not set its global step back by then
+MISSED_SHARE = 1.25  # of what our own rate gives since we left: partners that went on may be a little faster than we are
 BACK_S = 120.0  # after an absence, to look for partners that went on without us
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """Where this peer was when it first trained after an absence."""
+
+    global_step: int
+    own_steps: int
+    at_s: float  # loop time
 
 
 @dataclass(slots=True)
@@ -79,9 +90,8 @@ class StateSync:
     _waiting_s: float | None = None  # since when the trainer waits for them; loop time
     _back_s: float = -math.inf  # when it came back; loop time
     _left_s: float | None = None  # when its last pause began
-    _steps_per_s: float = 0.0  # before that pause
-    _returned: tuple[int, float] | None = None  # our global step when we first trained after we came back, and that loop time
-    _session: tuple[int, float] | None = None  # likewise, after we came back or took over another global step
+    _steps_per_s: float = 0.0  # own ones, before that pause
+    _returned: Returned | None = None  # when we first trained after we came back
     _refused_s: dict[PeerId, float] = field(default_factory=dict)  # when each of them first did so, of those that were there ever since
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
@@ -108,8 +118,7 @@ class StateSync:
             await self._look_for_ever()
         finally:
             self._left_s = loop_s()
-            if self._session is not None:
-                self._steps_per_s = self._pace()
+            self._steps_per_s = self._pace() or self._steps_per_s
 
     def _come_back(self) -> None:
         """Note when we are here, and how long we were away."""
@@ -117,7 +126,7 @@ class StateSync:
         if self._left_s is not None:
             before_s = self.away_s if self._returned is None else 0.0  # it has not trained since the absence before
             self.away_s = before_s + self._back_s - self._left_s
-        self._returned = self._session = None
+        self._returned = None
         self._forget_refusals()
 
     async def _look_for_ever(self) -> None:
@@ -135,8 +144,8 @@ class StateSync:
                         await lifecycle.until(lambda: lifecycle.state is not LifecycleState.WAITING)
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 self._waiting_s, self._is_unserved = None, False
-                now = lifecycle.global_step, loop_s()
-                self._began, self._returned, self._session = self._began or now, self._returned or now, self._session or now
+                self._began = self._began or (lifecycle.global_step, loop_s())
+                self._returned = self._returned or Returned(lifecycle.global_step, lifecycle.own_steps, loop_s())
                 await self._carry_out()
             await self._wait()
 
@@ -202,7 +211,6 @@ class StateSync:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():
                 if await self.transfer.ask_everybody(lambda: wanted(self.view()) or decision) is None:
-                    self._session = None  # a global step that was taken over says nothing about our rate
                     self._reset_refusals()
             case messages.StepBack(global_step):
                 self.link.notify(decision)
@@ -276,19 +284,19 @@ class StateSync:
         return self.groups.typical_beyond(loop_s(), own + gap_steps + 1, min(latest_steps, int(most_steps)))
 
     def _unpaused_steps(self) -> int:
-        """Return where our own rate would have brought us without our last absence, and the allowed gap on top."""
-        steps, since_s = self._returned or (self.lifecycle.global_step, loop_s())
-        missed_s = self.away_s + loop_s() - since_s
-        return steps + self.membership.terms.max_clock_gap_steps + int(self._usual_pace() * missed_s)
+        """Return where our own rate would have brought us without our last absence, and a quarter of the steps since we left on top."""
+        returned = self._returned or Returned(self.lifecycle.global_step, self.lifecycle.own_steps, loop_s())
+        return returned.global_step + int(MISSED_SHARE * self._usual_pace() * (self.away_s + loop_s() - returned.at_s))
 
     def _usual_pace(self) -> float:
         """Return our own steps per second, before the last absence or since, whichever is more; 0 where neither is known."""
         return max(self._steps_per_s, self._pace())
 
     def _pace(self) -> float:
-        """Return our own steps per second since we came back; 0 where that is not known yet."""
-        began_steps, began_s = self._session or (self.lifecycle.global_step, loop_s())
-        return max(0, self.lifecycle.global_step - began_steps) / max(1.0, loop_s() - began_s)
+        """Return our own steps per second since we came back; 0 until MEASURED_S tell it. What we follow of partners does not count."""
+        if self._returned is None or (trained_s := loop_s() - self._returned.at_s) < MEASURED_S:
+            return 0.0
+        return max(0, self.lifecycle.own_steps - self._returned.own_steps) / trained_s
 
     def _is_ending(self) -> bool:
         """Return whether half of our partners are at the end of the run, as they may be: then there is a result, or soon will be."""

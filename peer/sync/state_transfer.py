@@ -192,13 +192,14 @@ class StateTransfer:
     async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted], *, is_kept: bool = False) -> GossamerError | None:
         """Have the trainer adopt the state; return why it did not. What it refuses is not kept, what it adopts only if `is_kept`."""
         await self.ask_global_steps()
-        oldest, now = min(pieces.global_steps.values()), wanted().typical_steps
+        target = wanted()  # once: the bound on the global step holds for where the others are now, not after the meetings
+        oldest, now = min(pieces.global_steps.values()), target.typical_steps
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
         try:
             async with self.meetings.set_aside():
                 may_begin = self._num_worse >= len(WORSE_PAUSES_S)
-                request = messages.Adopt(str(pieces.path), global_step, takes_clock=wanted().takes_clock, may_begin=may_begin)
+                request = messages.Adopt(str(pieces.path), global_step, takes_clock=target.takes_clock, may_begin=may_begin)
                 adopted = await self.link.request(request)
         except LinkLost:
             return NoUse("our own trainer is being restarted")

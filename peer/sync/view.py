@@ -37,4 +37,4 @@ class SyncView:
     is_gated: bool = False  # stopped in a row by the merge gate, with most Sybil groups
     is_back: bool = False  # from a pause or another absence
     left_behind_steps: int = 0  # lower median of the partners that an absence may have put us too far behind; 0: there are none
-    unpaused_steps: int = 0  # where our own rate would have brought us without the absence, and the allowed gap on top
+    unpaused_steps: int = 0  # where our own rate would have brought us without the absence, and a quarter of the steps since we left on top

@@ -178,8 +178,8 @@ class TrainerExchange:
 
     def send_progress(self, *, done: bool = False) -> None:
         """Send the node the trainer's counters; `done`: the result is saved and the trainer ends."""
-        replica = self._replica
-        self._link.send(messages.Progress(replica.global_step, replica.phase, self.has_begun, done, replica.tokens), self._session)
+        own, has_begun = self._replica, self.has_begun
+        self._link.send(messages.Progress(own.global_step, own.phase, has_begun, done, own.tokens, own.own_steps), self._session)
 
     def drop_all(self) -> None:
         """Forget everything that the node has begun."""

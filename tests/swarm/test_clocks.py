@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
@@ -87,22 +89,32 @@ def test_of_two_peers_the_one_behind_moves_and_they_do_not_change_places(tmp_pat
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
-def test_who_went_on_alone_with_worse_weights_gives_up_no_steps(tmp_path: Path) -> None:
-    """It trains on another text, so the others refuse its weights when they come back, and keep each other company."""
+@pytest.mark.parametrize("step_s", [0.25, 0.23])
+@pytest.mark.parametrize("restarts", [False, True])
+def test_who_went_on_alone_with_worse_weights_gives_up_no_steps(tmp_path: Path, restarts: bool, step_s: float) -> None:
+    """It trains on another text, so the others refuse its weights when they come back, and keep each other company.
+
+    It may be as fast as the others, or a little faster.
+    """
 
     async def story(swarm: Swarm) -> None:
-        alone, *others = swarm.add(text=1).start(), *swarm.start(2)
+        alone, *others = swarm.add(text=1, step_s=step_s).start(), *swarm.start(2)
         await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
-        await asyncio.sleep(20.0)  # until their weights are good on their own text
+        await asyncio.sleep(40.0)  # until their weights are good on their own text
         for peer in others:
-            peer.lifecycle.pause()
+            if not restarts:
+                peer.lifecycle.pause()
             await peer.node.meetings.until_quiet()
             peer.save()
-            peer.kill_trainer()
+            peer.home.peers.write_bytes(peer.book.to_bytes(asyncio.get_running_loop().time(), peer.local_s()))
+            _ = peer.kill() if restarts else peer.kill_trainer()
         await asyncio.sleep(60.0)
         for peer in others:
-            peer.lifecycle.resume()
-            peer.restart_trainer()
+            if restarts:
+                peer.start()
+            else:
+                peer.lifecycle.resume()
+                peer.restart_trainer()
         steps, count, transfers = alone.global_step, completed(alone), [len(peer.transfers) for peer in others]
         assert steps - max(peer.global_step for peer in others) > 2 * 60
         await swarm.until(lambda: completed(alone) >= count + 3, within_s=150.0)

@@ -11,7 +11,7 @@ import torch
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.sync.decision import STEP_BACK_S, wanted
-from gossamer.peer.sync.state_sync import LOOK_S, OUTCAST, StateSync
+from gossamer.peer.sync.state_sync import LOOK_S, MEASURED_S, OUTCAST, StateSync
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
 from tests.swarm.tiny import tiny_manifest
@@ -173,15 +173,55 @@ def test_the_step_without_the_absence_follows_from_our_own_rate_alone(tmp_path: 
             peer.restart_trainer()
             await swarm.until(lambda: peer.lifecycle.may_meet)
             view = peer.node.state_sync.view()
-            return view.unpaused_steps - view.own_global_step - view.gap_steps
+            return view.unpaused_steps - view.own_global_step
 
         await swarm.until(lambda: peer.global_step >= 200)
-        assert await missed_steps(100.0) == pytest.approx(400, rel=0.1)
+        assert await missed_steps(100.0) == pytest.approx(500, rel=0.1), "four a second, and a quarter more"
         await swarm.until(lambda: peer.global_step > partner.global_step - 30, within_s=60.0)
-        await asyncio.sleep(2 * LOOK_S)
-        view = peer.node.state_sync.view()
-        assert view.unpaused_steps < view.own_global_step + 2 * view.gap_steps, "an absence is made up for once"
-        assert await missed_steps(100.0) == pytest.approx(400, rel=0.1)
+        await asyncio.sleep(MEASURED_S)
+        assert await missed_steps(100.0) == pytest.approx(500, rel=0.1)
+        for _ in range(3):
+            assert await missed_steps(2.0) == pytest.approx(10, abs=6), "a short absence gives a partner few steps, however many there are"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+def test_steps_followed_in_meetings_after_an_absence_are_no_rate_of_ours(tmp_path: Path, restarts: bool) -> None:
+    """Four own steps a second. A process that is started again knows no rate until it has measured one."""
+
+    async def story(swarm: Swarm) -> None:
+        peer, partner = swarm.start(2)
+        await swarm.until(lambda: peer.global_step >= 200)
+        partner.kill()
+        peer.save()
+        if restarts:
+            peer.home.peers.write_bytes(peer.book.to_bytes(asyncio.get_running_loop().time(), peer.local_s()))
+            peer.kill()
+            await asyncio.sleep(1000.0)
+            peer.start()
+            await started()
+        else:
+            peer.lifecycle.pause()
+            peer.kill_trainer()
+            await asyncio.sleep(1000.0)
+            peer.lifecycle.resume()
+            peer.restart_trainer()
+        await swarm.until(lambda: peer.lifecycle.may_meet)
+        returned_steps, returned_s = peer.global_step, asyncio.get_running_loop().time()
+
+        def granted_steps() -> int:
+            return peer.node.state_sync.view().unpaused_steps - returned_steps
+
+        async def follow() -> None:
+            peer.trainer.replica.set_global_step(peer.global_step + swarm.terms.max_clock_gap_steps - 10)
+            await asyncio.sleep(3.0)
+
+        await follow()
+        assert granted_steps() == pytest.approx(0 if restarts else 5000, rel=0.05, abs=10)
+        while asyncio.get_running_loop().time() < returned_s + MEASURED_S + 5.0:
+            await follow()
+        assert granted_steps() == pytest.approx(5000, rel=0.1)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

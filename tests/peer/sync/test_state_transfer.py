@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -194,6 +196,37 @@ def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Pa
         answers = await joining.ask_everybody(wanted(swarm))
         assert answers and "held-out loss" in str(answers[0]) and peer.hash == before
         assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+class LateMeetings:
+    """Meetings that take some seconds to end before weights can be replaced."""
+
+    @contextlib.asynccontextmanager
+    async def set_aside(self) -> AsyncIterator[None]:
+        await asyncio.sleep(5.0)
+        yield
+
+
+def test_the_bound_on_a_state_is_that_of_the_moment_its_step_is_read(tmp_path: Path) -> None:
+    """The own bound grows while meetings end: where the others are has been read before."""
+
+    async def story(swarm: Swarm) -> None:
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        peer, joining = await newcomer(swarm, resident)
+        joining.meetings = LateMeetings()
+        has_set_aside_s = asyncio.get_running_loop().time() + 4.0
+
+        def growing() -> Wanted:
+            return replace(wanted(swarm)(), typical_steps=500, takes_clock=asyncio.get_running_loop().time() >= has_set_aside_s)
+
+        await joining.ask_everybody(growing)
+        (adopt,) = [request for request in peer.link.reported if isinstance(request, messages.Adopt)]
+        assert asyncio.get_running_loop().time() >= has_set_aside_s
+        assert (adopt.global_step, adopt.takes_clock) == (500, False)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
