@@ -1,9 +1,11 @@
-"""A ward: a copy of the next stage's slow weights on this peer's disk. If that stage loses all holders, one of this stage takes it over.
+"""A ward: a copy of the higher stage's slow weights on this peer's disk. If that stage loses all holders, one of this stage takes it over.
 
-The last stage keeps the first. The copy is fetched in the background with a small share of the line, from any holder that is there, and is
-as old as that makes it. In doubt a peer does not move: what others claim moves nobody, only answers to our own questions do.
+The first stage counts as the higher one of the last. The copy is fetched in the background with a small share of the line, from any holder
+that is there, and is as old as that makes it. In doubt a peer does not move: what others claim moves nobody, only answers to our own
+questions do.
 
-Before the first step of a run there is nothing to copy: then one of several holders of a stage moves to one that nobody has ever held.
+Before the first step of a run there is nothing to copy: then one of several holders of a stage moves to an empty one, once in a run. A
+stage is empty that nobody has claimed for fifteen minutes (FORGET_S) as far as this peer knows.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.tasks import work_until
 
-LOOK_S = 2.0  # between two looks at who holds the next stage
+LOOK_S = 2.0  # between two looks at who holds the higher stage
 SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
 ASK_S = 10.0  # between two looks for such a sign
 LOST_S = 60.0  # in which a mate answers each time and no holder of it: a restarted one is back by then
@@ -49,10 +51,10 @@ NOT_FINITE = 0x7F80  # the exponent of a bf16 value that is not finite
 
 @dataclass(slots=True)
 class Ward:
-    """Keep a copy of the next stage, and move there when it is lost. Belongs to one event loop.
+    """Keep a copy of the higher stage, and move there when it is lost. Belongs to one event loop.
 
-    `sources` asks as a holder of the next stage, `own_sources` as one of ours. `fits` are the stages, from 0, that this peer's devices can
-    hold.
+    `sources` asks as a holder of the higher stage, `own_sources` as one of ours. `fits` are the stages, from 0, that this peer's devices
+    can hold.
     """
 
     home: Home
@@ -63,11 +65,11 @@ class Ward:
     fits: tuple[int, ...]
     rng: random.Random
     emit: Callable[[Event], None]
-    _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when holders of the next stage last answered us; loop time
-    _sign_s: float | None = None  # of the last sign of a holder of the next stage while we trained; loop time
-    _silent_since_s: float | None = None  # since when mates answer each time, and no holder of the next stage; loop time
-    _never_held: int | None = None  # in a run without steps: a stage, counted from one, that nobody claims
-    _mates: list[PeerId] = field(default_factory=list)  # other holders of our stage that have met us and answered the last time
+    _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when holders of the higher stage last answered us; loop time
+    _sign_s: float | None = None  # of the last sign of a holder of the higher stage while we trained; loop time
+    _silent_since_s: float | None = None  # since when mates answer each time, and no holder of the higher stage; loop time
+    _empty_stage: int | None = None  # as `find_empty_stage` returned it last
+    _mates: list[PeerId] = field(default_factory=list)  # that answered the last time
     _warned: str = ""  # why we do not move, as reported last
 
     @property
@@ -101,7 +103,9 @@ class Ward:
     async def run(self) -> None:
         """Copy and watch until cancelled. Returns once this peer has decided to move: its supervisor starts it anew."""
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
-        self._move_to(self._never_held or self.stage)
+        if self._empty_stage:
+            write_whole(self.home.filled, f"{self.membership.terms.run_id.hex()}\n".encode())
+        self._move_to(self._empty_stage or self.stage)
 
     # ------------------------------------------------------------------ the copy
 
@@ -142,7 +146,7 @@ class Ward:
         files.rename(coming, self.file)
 
     def _check(self, header: Contents) -> None:
-        """Raise NoUse for a state of another size than the next stage's, or of another time than ours."""
+        """Raise NoUse for a state of another size than the higher stage's, or of another time than ours."""
         terms = self.membership.terms
         if header.total_bytes != terms.next_state_bytes:
             raise NoUse(f"a state of {header.total_bytes} bytes; that of stage {self.stage} has {terms.next_state_bytes}")
@@ -160,18 +164,19 @@ class Ward:
             self._warn(obstacle)
             rank = sum(mate < self.membership.identity.peer_id for mate in self._mates)
             is_our_turn = self._silent_since_s is not None and now_s - self._silent_since_s >= LOST_S + rank * RANK_S
-            may_move = self._never_held or (is_lost and not obstacle)
+            may_move = self._empty_stage or (is_lost and not obstacle)
             if may_move and is_our_turn and await self._leave_to_mates():
                 return
 
     async def _look(self) -> None:
-        """Ask the holders of the next stage if there is no sign of any, then our mates: their answers show that our line is not down."""
+        """Ask the holders of the higher stage if there is no sign of any, then our mates: their answers show that our line is not down."""
         now_s, book = loop_s(), self.sources.book
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
         signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
         self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
-        self._never_held = self._find_never_held()
-        if self._never_held:
+        if (empty_stage := self.find_empty_stage()) != self._empty_stage:
+            self._empty_stage, self._silent_since_s = empty_stage, None
+        if self._empty_stage:
             await self._ask_mates()
         elif self._sign_s is None or not self.lifecycle.may_meet or self._has_ended():
             self._sign_s = self._silent_since_s = None
@@ -184,24 +189,34 @@ class Ward:
         self._mates = await self._answering_mates()
         self._silent_since_s = (self._silent_since_s or loop_s()) if self._mates else None
 
-    def _find_never_held(self) -> int | None:
-        """Return a stage that fits this peer, and that nobody claims, while no step has been possible. All holders have begun by then."""
-        if not self.lifecycle.may_meet or self.lifecycle.global_step > 0:
+    def find_empty_stage(self) -> int | None:
+        """Return another stage that fits this peer and that nobody has claimed for fifteen minutes as far as it knows, counted from one.
+
+        None where one record has a step above 0, and after one such move in this run: forged claims could else move it again and again.
+        """
+        if not self.lifecycle.may_meet or self.lifecycle.global_step > 0 or self._has_filled():
             return None
         claims = [self._claimed(stage) for stage in range(1, self._num_stages + 1)]
         if any(entry.global_step > 0 for entries in claims for entry in entries):
             return None
-        return next((stage + 1 for stage in self.fits if not claims[stage]), None)
+        return next((stage + 1 for stage in self.fits if stage + 1 != self.own_stage and not claims[stage]), None)
+
+    def _has_filled(self) -> bool:
+        """Return whether this peer has moved to an empty stage in this run."""
+        try:
+            return self.home.filled.read_text().strip() == self.membership.terms.run_id.hex()
+        except FileNotFoundError:
+            return False
 
     def _has_ended(self) -> bool:
-        """Return whether a holder of the next stage that has carried hops with us, or answered us, came to the end, or may have."""
+        """Return whether a holder of the higher stage that has carried hops with us, or answered us, came to the end, or may have."""
         book, membership = self.sources.book, self.membership
         if membership.total_steps - self.lifecycle.global_step <= membership.terms.max_clock_gap_steps:
             return True
         return any(entry.finished for entry in (*book.carriers(self.stage), *map(book.get, self._answered_s)))
 
     async def _any_holder_answers(self) -> bool:
-        """Ask those that claim the next stage, known ones first. A known one that refuses is there too; others may lack its weights."""
+        """Ask those that claim the higher stage, known ones first. A known one that refuses is there too; others may lack its weights."""
 
         def is_known(entry: KnownPeer) -> bool:
             return entry.is_partner or entry.peer_id in self._answered_s
@@ -218,22 +233,29 @@ class Ward:
     async def _answering_mates(self) -> list[PeerId]:
         """Return the other holders of our stage that have met us and give its weights now: one of them stays if we move.
 
-        Before the first step nobody has met anybody, and a stranger's answer does: our stage's weights are those of the seed.
+        Before the first step nobody has met anybody, and a stranger's answer does: our stage's weights are those of the seed. Strangers
+        choose their ids, so those that answered the last time are asked again, then others at random: silent ones crowd out nobody.
         """
-        others = [entry for entry in self._claimed(self.own_stage) if (entry.has_met or self._never_held) and not entry.paused]
+        others = [entry for entry in self._claimed(self.own_stage) if (entry.has_met or self._empty_stage) and not entry.paused]
         others.sort(key=lambda entry: entry.peer_id)
+        if self._empty_stage:
+            others = sorted(self.rng.sample(others, len(others)), key=lambda entry: entry.peer_id not in self._mates)
         answers = await self.own_sources.ask_all(others[:ASKED], lambda source: source.header(ContentsKind.STATE), ANSWER_S)
         headers = [(entry.peer_id, answer) for entry, answer in answers if isinstance(answer, Contents)]
         return [peer for peer, header in headers if header.total_bytes == self.membership.terms.state_bytes]
 
     async def _leave_to_mates(self) -> bool:
-        """Give our stage's weights no longer, so that no mate counts on us, and return whether a mate still gives them."""
-        self.lifecycle.hold(self._never_held or self.stage)
+        """Give our stage's weights no longer, so that no mate counts on us, and return whether we leave: a mate still gives them.
+
+        We stay too if somebody has claimed the empty stage, or made a step, while the mates answered.
+        """
+        self.lifecycle.hold(self._empty_stage or self.stage)
         self._mates = await self._answering_mates()
-        if not self._mates:
-            self.lifecycle.hold(self.own_stage)
-            self._silent_since_s = None
-        return bool(self._mates)
+        if self._mates and (not self._empty_stage or self.find_empty_stage() == self._empty_stage):
+            return True
+        self.lifecycle.hold(self.own_stage)
+        self._silent_since_s = None
+        return False
 
     def _obstacle(self) -> str:
         """Return why we may not move; empty if we may."""
@@ -254,7 +276,7 @@ class Ward:
         return self.sources.book.claimed(stage, loop_s())
 
     def move_back(self, reason: str) -> None:
-        """Hold the stage before again, from the next start on: the trainer has not adopted the copy of this one."""
+        """Hold the lower stage again, from the next start on: the trainer has not adopted the copy of this one."""
         files.remove(self.own_file)
         self.emit(ProcessReported("joining", f"leaves stage {self.own_stage} again: {reason}"))
         self._move_to((self.own_stage - 2) % self._num_stages + 1)

@@ -3,30 +3,32 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import json
 import os
 import time
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.node import ward
-from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, RANK_S, SIGN_S
+from gossamer.peer.node.ward import ASK_S, ASKED, FRESH_S, LOST_S, RANK_S, SIGN_S
 from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.messages import Refusal
+from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.holders import ADDRESSES, Holder, StagedRun, play
 
 MOVED_S = SIGN_S + LOST_S + RANK_S + 4 * ASK_S
-STRANGER = Identity(b"s" * 32)  # on the list of members, and no holder
+STRANGER, *STRANGERS = (Identity(bytes([number]) * 32) for number in range(100, 160))  # on the list of members, and no holders
 
 
 def staged(folder: Path, *stages: int, count: int = 2, met: bool = True) -> StagedRun:
     """Holders of these stages, which can hold any other one too once they have begun."""
-    run = StagedRun(folder, count, len(stages), others=[STRANGER])
+    run = StagedRun(folder, count, len(stages), others=[STRANGER, *STRANGERS])
     for holder, stage in zip(run.holders, stages, strict=True):
         holder.home.stage.write_text(f"{stage + 1}\n")
         mates = [other for other, at in zip(run.holders, stages, strict=True) if at == stage and other is not holder]
@@ -46,6 +48,73 @@ async def have_copies(run: StagedRun, holders: list[Holder], stage: int) -> None
 
 def moved(run: StagedRun) -> list[Holder]:
     return [holder for holder in run.holders if holder.num_moves]
+
+
+async def refuse(stream: Stream) -> None:
+    """Lack the weights."""
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.NOT_READY))
+
+
+async def forge(stream: Stream) -> None:
+    """Claim to have weights of the right size."""
+    request = await stream.receive()
+    if isinstance(request, FetchRequest) and request.kind is ContentsKind.STATE:
+        await stream.send(Contents(request.kind, 800, hashlib.sha256(b"").digest()).signed(STRANGER, *request.asked))
+    else:
+        await stream.send(Refusal(RefusalCode.NOT_READY))
+
+
+async def stay_silent(stream: Stream) -> None:
+    await stream.receive()
+    await stream.receive()  # the asker gives up
+
+
+def claim_of(run: StagedRun, stranger: Identity, stage: int, global_step: int = 0, *, finished: bool = False) -> MemberRecord:
+    now_s = int(run.network.now_s())
+    record = MemberRecord(run.manifest.run_id, stranger.peer_id, ADDRESSES, global_step, finished, now_s, now_s + 90, None, stage=stage + 1)
+    return record.signed(stranger)
+
+
+async def claim(
+    run: StagedRun,
+    stage: int,
+    global_step: int = 0,
+    *,
+    finished: bool = False,
+    stranger: Identity = STRANGER,
+    answer: Callable[[Stream], Awaitable[None]] = refuse,
+) -> None:
+    """Claim a stage for a stranger, for ever."""
+
+    async def handle(purpose: Purpose, stream: Stream) -> None:
+        with suppress(PeerGone):
+            await answer(stream)
+
+    run.network.start_peer(stranger.peer_id, handle)
+    while True:
+        await run.network.peers[stranger.peer_id].announce(claim_of(run, stranger, stage, global_step, finished=finished))
+        await asyncio.sleep(10.0)
+
+
+@asynccontextmanager
+async def claiming(
+    run: StagedRun, *claims: Coroutine[None, None, None], strangers: Sequence[Identity] = (STRANGER,)
+) -> AsyncIterator[None]:
+    """Have strangers claim stages for the body."""
+    tasks = [asyncio.create_task(each) for each in claims]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for stranger in strangers:
+            run.network.kill(stranger.peer_id)
+
+
+def all_see(holders: list[Holder], stage: int) -> bool:
+    """Return whether these holders know that the stranger claims the stage."""
+    return all(holder.peer.book.get(STRANGER.peer_id).stage == stage + 1 for holder in holders)
 
 
 @pytest.mark.parametrize(("stages", "lost"), [((0, 1, 0), 1), ((0, 1, 1), 0), ((0, 1, 2, 0), 1), ((0, 1, 2, 2), 0)])
@@ -96,9 +165,7 @@ def test_the_last_holder_of_a_stage_never_leaves_it(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("stages", "count"), [((0, 0), 2), ((1, 1, 1), 3), ((2, 2, 0), 3)])
-def test_before_the_first_step_a_holder_moves_to_a_stage_that_nobody_has_ever_held(
-    stages: tuple[int, ...], count: int, tmp_path: Path
-) -> None:
+def test_before_the_first_step_a_holder_moves_to_an_empty_stage(stages: tuple[int, ...], count: int, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders), (count - 1) * MOVED_S + 60.0)
         assert sorted(holder.trainer.stage for holder in run.holders) == list(range(count))  # type: ignore[type-var]
@@ -106,7 +173,7 @@ def test_before_the_first_step_a_holder_moves_to_a_stage_that_nobody_has_ever_he
     play(staged(tmp_path, *stages, count=count, met=False), story)
 
 
-def test_nobody_moves_to_a_stage_that_nobody_holds_after_the_first_step(tmp_path: Path) -> None:
+def test_nobody_moves_to_an_empty_stage_after_the_first_step(tmp_path: Path) -> None:
     """Without a copy its weights would be lost."""
 
     async def story(run: StagedRun) -> None:
@@ -116,6 +183,65 @@ def test_nobody_moves_to_a_stage_that_nobody_holds_after_the_first_step(tmp_path
         assert not moved(run)
 
     play(staged(tmp_path, 0, 0), story)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_step_of_any_holder_keeps_all_from_moving_to_an_empty_stage(stage: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        async with claiming(run, claim(run, stage, global_step=1)):
+            await asyncio.sleep(2 * MOVED_S)
+            assert all_see(run.holders, stage) and not moved(run)
+            assert all(holder.trainer.global_step == 0 for holder in run.holders)
+
+    play(staged(tmp_path, 0, 0, count=3, met=False), story)
+
+
+def test_forged_claims_move_a_holder_to_an_empty_stage_once(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (holder,) = run.holders
+        async with claiming(run, claim(run, 0, answer=forge)):
+            await run.until(lambda: holder.is_training and holder.trainer.stage == 1, MOVED_S)
+        async with claiming(run, claim(run, 1, answer=forge)):
+            await asyncio.sleep(2 * MOVED_S)
+            assert all_see([holder], 1) and not holder.peer.book.is_banned(STRANGER.peer_id, asyncio.get_running_loop().time())
+            assert holder.num_moves == 1 and holder.home.stage.read_text() == "2\n"
+
+    play(staged(tmp_path, 0), story)
+
+
+def test_silent_claims_with_small_ids_keep_no_stage_empty(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        crowd = sorted(STRANGERS, key=lambda stranger: stranger.peer_id)[: 2 * ASKED]
+        assert crowd[ASKED - 1].peer_id < min(holder.peer_id for holder in run.holders)
+        async with claiming(run, *(claim(run, 0, stranger=stranger) for stranger in crowd), strangers=crowd):
+            await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders), 3 * MOVED_S)
+            assert [holder.num_moves for holder in run.holders if holder.trainer.stage == 1] == [1]
+
+    play(staged(tmp_path, 0, 0, met=False), story)
+
+
+def test_the_minute_of_an_empty_stage_begins_anew_with_another_one(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(2 * ASK_S)
+        async with claiming(run, claim(run, 1)):
+            await run.until(lambda: all_see(run.holders, 1), 3 * ASK_S)
+            await asyncio.sleep(LOST_S - 1.0)
+            assert not moved(run)
+            await run.until(lambda: moved(run) and moved(run)[0].is_training and moved(run)[0].trainer.stage == 2, MOVED_S)
+
+    play(staged(tmp_path, 0, 0, count=3, met=False), story)
+
+
+def test_a_claim_of_the_empty_stage_while_mates_are_asked_a_last_time_keeps_a_holder(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        async with claiming(run, claim(run, 0, answer=stay_silent)):  # so that the others' answers are waited for
+            await run.until(lambda: any(holder.peer.lifecycle.stage == 2 for holder in run.holders), MOVED_S)
+            for holder in run.holders:
+                holder.peer.book.learn(claim_of(run, STRANGERS[0], 1), asyncio.get_running_loop().time())
+            await asyncio.sleep(MOVED_S)
+            assert not moved(run) and all(holder.peer.lifecycle.stage == 1 for holder in run.holders)
+
+    play(staged(tmp_path, 0, 0, met=False), story)
 
 
 def test_nobody_moves_to_a_stage_that_has_come_to_the_end_of_the_run(tmp_path: Path) -> None:
@@ -170,34 +296,16 @@ def test_nobody_moves_whose_own_line_fails(silent_s: float, cut_s: float, tmp_pa
     play(staged(tmp_path, 0, 1, 0), story)
 
 
-async def claim(run: StagedRun, stage: int, *, finished: bool) -> None:
-    """Claim a stage for a stranger without weights, for ever."""
-
-    async def refuse(purpose: Purpose, stream: Stream) -> None:
-        with suppress(PeerGone):
-            await stream.receive()
-            await stream.send(Refusal(RefusalCode.NOT_READY))
-
-    run.network.start_peer(STRANGER.peer_id, refuse)
-    while True:
-        now_s = int(run.network.now_s())
-        record = MemberRecord(run.manifest.run_id, STRANGER.peer_id, ADDRESSES, 20, finished, now_s, now_s + 90, None, stage=stage + 1)
-        await run.network.peers[STRANGER.peer_id].announce(record.signed(STRANGER))
-        await asyncio.sleep(10.0)
-
-
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_claim_of_a_stranger_that_lacks_the_weights_keeps_no_stage_lost(finished: bool, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         mates, (last,) = run.of(0), run.of(1)
         await have_copies(run, mates, 1)
         await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)
-        claiming = asyncio.create_task(claim(run, 1, finished=finished))
-        await run.until(lambda: all(mate.peer.book.get(STRANGER.peer_id).stage == 2 for mate in mates), 120.0)
-        last.kill()
-        await run.until(lambda: moved(run) and moved(run)[0].trainer.stage == 1 and moved(run)[0].is_training, MOVED_S)
-        claiming.cancel()
-        run.network.kill(STRANGER.peer_id)
+        async with claiming(run, claim(run, 1, 20, finished=finished)):
+            await run.until(lambda: all_see(mates, 1), 120.0)
+            last.kill()
+            await run.until(lambda: moved(run) and moved(run)[0].trainer.stage == 1 and moved(run)[0].is_training, MOVED_S)
 
     play(staged(tmp_path, 0, 1, 0), story)
 
@@ -212,6 +320,17 @@ def test_a_mate_that_was_never_met_is_none(tmp_path: Path) -> None:
         assert all("no other holder of stage 1" in mate.warnings["lost stage"] for mate in mates)
 
     play(staged(tmp_path, 0, 1, 0, met=False), story)
+
+
+def test_the_stage_of_a_single_holder_is_not_empty_for_it(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (holder,) = run.holders
+        assert holder.peer.node is not None and holder.peer.node.ward is not None
+        assert holder.peer.node.ward.find_empty_stage() is None
+
+    run = StagedRun(tmp_path, 2, 0)
+    run.add(fits=(0,))
+    play(run, story)
 
 
 def test_of_two_holders_that_decide_at_the_same_moment_one_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
