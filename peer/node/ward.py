@@ -192,7 +192,7 @@ class Ward:
     def find_empty_stage(self) -> int | None:
         """Return another stage that fits this peer and that nobody has claimed for fifteen minutes as far as it knows, counted from one.
 
-        None where one record has a step above 0, and after one such move in this run: forged claims could else move it again and again.
+        None where one record has a step above 0, and after one such move in this run: forged claims could otherwise move it for ever.
         """
         if not self.lifecycle.may_meet or self.lifecycle.global_step > 0 or self._has_filled():
             return None
