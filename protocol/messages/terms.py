@@ -178,7 +178,10 @@ def check_lane(lane: Lane, terms: RunTerms, me: PeerId, partner: PeerId, now_s: 
         raise Refused(RefusalCode.WRONG_TERMS, f"a lane from stage {lane.stage} to stage {terms.own_stage}")
     _check_nonces(lane, own_lane)
     if (lane.stage < terms.own_stage) is not (lane.window == 0):
-        raise BadMessage(f"a window of {lane.window} from stage {lane.stage} to stage {terms.own_stage}")
+        words = f"a window of {lane.window} from stage {lane.stage} to stage {terms.own_stage}"
+        if own_lane is None:  # we have moved, and the opener knows our record of before
+            raise Refused(RefusalCode.WRONG_TERMS, words)
+        raise BadMessage(words)
 
 
 def check_fetch(request: FetchRequest, terms: RunTerms, me: PeerId, partner: PeerId, now_s: float) -> None:
