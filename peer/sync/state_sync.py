@@ -52,7 +52,7 @@ COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step mak
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
+class ReturnPoint:
     """Where this peer was when it first trained after an absence."""
 
     global_step: int
@@ -91,7 +91,7 @@ class StateSync:
     _back_s: float = -math.inf  # when it came back; loop time
     _left_s: float | None = None  # when its last pause began
     _steps_per_s: float = 0.0  # own ones, before that pause
-    _returned: Returned | None = None  # when we first trained after we came back
+    _returned: ReturnPoint | None = None  # when we first trained after we came back
     _refused_s: dict[PeerId, float] = field(default_factory=dict)  # when each of them first did so, of those that were there ever since
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
@@ -145,7 +145,7 @@ class StateSync:
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 self._waiting_s, self._is_unserved = None, False
                 self._began = self._began or (lifecycle.global_step, loop_s())
-                self._returned = self._returned or Returned(lifecycle.global_step, lifecycle.own_steps, loop_s())
+                self._returned = self._returned or ReturnPoint(lifecycle.global_step, lifecycle.own_steps, loop_s())
                 await self._carry_out()
             await self._wait()
 
@@ -285,7 +285,7 @@ class StateSync:
 
     def _unpaused_steps(self) -> int:
         """Return where our own rate would have brought us without our last absence, and a quarter of the steps since we left on top."""
-        returned = self._returned or Returned(self.lifecycle.global_step, self.lifecycle.own_steps, loop_s())
+        returned = self._returned or ReturnPoint(self.lifecycle.global_step, self.lifecycle.own_steps, loop_s())
         return returned.global_step + int(MISSED_SHARE * self._usual_pace() * (self.away_s + loop_s() - returned.at_s))
 
     def _usual_pace(self) -> float:
