@@ -84,8 +84,7 @@ def decide(view: SyncView) -> Decision | None:
     if target is not None:
         return target
     # Far from the others for long, with no state to want, is far ahead: set the global step to where the others can meet us. Those that
-    # come back from an absence catch up with us instead, so the time before they came back does not count.
-    # In a staged run nobody goes back for that: the other stages are where we are, and carry no hops with one that is not.
+    # come back from an absence catch up with us instead: the time before does not count. In a staged run the other stages are where we are.
     is_ahead = view.has_partners and view.is_far and view.refused_s > STEP_BACK_S + view.giving_s and not view.is_staged
     return StepBack(view.others_steps + view.gap_steps * 3 // 4) if is_ahead else None
 

@@ -35,9 +35,7 @@ class Replica:
     def __init__(self, manifest: AnyManifest, program: Program, peer_seed: int) -> None:
         self.manifest = manifest
         self.program = program
-        self.global_step = 0  # the global step, as far as this peer knows it
-        self.own_steps = 0
-        self.tokens = 0
+        self.global_step = self.own_steps = self.tokens = 0  # the first one as far as this peer knows it
         self.brought: Losses | None = None  # of what this peer brought to the last averaging
         self.applied: dict[str, None] = {}  # the ids of the meetings that counted, newest last
         self._clock_budget = clock_budget(manifest)
@@ -155,10 +153,7 @@ class Replica:
     # ------------------------------------------------------------------ checkpoints
 
     def kept(self) -> Kept:
-        """Return a checkpoint's contents. Tensors are the live ones, but copies of what is sharded, and of some of the program's.
-
-        Open meetings are not part of it.
-        """
+        """Return a checkpoint's contents, without open meetings: live tensors, but copies of sharded ones and of some of the program's."""
         program = self.program.kept()
         tensors = {f"{FAST}{name}": tensor for name, tensor in self.weights.values().items()}
         for index, fragment in enumerate(self.fragments):
@@ -191,10 +186,7 @@ class Replica:
         }
 
     def restore(self, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-        """Restore what `kept` returned, while no meeting is open. Takes ownership of the tensors.
-
-        Raises KeyError or ValueError for a checkpoint of another model.
-        """
+        """Restore what `kept` returned, while no meeting is open; takes ownership. Raises KeyError or ValueError for another model's."""
         self.weights.restore({name: tensors[f"{FAST}{name}"] for name in self.parameters})
         for index, fragment in enumerate(self.fragments):
             slow = tensors[f"slow/{index}"]
