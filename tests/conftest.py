@@ -15,6 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import settings
+
+settings.register_profile("same each time, on any machine", deadline=None, derandomize=True)
+settings.load_profile("same each time, on any machine")
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")

@@ -20,7 +20,7 @@ SHAPES = st.dictionaries(NAMES, st.lists(st.integers(1, 9), max_size=4).map(tupl
 
 
 @given(SHAPES, st.integers(1, 3000), st.none() | st.integers(1, 3))
-@settings(max_examples=300, deadline=None, derandomize=True)
+@settings(max_examples=300)
 def test_every_value_travels_once_and_no_fragment_is_larger_than_is_wanted(
     shapes: dict[str, tuple[int, ...]], max_values: int, blocks_per_fragment: int | None
 ) -> None:

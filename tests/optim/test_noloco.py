@@ -201,7 +201,7 @@ def step_by(
     st.sampled_from([0.0, 0.3, 0.75, 1.0]),
     st.integers(0, 1000),
 )
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_every_form_of_coding_takes_the_same_step_bit_for_bit(
     rule: NoLoCo, size: int, weight: float, scale: float, fails: str, has_momentum: bool, part: float, seed: int
 ) -> None:

@@ -58,7 +58,7 @@ def test_fp32_is_exact_and_bf16_the_nearest() -> None:
 
 
 @pytest.mark.parametrize("name", list(LARGEST))
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(values=some_values)
 def test_decoded_values_are_those_of_the_oracle(name: str, values: Tensor) -> None:
     signs = sign_pool(0, 1, torch.device("cpu"))[:64].tolist()
@@ -72,7 +72,7 @@ def test_decoded_values_are_those_of_the_oracle(name: str, values: Tensor) -> No
     assert num_other_codes <= 1  # in f32, a value half-way between two codes may take the other one
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(values=some_values)
 def test_int8_is_off_by_half_a_step_at_most(values: Tensor) -> None:
     off = (round_trip("int8", values) - values).abs()
@@ -80,7 +80,7 @@ def test_int8_is_off_by_half_a_step_at_most(values: Tensor) -> None:
         assert float(errors.max()) <= float(part.abs().max()) * (1 / 254 + 2.0**-8) + 1e-38
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(values=some_values)
 def test_int4_loses_a_bounded_share_of_a_block(values: Tensor) -> None:
     off = round_trip("int4", values) - values
@@ -143,7 +143,7 @@ def test_scales_that_are_never_sent_are_refused(name: str, scale: float) -> None
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=100, deadline=None, derandomize=True)
+@settings(max_examples=100)
 @given(data=st.data(), num_values=st.integers(1, 130))
 def test_any_bytes_are_refused_or_finite(name: str, data: st.DataObject, num_values: int) -> None:
     size = ACTIVATIONS[name].payload_bytes(num_values)

@@ -42,7 +42,7 @@ def assert_opposite(one: Gap, two: Gap, num_values: int, coder: Codec) -> None:
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(
     num_values=st.one_of(st.sampled_from(SIZES), st.integers(1, 3000)),
     scale=st.sampled_from(SCALES),
@@ -92,7 +92,7 @@ def test_payloads_of_another_size_or_type_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CODECS)
-@settings(max_examples=80, deadline=None, derandomize=True)
+@settings(max_examples=80)
 @given(seed=st.integers(0, 2**32), kind=st.sampled_from(["random", "ones", "zeros", "flips"]))
 def test_any_bytes_of_the_right_size_give_a_finite_gap_or_a_sentence(name: str, seed: int, kind: str) -> None:
     generator = torch.Generator().manual_seed(seed)

@@ -98,7 +98,7 @@ def troubles(*names: str) -> st.SearchStrategy[list[Trouble]]:
 USUAL = ("cut", "deadline", "stop", "fill_disk")
 
 
-@settings(max_examples=160, deadline=None)
+@settings(max_examples=160)
 @given(st.data(), st.sampled_from([PLAIN, SKETCHED]), troubles(*USUAL))
 def test_both_sides_apply_or_neither_does(data: st.DataObject, fragment: int, trouble: list[Trouble]) -> None:
     chance = Chance(Table(fragment), lambda number: data.draw(st.integers(0, number - 1)))
@@ -114,7 +114,7 @@ def test_both_sides_apply_or_neither_does(data: st.DataObject, fragment: int, tr
     assert not responder.journal or initiator.journal
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), st.sampled_from([PLAIN, SKETCHED]), troubles(*USUAL, "lose_trainer"))
 def test_with_lost_trainers_each_side_still_ends_whole(data: st.DataObject, fragment: int, trouble: list[Trouble]) -> None:
     chance = Chance(Table(fragment), lambda number: data.draw(st.integers(0, number - 1)))
@@ -127,7 +127,7 @@ def test_with_lost_trainers_each_side_still_ends_whole(data: st.DataObject, frag
         assert not any(seat.over is MeetingOutcome.COMPLETED for seat in chance.seats)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data(), st.sampled_from([PLAIN, SKETCHED]))
 def test_a_meeting_counts_for_one_side_only_if_the_decision_could_not_be_delivered(data: st.DataObject, fragment: int) -> None:
     """The initiator dies for good after a random event, so that no Resolve is answered."""

@@ -61,7 +61,7 @@ def alone(model: PreTrainedModel, documents: Documents) -> Tensor:
     return torch.stack(losses).mean()
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(DOCUMENTS, st.booleans())
 def test_loss_and_gradient_are_those_of_the_targets_in_documents_of_their_own(documents: Documents, shares: bool) -> None:
     rows, plain = packed(documents, shares=shares), model_that(False)
@@ -72,7 +72,7 @@ def test_loss_and_gradient_are_those_of_the_targets_in_documents_of_their_own(do
     assert torch.allclose(found, wanted, rtol=1e-3, atol=1e-5 * float(wanted.abs().max()))
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(DOCUMENTS, st.integers(0, 254))
 def test_padding_has_no_part_in_the_gradient(documents: Documents, other: int) -> None:
     model = model_that(True)

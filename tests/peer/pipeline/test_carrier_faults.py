@@ -55,7 +55,7 @@ def test_equal_holders_take_equal_shares() -> None:
     assert 0.4 < one / (one + other) < 0.6
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     seed=st.integers(0, 1 << 30),
     num_stages=st.integers(2, 4),
@@ -88,7 +88,7 @@ def strike(world: World, kind: str) -> None:
         world.kill_trainer(holder)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(seed=st.integers(0, 1 << 30), share=st.floats(0.01, 0.5))
 def test_a_trainer_that_declines_costs_micro_batches_and_nothing_else(seed: int, share: float) -> None:
     world = World(3, 2, seed)

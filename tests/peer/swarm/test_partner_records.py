@@ -290,7 +290,7 @@ def lived(story: list[tuple[int, float, tuple[object, ...]]], records: PartnerRe
     return now_s
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(STORIES)
 def test_whatever_happens_trust_and_rests_keep_their_bounds_and_survive_a_restart(
     story: list[tuple[int, float, tuple[object, ...]]],
@@ -322,7 +322,7 @@ def test_the_records_are_bounded_and_good_ones_are_kept() -> None:
     assert len(records.to_bytes()) < 512 * MAX_RECORDS
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.binary(max_size=40), st.integers(0, 10_000))
 def test_a_damaged_file_is_one_declared_error_and_changes_nothing(noise: bytes, place: int) -> None:
     records = with_good(A, B)

@@ -32,7 +32,7 @@ def test_every_purpose_and_number_has_a_stream_of_its_own() -> None:
 
 
 @given(st.integers(11, 500), st.integers(1, 7), st.integers(0, 10**9))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_windows_stay_inside_the_text(num_tokens: int, batch_size: int, step: int) -> None:
     found = WindowOrder(draw(batch_size=batch_size), num_tokens).starts(step)
     assert found.shape == (batch_size,)

@@ -45,7 +45,7 @@ def test_every_byte_is_its_own_token() -> None:
 
 
 @given(st.text())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_any_text_tokenizes_to_its_bytes(exported: PreTrainedTokenizerBase, text: str) -> None:
     ids = list(text.encode())
     assert load_tokenizer(TokenizerSection()).encode_all([text])[0].tolist() == ids
@@ -54,7 +54,7 @@ def test_any_text_tokenizes_to_its_bytes(exported: PreTrainedTokenizerBase, text
 
 
 @given(st.binary(max_size=64))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 def test_any_bytes_decode_as_python_decodes_them(exported: PreTrainedTokenizerBase, data: bytes) -> None:
     assert exported.decode(list(data)) == data.decode(errors="replace")
 

@@ -92,13 +92,13 @@ ANY_MESSAGE = st.one_of(
 
 
 @given(ANY_MESSAGE)
-@settings(max_examples=500, deadline=None, derandomize=True)
+@settings(max_examples=500)
 def test_every_message_survives_a_round_trip(message: Message) -> None:
     assert from_frame(to_frame(message)) == message
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=1000, deadline=None, derandomize=True)
+@settings(max_examples=1000)
 def test_random_bytes_raise_bad_message_or_decode(data: bytes) -> None:
     refused_or_read(data)
 

@@ -177,7 +177,7 @@ LAYOUTS = st.dictionaries(NAMES, st.lists(st.integers(1, 99), max_size=4).map(tu
 
 
 @given(NAMES, WORDS, WORDS, LAYOUTS)
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_any_words_and_shapes_survive_round_trips(name: str, source: str, revision: str, shapes: dict[str, tuple[int, ...]]) -> None:
     model = {"layout": layout_digest(by_name(shapes)), "shapes": shapes}
     manifest = ProgramManifest.checked({"program": {"name": name, "source": source, "revision": revision}, "model": model})
@@ -187,7 +187,7 @@ def test_any_words_and_shapes_survive_round_trips(name: str, source: str, revisi
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=200, deadline=None, derandomize=True)
+@settings(max_examples=200)
 def test_a_mutated_program_manifest_raises_only_declared_errors(junk: bytes) -> None:
     canonical = program().canonical_bytes()
     at = sum(junk) % len(canonical)
