@@ -29,6 +29,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
 # What the node of a staged run reports while its trainer trains: it carries hops, or why its trainer has no work.
 CARRYING: Final = "carrying"
 STARVED: Final = "starved"  # a neighbouring stage has no holder
+PAUSED: Final = "holders paused"  # all its holders are
 REFUSED: Final = "refused"  # its holders open no lane
 IDLE: Final = "idle"  # there are lanes, and no micro-batch for this peer
 
@@ -40,6 +41,7 @@ NO_HOLDER: Final = (
 )
 WITHOUT_WORK: Final[Mapping[str, str]] = {
     STARVED: NO_HOLDER,
+    PAUSED: "goes on when one of them resumes; `peer status` there says why it is paused",
     REFUSED: "goes on by itself when one of them opens a lane; if this lasts, correct what it says, or invite another holder of that stage",
     IDLE: "goes on by itself with the next micro-batch; `peer status` shows the lanes, and which neighbour is slow",
 }

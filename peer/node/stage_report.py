@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import Event, HopsCarried, LaneSeen, PartnerShunned, PipelineSeen, ProcessReported, StageHeld, Warned
-from gossamer.peer.machine.states import CARRYING, IDLE, REFUSED, STARVED
+from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -22,6 +22,7 @@ MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
 WORKLESS_S = 15.0  # nor a shorter time in which the trainer has no micro-batch, though there are lanes
 ONLY_S = 60.0  # without another holder of our stage, until a warning
 HOPS_S = 5.0  # between two reports of hops
+NAMED = 4  # paused holders, at most
 ROUND_S = 5  # an age below a minute is rounded down to this
 
 
@@ -100,7 +101,8 @@ class StageReport:
 
     def _note_work(self, carrier: Carrier, *, is_training: bool) -> None:
         num_over = sum(self._outcomes.values())
-        if not is_training or num_over != self._num_over or any(hop.state in AT_TRAINER for hop in carrier.hops.values()):
+        is_first_look = not self._worked_s
+        if is_first_look or not is_training or num_over != self._num_over or any(hop.state in AT_TRAINER for hop in carrier.hops.values()):
             self._worked_s, self._num_over = loop_s(), num_over
 
     def _report_missing(self, carrier: Carrier, missing: int) -> None:
@@ -122,7 +124,7 @@ class StageReport:
     def _warn_of_only_holder(self) -> None:
         """Warn while no other peer has a copy of this stage."""
         own, now_s = self.stage.stage + 1, loop_s()
-        if self._shared_s is None or self.book.claimed(own, now_s):
+        if self._shared_s is None or any(not entry.failures for entry in self.book.claimed(own, now_s)):
             self._shared_s = now_s
         is_only = now_s - self._shared_s >= ONLY_S
         if is_only is not self._is_only:
@@ -138,6 +140,8 @@ class StageReport:
         if any(not entry.failures for entry in self.book.holders(missing, loop_s())):
             refusal = self._refusals.get(missing)
             return REFUSED, f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
+        if names := [entry.peer_id.short() for entry in self.book.claimed(missing, loop_s()) if entry.paused]:
+            return PAUSED, f"the holders of {name} are paused: {', '.join(names[:NAMED])}"
         seen_s = self.book.last_seen_s(missing)
         return STARVED, f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
 
@@ -148,7 +152,7 @@ class StageReport:
         if sent_s:
             oldest, plural = _age(loop_s() - min(sent_s)), "es" * (len(sent_s) > 1)
             return f"no work for {ago}: stage {own + 1} has not answered {len(sent_s)} micro-batch{plural}, the oldest for {oldest}"
-        if self.stage.is_first or carrier.hops:
+        if self.stage.is_first or (carrier.hops and not self.stage.is_last):
             return f"no work for {ago}: the holders of stage {own + 1} take no micro-batch now"
         return f"no work for {ago}: no micro-batch comes from stage {own - 1}"
 

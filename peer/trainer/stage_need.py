@@ -14,7 +14,7 @@ from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import need_layout, parameter_shapes
 from gossamer.peer.model.stages import Cut, manifest_cuts, stage_operations, stage_shapes
 from gossamer.peer.trainer.interval import step_hop_bytes
-from gossamer.peer.trainer.need import Need, Rooms, model_need, need_to_fit
+from gossamer.peer.trainer.need import PROGRAMS, Need, Rooms, model_need, need_to_fit
 from gossamer.peer.trainer.stage_loop import next_state_bytes, stage_terms
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan, StageTerms
@@ -22,6 +22,7 @@ from gossamer.protocol.run.manifest import StagedManifest
 
 HOPS: Final = "for micro-batches under way"
 WARD: Final = "for copies of the next stage"
+HOPS_BYTES: Final = 60_000_000  # of node and trainer, for hops: two holders held 33 and 47 MB more than was counted without it
 COPIES: Final = 2  # the last one, and the one that is being fetched
 SMALLER: Final = "a run with more stages, or with a smaller model, needs less memory of each peer"
 
@@ -33,7 +34,8 @@ def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Compu
     rows = manifest.stages.micro_batch
     left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
     need = model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
-    return replace(need, disk={**need.disk, WARD: COPIES * next_state_bytes(manifest, cut)})
+    memory = {**need.memory, PROGRAMS: need.memory[PROGRAMS] + HOPS_BYTES}
+    return replace(need, memory=memory, disk={**need.disk, WARD: COPIES * next_state_bytes(manifest, cut)})
 
 
 def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing, only: int | None = None) -> dict[int, Computing]:

@@ -47,7 +47,7 @@ class StagedModelSection(ModelSection):
 class StagesSection(Section):
     """The stages into which the model is cut, and what passes between two of them."""
 
-    count: int = Field(ge=2, le=limits.STAGES, description="number of stages; 1, or no [stages] at all: every peer holds the whole model")
+    count: int = Field(ge=2, le=limits.STAGES, description="number of stages; in a run without [stages] every peer holds the whole model")
     blocks: Annotated[tuple[BlockCount, ...], Field(strict=False)] = Field(
         default=(), max_length=limits.STAGES, description="transformer blocks of each stage; without it, stages are balanced by their cost"
     )

@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported
-from gossamer.peer.machine.states import CARRYING, IDLE, REFUSED, STARVED
+from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
 from gossamer.peer.node.stage_report import HOPS_S, MISSING_S, WORKLESS_S, StageReport
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
-from gossamer.peer.pipeline.hop import Away, Hop, HopState
+from gossamer.peer.pipeline.hop import Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity
@@ -81,6 +81,31 @@ def test_a_stage_that_nobody_holds_and_holders_that_refuse_are_told_apart() -> N
         assert (nobody.told.state, nobody.told.reason) == (STARVED, "nobody holds stage 3 of 3")
         assert refused.told.state == REFUSED
         assert refused.told.reason == ("no holder of stage 3 of 3 carries hops with this peer, the last one said: as many lanes as I allow")
+
+    play(story)
+
+
+def test_paused_holders_are_named_with_the_way_out() -> None:
+    async def story() -> None:
+        scene = Scene([1, 3, 3])
+        scene.up[9] = UpLane(9, LAST, 2)
+        for entry in scene.book._entries.values():
+            entry.paused = entry.stage == 3
+        await scene.look_for(MISSING_S + 2)
+        names = [entry.peer_id.short() for entry in scene.book._entries.values() if entry.stage == 3]
+        assert (scene.told.state, scene.told.reason) == (PAUSED, f"the holders of stage 3 of 3 are paused: {', '.join(names)}")
+        assert "resumes" in WITHOUT_WORK[PAUSED]
+
+    play(story)
+
+
+def test_the_last_stage_waits_for_the_lower_one_alone() -> None:
+    async def story() -> None:
+        scene = Scene([2, 2], own=2)
+        lane = scene.up[9] = UpLane(9, LAST, 2)
+        scene.hops[5] = Hop(5, b"name", HopSource(lane, 1), HopState.ARRIVING)
+        await scene.look_for(WORKLESS_S + 2)
+        assert (scene.told.state, scene.told.reason) == (IDLE, "no work for 15 s: no micro-batch comes from stage 2")
 
     play(story)
 
