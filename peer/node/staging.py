@@ -62,7 +62,7 @@ class StageChoice:
     async def _reconsidered(self, first: int, stages: tuple[int, ...]) -> int:
         """Announce a choice, and return it, or a stage that has fewer other holders by then.
 
-        One that joins has others beside it, even if the directory shows none yet.
+        A peer that joins has other members beside it, even if the directory shows none yet.
         """
         if len(stages) == 1 or (self.is_founder and not self.groups.book.announced(loop_s())):
             return first

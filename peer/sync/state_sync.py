@@ -293,7 +293,7 @@ class StateSync:
         return max(self._steps_per_s, self._pace())
 
     def _pace(self) -> float:
-        """Return our own steps per second since we came back; 0 until MEASURED_S tell it. What we follow of partners does not count."""
+        """Return our own steps per second since we came back; 0 in the first MEASURED_S. Followed steps of partners do not count."""
         if self._returned is None or (trained_s := loop_s() - self._returned.at_s) < MEASURED_S:
             return 0.0
         return max(0, self.lifecycle.own_steps - self._returned.own_steps) / trained_s

@@ -35,7 +35,7 @@ class Replica:
     def __init__(self, manifest: AnyManifest, program: Program, peer_seed: int) -> None:
         self.manifest = manifest
         self.program = program
-        self.global_step = self.own_steps = self.tokens = 0  # the first one as far as this peer knows it
+        self.global_step = self.own_steps = self.tokens = 0  # the global step as far as this peer knows it
         self.brought: Losses | None = None  # of what this peer brought to the last averaging
         self.applied: dict[str, None] = {}  # the ids of the meetings that counted, newest last
         self._clock_budget = clock_budget(manifest)

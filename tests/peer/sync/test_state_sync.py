@@ -159,7 +159,7 @@ def test_the_time_of_a_pause_counts_for_how_far_partners_may_have_come(tmp_path:
 
 
 def test_the_step_without_the_absence_follows_from_our_own_rate_alone(tmp_path: Path) -> None:
-    """Four steps a second. What was taken over from a partner after an absence is no rate of ours."""
+    """The peer makes four steps a second. A global step that it takes over from a partner after an absence does not raise that rate."""
 
     async def story(swarm: Swarm) -> None:
         peer, partner = swarm.start(2)
