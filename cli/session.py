@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Final
 
 from gossamer.cli.cost_question import CostQuestion
 from gossamer.cli.figures import loss_text, text_read
@@ -135,17 +134,14 @@ def metrics_server(text: str | None, status: Callable[[], Status]) -> AbstractCo
     return serving_metrics(*address_and_port(text, "--metrics", "127.0.0.1"), status)
 
 
-EACH_STAGE: Final = ", with a home of each other stage"
-
-
 def farewell(status: Status, config: PeerConfig) -> str:
     """Return the last line: how the session ended, and what the operator can do next."""
     if not config.trains:
         return "the bootstrap node has left"
     figures = f"step {status.step} of {status.total_steps}, loss {loss_text(status.loss)}"
     if status.state == "done":
-        others = " --with HOME" if status.stage else ""
-        return (
-            f"the run is over: {figures}\nhint: `peer export FOLDER --home {config.home}{others}` writes the model{others and EACH_STAGE}"
-        )
+        export = f"`peer export FOLDER --home {config.home}` writes the model"
+        if status.stage:
+            export = f"`peer export FOLDER --home {config.home} --with HOME` writes the model, with a home of each other stage"
+        return f"the run is over: {figures}\nhint: {export}"
     return f"left the run: {figures}\nhint: the same command, or `peer join --home {config.home}`, goes on from here"

@@ -101,8 +101,11 @@ class StageReport:
 
     def _note_work(self, carrier: Carrier, *, is_training: bool) -> None:
         num_over = sum(self._outcomes.values())
-        is_first_look = not self._worked_s
-        if is_first_look or not is_training or num_over != self._num_over or any(hop.state in AT_TRAINER for hop in carrier.hops.values()):
+        if (
+            not (is_training and self._worked_s)
+            or num_over != self._num_over
+            or any(hop.state in AT_TRAINER for hop in carrier.hops.values())
+        ):
             self._worked_s, self._num_over = loop_s(), num_over
 
     def _report_missing(self, carrier: Carrier, missing: int) -> None:

@@ -6,8 +6,9 @@ A lane belongs to the carrier from LaneOpened to LaneGone or CloseLane.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from statistics import median_high
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
@@ -127,11 +128,7 @@ def typical_step(lanes: Iterable[UpLane], groups: Mapping[PeerId, str]) -> int:
     for lane in lanes:
         if lane.last:
             steps.setdefault(groups.get(lane.partner, str(lane.partner)), []).append(lane.global_step)
-    return _upper_median([_upper_median(of_group) for of_group in steps.values()]) if steps else 0
-
-
-def _upper_median(steps: Sequence[int]) -> int:
-    return sorted(steps)[len(steps) // 2]
+    return median_high(map(median_high, steps.values())) if steps else 0
 
 
 @dataclass(slots=True)

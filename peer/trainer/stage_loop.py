@@ -159,11 +159,9 @@ class StageLoop:
 
     @property
     def _is_whole(self) -> bool:
-        """Whether to step now. A stage that is ahead by more than a driver has under way has fewer holders than the lower one."""
-        if len(self._losses) < self._in_batch:
-            return False
-        is_ahead = not self._cut.is_first and self.global_step >= self._lower_step + BATCHES_AWAY
-        return not is_ahead or len(self._losses) >= MOST_BATCHES * self._in_batch
+        """Whether to step now."""
+        ahead_steps = 0 if self._cut.is_first else self.global_step - self._lower_step
+        return len(self._losses) >= self._in_batch * batches_to_step(ahead_steps)
 
     def _take(self) -> tuple[HopRequest, int] | None:
         """Wait for the next request, and count how long that takes."""
@@ -204,7 +202,8 @@ class StageLoop:
     def _answer(self, request: HopRequest) -> HopReply:
         """Carry out a request; bytes that do not allow it change nothing and are the reason of the reply. Raises OperatorError."""
         try:
-            return self._carry_out(request)
+            reply = self._carry_out(request)
+            return replace(reply, global_step=self.global_step) if isinstance(reply, Forwarded | Returned) else reply
         except (OSError, ValueError) as error:
             return Declined(request.hop, getattr(error, "strerror", None) or str(error))
         except RuntimeError as error:
@@ -241,7 +240,7 @@ class StageLoop:
         under_way = self._under_way[hop]
         with evaluating(self._stage) if under_way.measures else torch.no_grad():
             self._write(hop, HopFile.OWN_FORWARD, self._output(under_way.name, tokens, received))
-        return Forwarded(hop, under_way.measures, self.global_step)
+        return Forwarded(hop, under_way.measures)
 
     def _window(self) -> Tensor:
         """Return the next micro-batch of the own text, whether or not an earlier one has come back."""
@@ -259,15 +258,14 @@ class StageLoop:
         seed_generators(self.device, hop_seed(under_way.name, self._cut.stage))
         if under_way.measures:
             with evaluating(self._stage):
-                value = checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received)))
-            return Returned(hop, value, global_step=self.global_step)
+                return Returned(hop, checked_loss(float(next_token_loss(self._stage, tokens, self.computing.dtype, received))))
         self._need_new(under_way)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
         value = checked_loss(float(loss.detach()))
         self._add(lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)))
         self._count(under_way.name, value, tokens)
         self._write_gradient(hop, received)
-        return Returned(hop, value, global_step=self.global_step)
+        return Returned(hop, value)
 
     def _return(self, request: Backward) -> HopReply:
         """Compute the stage again, and backward from the gradient of its output."""
@@ -279,7 +277,7 @@ class StageLoop:
         tokens = self._tokens(hop)
         if under_way.measures:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
-            return Returned(hop, loss, global_step=self.global_step)
+            return Returned(hop, loss)
         if (late := self._own_steps - under_way.step) > MAX_LATE_STEPS:
             raise ValueError(f"the gradient is {late} steps late")
         self._need_new(under_way)
@@ -298,7 +296,7 @@ class StageLoop:
         self._count(under_way.name, loss, tokens)
         if received is not None:
             self._write_gradient(hop, received)
-        return Returned(hop, loss, compared.odd, compared.evidence, self.global_step)
+        return Returned(hop, loss, compared.odd, compared.evidence)
 
     def _compared(self, request: Backward) -> AnswersAlike:
         """Return which answers to a micro-batch are alike: a single one is. Raises ValueError for bytes that are none in a single one."""
@@ -314,7 +312,7 @@ class StageLoop:
         return compare(answers)
 
     def _add(self, backward: Callable[[], None]) -> None:
-        """Add a gradient. One that is only added in part is dropped, with those before it."""
+        """Add a gradient. After an error in the middle of that, the whole gradient so far is dropped."""
         if not self._losses:
             self.devices.clear()
         try:
@@ -402,6 +400,14 @@ def next_state_bytes(manifest: StagedManifest, cut: Cut) -> int:
     cuts = manifest_cuts(manifest)
     shapes = stage_shapes(manifest.model, cuts[(cut.stage + 1) % len(cuts)])
     return model_plan(fragment_codecs(manifest, shapes), manifest.outer.alpha).state_bytes
+
+
+def batches_to_step(ahead_steps: int) -> int:
+    """Return how many batches a step holds at least, where own global step is so far ahead of the lower stage's.
+
+    A stage that is ahead by more than a driver has under way has fewer holders than the lower one.
+    """
+    return MOST_BATCHES if ahead_steps >= BATCHES_AWAY else 1
 
 
 def checked_loss(loss: float) -> float:

@@ -42,12 +42,12 @@ from gossamer.peer.node.carrying import Carrying
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.supervisor.condition import Condition
-from gossamer.peer.trainer.stage_loop import MOST_BATCHES
+from gossamer.peer.trainer.stage_loop import batches_to_step
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.messages.terms import BATCHES_AWAY, FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.scripted import ScriptedNetwork
@@ -235,8 +235,7 @@ class ScriptedTrainer:
     def _add(self, hop: int) -> None:
         self.added[self.names[hop]] += 1
         self.num_in_batch += 1
-        is_ahead = self.stage and self.global_step >= self.lower_step + BATCHES_AWAY
-        if self.num_in_batch >= IN_BATCH * (MOST_BATCHES if is_ahead else 1):
+        if self.num_in_batch >= IN_BATCH * batches_to_step(self.global_step - self.lower_step if self.stage else 0):
             self.steps, self.num_in_batch = self.steps + 1, 0
             self.budget.refill()
         if self.stage:

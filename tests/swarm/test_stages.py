@@ -19,7 +19,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import BATCHES_AWAY
-from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
+from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, Holder, StagedRun, play
 
 
 @pytest.mark.parametrize(("num_stages", "num_holders"), [(2, 2), (3, 3), (2, 4)])
@@ -107,12 +107,18 @@ def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: P
     play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
 
 
+async def last_stage_at_the_end(run: StagedRun) -> tuple[Holder, Holder]:
+    """Return a driver that goes on for ever, and the holder of the last stage once only the last of 20 steps is left to it."""
+    (first,), (last,) = run.of(0), run.of(1)
+    await run.until(lambda: first.trainer.steps == 12)
+    first.trainer.total_steps = 1_000_000
+    await run.until(lambda: last.trainer.global_step == 19)
+    return first, last
+
+
 def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
-        (first,), (last,) = run.of(0), run.of(1)
-        await run.until(lambda: first.trainer.steps == 12)
-        first.trainer.total_steps = 1_000_000
-        await run.until(lambda: last.trainer.global_step == 19)
+        first, last = await last_stage_at_the_end(run)
         await asyncio.sleep(END_WAIT_S - 10.0)
         assert not last.trainer.is_over and first.trainer.steps > 100
         await run.until(lambda: last.trainer.is_over, 20.0)
@@ -122,10 +128,7 @@ def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_
 
 def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
-        (first,), (last,) = run.of(0), run.of(1)
-        await run.until(lambda: first.trainer.steps == 12)
-        first.trainer.total_steps = 1_000_000
-        await run.until(lambda: last.trainer.global_step == 19)
+        _, last = await last_stage_at_the_end(run)
         last.peer.lifecycle.pause()
         await asyncio.sleep(END_WAIT_S)
         last.peer.lifecycle.resume()
