@@ -134,8 +134,9 @@ class Outbound:
         for stream in list(self._open):
             await stream.close()
         if self._closing:
+            ending = asyncio.wait(list(self._closing))  # a copy: the dict may be empty when the wait begins
             with suppress(TimeoutError):
-                await wait_while_active(asyncio.wait(self._closing), lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
+                await wait_while_active(ending, lambda: self._carried.both, CLOSE_S, CLOSE_MOST_S)
         await cancel(*self._closing)
         for connection in list(self._kept):
             self._discard(connection)
