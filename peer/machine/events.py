@@ -111,10 +111,11 @@ class StageHeld(Stamped):
 
 
 class StageMoved(Stamped):
-    """In a staged run: this peer leaves its stage for one that has lost its last holder, or goes back. Node and trainer start again."""
+    """In a staged run: this peer leaves its stage for one that nobody holds, or too few, or goes back. Node and trainer start again."""
 
     left: int  # counted from one
     stage: int  # that it holds from now on
+    reason: str = ""  # why, in words
 
 
 class HopsCarried(Stamped):

@@ -12,6 +12,7 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.model.stages import Cut, manifest_cuts, stage_shapes
 from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, mean_weights, show_nothing, slow_weights
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.messages.terms import stage_name
 from gossamer.protocol.run.manifest import StagedManifest
 
 NAME_ANOTHER: Final = "name the home of a peer that holds it: --with HOME"
@@ -60,7 +61,7 @@ def whole_weights(parts: Sequence[StagePart], use_slow_weights: bool) -> list[Ma
                 hint="leave out the one that is behind",
             )
     if missing := [cut.stage + 1 for cut in cuts if cut.stage not in held]:
-        raise BadSettings(f"stage {missing[0]} of {len(cuts)} is not among the given homes", hint=NAME_ANOTHER)
+        raise BadSettings(f"{stage_name(missing[0], len(cuts))} is not among the given homes", hint=NAME_ANOTHER)
     return [several[0] if len(several) == 1 else mean_weights(several) for _, several in sorted(held.items())]
 
 

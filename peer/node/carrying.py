@@ -19,10 +19,13 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.node.lasting import HeldShare, Lasting
+from gossamer.peer.node.rebalancing import WAITING_LOOKS
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
+from gossamer.peer.pipeline.hop import AT_TRAINER
 from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
@@ -57,22 +60,6 @@ YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one
 
 
 @dataclass(slots=True)
-class Lasting:
-    """For how long a condition has held, at each look since."""
-
-    since_s: float | None = None  # loop time
-
-    def look(self, holds: bool) -> None:
-        """Note whether it holds now."""
-        self.since_s = (self.since_s or loop_s()) if holds else None
-
-    @property
-    def lasts_s(self) -> float:
-        """For how long; 0 where it does not hold."""
-        return 0.0 if self.since_s is None else loop_s() - self.since_s
-
-
-@dataclass(slots=True)
 class LaneTimes:
     """One open lane as this module sees it; loop time."""
 
@@ -94,6 +81,7 @@ class Carrying:
     rng: random.Random
     report: StageReport
     groups: SybilGroups
+    waiting: HeldShare = field(default_factory=lambda: HeldShare(WAITING_LOOKS))  # own trainer has no micro-batch, though there are lanes
     _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
     _times: dict[int, LaneTimes] = field(default_factory=dict)  # by lane
     _greeting: dict[PeerId, bool] = field(default_factory=dict)  # who opens a lane to us now, and whether from the stage below
@@ -198,7 +186,10 @@ class Carrying:
             carrier.may_begin = is_training
             self.pipeline.wake()
         self.report.look(self.pipeline, is_training=is_training)
-        self._without_lane.look(is_training and not (carrier.is_complete and (carrier.up or self.stage.is_first)))
+        has_lanes = carrier.is_complete and bool(carrier.up or self.stage.is_first)
+        self._without_lane.look(is_training and not has_lanes)
+        if is_training and has_lanes:
+            self.waiting.look(not any(hop.state in AT_TRAINER for hop in carrier.hops.values()))
         if not is_training:
             self._over, self._serving = Lasting(), Lasting()
             self._rest()
@@ -365,7 +356,7 @@ class Carrying:
         if (code := self.lifecycle.refusal) is not None:
             raise Refused(code)
         if is_from_below and not carrier.is_complete:
-            raise Refused(RefusalCode.NOT_READY, f"nobody holds stage {self._next_stage} of {self.stage.count}")
+            raise Refused(RefusalCode.NOT_READY, f"nobody holds {self.stage.name_of(self._next_stage)}")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
             raise Refused(RefusalCode.BUSY, "backing off after a lane with you that fell silent")
         own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]

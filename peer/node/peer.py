@@ -103,7 +103,7 @@ class Member:
     membership: Membership
     gossip: PeerExchange
     server: FetchServer
-    client: FetchClient
+    sources: Sources  # its peers as sources of the run's documents and weights; asks as a holder of our stage, once it is known
     reporter: SwarmReporter
     presence: Presence | None
     anti_entropy: AntiEntropy
@@ -253,8 +253,7 @@ class NodePeer:
         if member.manifest.num_stages > 1:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-            groups = SybilGroups(self.book, member.membership.terms)
-            self._choice = StageChoice(self._home, groups, presence, self.lifecycle, self._rng, self._run.is_founder)
+            self._choice = StageChoice(self._home, member.sources.groups, presence, self.lifecycle, self._rng, self._run.is_founder)
             own.link.choose_stage = self._choice.choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
@@ -263,8 +262,7 @@ class NodePeer:
             if node.carrying is not None:
                 from gossamer.peer.node.staging import probe_line
 
-                sources = Sources(member.client, SybilGroups(self.book, member.membership.terms), self._rng)
-                beside.append(tasks.create_task(probe_line(sources, own.line, node.carrying.pipeline)))
+                beside.append(tasks.create_task(probe_line(member.sources, own.line, node.carrying.pipeline)))
             await node.run()
             for task in beside:
                 task.cancel()
@@ -298,7 +296,7 @@ class NodePeer:
             membership,
             gossip,
             server,
-            client,
+            sources,
             reporter,
             presence if self._trainer else None,
             AntiEntropy(client, gossip, bootstraps, network.connected, self._rng),
@@ -307,25 +305,24 @@ class NodePeer:
         )
 
     def _make_node(self, own: OwnSide, plan: ModelPlan, member: Member, presence: Presence, network: PeerNetwork) -> Node:
-        membership, gossip = member.membership.with_plan(plan), member.gossip
+        membership, gossip, sources = member.membership.with_plan(plan), member.gossip, member.sources
         terms, lifecycle, link, downloads = membership.terms, self.lifecycle, own.link, self._home.downloads
         rng, emit = self._rng, self._emit
         carrying = ward = None
         if plan.stage is not None:
             from gossamer.peer.node.staging import make_carrying, make_ward  # only staged runs load it
 
-            self.book.stage = member.client.stage = terms.own_stage
+            self.book.stage = sources.client.stage = terms.own_stage
             lifecycle.hold(terms.own_stage)
-            carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, rng, emit)
+            carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit)
             fits = self._choice.fits if self._choice else ()
-            ward = make_ward(self._home, membership, lifecycle, member.client, self.book, fits, rng, emit)
+            ward = make_ward(self._home, membership, lifecycle, sources, carrying.waiting, self.time.now_s, fits, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)
         meetings = Meetings(
             membership, lifecycle, caller, gossip, own, rng, lambda *ended: node.on_meeting_done(*ended), self.records, emit
         )
         searches = Searches(membership, meetings, link, rng)
         source = StateSource(link, own.payloads, lifecycle, terms, meetings.until_quiet)
-        sources = Sources(member.client, SybilGroups(self.book, terms), rng)
         transfer = StateTransfer(sources, terms, lifecycle, meetings, link, downloads / "state", emit)
         fragments = FragmentSync(sources, terms, lifecycle, link, own.payloads, emit)
         agreement = ResultAgreement(sources, terms, lifecycle, meetings, source, link, own.payloads, downloads / "result", emit)

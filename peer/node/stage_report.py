@@ -66,7 +66,7 @@ class StageReport:
         is_disputed = compared.odd is None and bool(compared.evidence)
         if is_disputed or self._is_disputed:
             names = " and ".join(partner.short() for partner in compared.partners)
-            stage = f"stage {self.stage.stage + 2} of {self.stage.count}"
+            stage = self.stage.name_of(self.stage.stage + 2)
             words = (
                 f"{names} answer the same micro-batch in unlike ways ({compared.evidence}), and no other holder of {stage} can tell which "
                 "is right: that micro-batch was not used; invite another peer that holds this stage"
@@ -76,7 +76,7 @@ class StageReport:
 
     def shun(self, partner: PeerId, num_odd: int, evidence: str, until_s: float, rest_s: float) -> None:
         """Report that a holder of the next stage rests until `until_s`, Unix time."""
-        stage = f"stage {self.stage.stage + 2} of {self.stage.count}"
+        stage = self.stage.name_of(self.stage.stage + 2)
         text = (
             f"{partner.short()} answered {num_odd} micro-batches unlike other holders of {stage}: {evidence}; these answers were not used"
         )
@@ -132,14 +132,12 @@ class StageReport:
         is_only = now_s - self._shared_s >= ONLY_S
         if is_only is not self._is_only:
             self._is_only = is_only
-            words = (
-                f"no other peer holds stage {own} of {self.stage.count}: with this peer's disk the stage would be lost; invite another peer"
-            )
+            words = f"no other peer holds {self.stage.name}: with this peer's disk the stage would be lost; invite another peer"
             self.emit(Warned("stage", words if is_only else ""))
 
     def _why(self, missing: int) -> tuple[str, str]:
         """Return the state and the reason why no holder of a stage, counted from one, carries hops with us."""
-        name = f"stage {missing} of {self.stage.count}"
+        name = self.stage.name_of(missing)
         if any(not entry.failures for entry in self.book.holders(missing, loop_s())):
             refusal = self._refusals.get(missing)
             return REFUSED, f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")

@@ -13,18 +13,20 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.line import Line
 from gossamer.peer.node.carrying import Carrying
+from gossamer.peer.node.lasting import HeldShare
+from gossamer.peer.node.mates import Mates
+from gossamer.peer.node.rebalancing import Rebalancing
 from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.node.ward import Ward
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.pipeline.hop import hop_numbers
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.line_rate import slower_rate
 from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.protocol.streams.transport import Transport
@@ -98,19 +100,22 @@ def make_ward(
     home: Home,
     membership: Membership,
     lifecycle: Lifecycle,
-    client: FetchClient,
-    book: AddressBook,
+    own_sources: Sources,
+    waiting: HeldShare,
+    now_s: Callable[[], float],
     fits: tuple[int, ...],
     rng: random.Random,
     emit: Callable[[Event], None],
 ) -> Ward:
-    """Make what keeps a copy of the next stage. `membership` is on terms that hold our stage."""
+    """Make what keeps a copy of the next stage. `membership` is on terms that hold our stage, and `own_sources` asks as a holder of it.
+
+    `waiting` is the share of time in which own trainer has no work; `now_s` returns the swarm's Unix time.
+    """
     assert membership.terms.stage is not None
-    asking, groups = (
-        replace(client, stage=membership.terms.own_stage % membership.terms.stage.count + 1),
-        SybilGroups(book, membership.terms),
-    )
-    return Ward(home, membership, lifecycle, Sources(asking, groups, rng), Sources(client, groups, rng), fits, rng, emit)
+    asking = replace(own_sources.client, stage=membership.terms.own_stage % membership.terms.stage.count + 1)
+    mates = Mates(membership, lifecycle, own_sources)
+    rebalancing = Rebalancing(mates, fits, waiting, now_s, rng)
+    return Ward(home, membership, lifecycle, Sources(asking, own_sources.groups, rng), mates, rebalancing, fits, rng, emit)
 
 
 def make_carrying(
@@ -119,6 +124,7 @@ def make_carrying(
     lifecycle: Lifecycle,
     exchange: PeerExchange,
     transport: Transport,
+    groups: SybilGroups,
     rng: random.Random,
     emit: Callable[[Event], None],
 ) -> Carrying:
@@ -134,6 +140,5 @@ def make_carrying(
         lambda lane, global_step: carrying.on_clock(lane, global_step),
         lambda compared: carrying.on_compared(compared),
     )
-    groups = SybilGroups(exchange.book, membership.terms)
     carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups)
     return carrying

@@ -23,6 +23,9 @@ import numpy as np
 
 from gossamer.peer.machine.events import Event, ProcessReported, StageMoved, Warned
 from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
+from gossamer.peer.node.lasting import Lasting
+from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
+from gossamer.peer.node.rebalancing import Rebalancing
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
@@ -33,6 +36,7 @@ from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.errors import BadContents, GossamerError, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.messages.terms import stage_name
 from gossamer.protocol.tasks import work_until
 
 LOOK_S = 2.0  # between two looks at who holds the higher stage
@@ -40,8 +44,6 @@ SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
 ASK_S = 10.0  # between two looks for such a sign
 LOST_S = 60.0  # in which a mate answers each time and no holder of it: a restarted one is back by then
 RANK_S = 25.0  # before the next holder in the order moves: a record is seen by then
-ASKED = 8  # holders of a stage, at once
-ANSWER_S = 10.0  # for them to answer
 FRESH_S = 600.0  # at least, from one copy to the next
 LINE_SHARE = 0.02  # of the time in which the line carries a piece
 MOST_PAUSE_S = 15.0  # between two pieces: a source waits for thirty seconds
@@ -53,29 +55,29 @@ NOT_FINITE = 0x7F80  # the exponent of a bf16 value that is not finite
 class Ward:
     """Keep a copy of the higher stage, and move there when it is lost. Belongs to one event loop.
 
-    `sources` asks as a holder of the higher stage, `own_sources` as one of ours. `fits` are the stages, from 0, that this peer's devices
-    can hold.
+    `sources` asks as a holder of the higher stage. `fits` are the stages, from 0, that this peer's devices can hold.
     """
 
     home: Home
     membership: Membership
     lifecycle: Lifecycle
     sources: Sources
-    own_sources: Sources
+    mates: Mates
+    rebalancing: Rebalancing
     fits: tuple[int, ...]
     rng: random.Random
     emit: Callable[[Event], None]
     _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when holders of the higher stage last answered us; loop time
     _sign_s: float | None = None  # of the last sign of a holder of the higher stage while we trained; loop time
-    _silent_since_s: float | None = None  # since when mates answer each time, and no holder of the higher stage; loop time
+    _silent: Lasting = field(default_factory=Lasting)  # mates answer each time, and no holder of the higher stage
     _empty_stage: int | None = None  # as `find_empty_stage` returned it last
-    _mates: list[PeerId] = field(default_factory=list)  # that answered the last time
+    _narrow_stage: int | None = None  # to which we move
     _warned: str = ""  # why we do not move, as reported last
 
     @property
     def own_stage(self) -> int:
         """The stage that this peer holds, counted from one."""
-        return self.membership.terms.own_stage
+        return self.mates.own_stage
 
     @property
     def stage(self) -> int:
@@ -105,7 +107,11 @@ class Ward:
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
         if self._empty_stage:
             write_whole(self.home.filled, f"{self.membership.terms.run_id.hex()}\n".encode())
-        self._move_to(self._empty_stage or self.stage)
+        if self._narrow_stage:
+            files.remove(self._file_of(self._narrow_stage))  # its holders give newer weights
+            self._move_to(self._narrow_stage, self.rebalancing.reason(self._narrow_stage))
+            return
+        self._move_to(self._empty_stage or self.stage, "nobody holds it")
 
     # ------------------------------------------------------------------ the copy
 
@@ -159,35 +165,37 @@ class Ward:
         while True:
             await asyncio.sleep(ASK_S)
             await self._look()
-            now_s, is_lost = loop_s(), self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
+            is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
             obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
-            rank = sum(mate < self.membership.identity.peer_id for mate in self._mates)
-            is_our_turn = self._silent_since_s is not None and now_s - self._silent_since_s >= LOST_S + rank * RANK_S
+            rank = sum(mate.peer_id < self.membership.identity.peer_id for mate in self.mates.answered)
             may_move = self._empty_stage or (is_lost and not obstacle)
-            if may_move and is_our_turn and await self._leave_to_mates():
+            if may_move and self._silent.lasts(LOST_S + rank * RANK_S) and await self._leave_to_mates():
+                return
+            self._narrow_stage = await self.rebalancing.find_destination()
+            if self._narrow_stage:
                 return
 
     async def _look(self) -> None:
         """Ask the holders of the higher stage if there is no sign of any, then our mates: their answers show that our line is not down."""
         now_s, book = loop_s(), self.sources.book
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
-        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
+        signs = [entry.seen_s for entry in self._claimed(self.stage) if self._may_hold(entry)] + list(self._answered_s.values())
         self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
         if (empty_stage := self.find_empty_stage()) != self._empty_stage:
-            self._empty_stage, self._silent_since_s = empty_stage, None
+            self._empty_stage, self._silent = empty_stage, Lasting()
         if self._empty_stage:
             await self._ask_mates()
         elif self._sign_s is None or not self.lifecycle.may_meet or self._has_ended():
-            self._sign_s = self._silent_since_s = None
+            self._sign_s, self._silent = None, Lasting()
         elif now_s - self._sign_s < SIGN_S or await self._any_holder_answers():
-            self._silent_since_s = None
+            self._silent = Lasting()
         else:
             await self._ask_mates()
 
     async def _ask_mates(self) -> None:
-        self._mates = await self._answering_mates()
-        self._silent_since_s = (self._silent_since_s or loop_s()) if self._mates else None
+        await self.mates.ask(self._asked_mates())
+        self._silent.look(bool(self.mates.answered))
 
     def find_empty_stage(self) -> int | None:
         """Return another stage that fits this peer and that nobody has claimed for fifteen minutes as far as it knows, counted from one.
@@ -219,7 +227,7 @@ class Ward:
         """Ask those that claim the higher stage, known ones first. A known one that refuses is there too; others may lack its weights."""
 
         def is_known(entry: KnownPeer) -> bool:
-            return entry.is_partner or entry.peer_id in self._answered_s
+            return self._may_hold(entry) or entry.peer_id in self._answered_s
 
         claimed = self._claimed(self.stage)
         asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]
@@ -230,36 +238,34 @@ class Ward:
             self._answered_s |= {entry.peer_id: self._sign_s for entry in there}
         return bool(there)
 
-    async def _answering_mates(self) -> list[PeerId]:
-        """Return the other holders of our stage that have met us and give its weights now: one of them stays if we move.
+    def _asked_mates(self) -> list[KnownPeer]:
+        """Return the other holders of our stage that have met us, those to ask first: one that gives its weights stays if we move.
 
         Before the first step nobody has met anybody, and a stranger's answer does: our stage's weights are those of the seed. Strangers
         choose their ids, so those that answered the last time are asked again, then others at random: silent ones crowd out nobody.
         """
-        others = [entry for entry in self._claimed(self.own_stage) if (entry.has_met or self._empty_stage) and not entry.paused]
-        others.sort(key=lambda entry: entry.peer_id)
+        others = self.mates.claims()
         if self._empty_stage:
-            others = sorted(self.rng.sample(others, len(others)), key=lambda entry: entry.peer_id not in self._mates)
-        answers = await self.own_sources.ask_all(others[:ASKED], lambda source: source.header(ContentsKind.STATE), ANSWER_S)
-        headers = [(entry.peer_id, answer) for entry, answer in answers if isinstance(answer, Contents)]
-        return [peer for peer, header in headers if header.total_bytes == self.membership.terms.state_bytes]
+            return sorted(self.rng.sample(others, len(others)), key=lambda entry: entry not in self.mates.answered)
+        return sorted((entry for entry in others if entry.has_met), key=lambda entry: entry.peer_id)
 
     async def _leave_to_mates(self) -> bool:
-        """Give our stage's weights no longer, so that no mate counts on us, and return whether we leave: a mate still gives them.
+        """Return whether we leave: a mate still gives our weights, and nobody has claimed the empty stage, or made a step, meanwhile."""
 
-        We stay too if somebody has claimed the empty stage, or made a step, while the mates answered.
-        """
-        self.lifecycle.hold(self._empty_stage or self.stage)
-        self._mates = await self._answering_mates()
-        if self._mates and (not self._empty_stage or self.find_empty_stage() == self._empty_stage):
-            return True
-        self.lifecycle.hold(self.own_stage)
-        self._silent_since_s = None
-        return False
+        def may_leave() -> bool:
+            return bool(self.mates.answered) and (not self._empty_stage or self.find_empty_stage() == self._empty_stage)
+
+        leaves = await self.mates.leave_to(self._asked_mates(), self._empty_stage or self.stage, may_leave)
+        self._silent.look(leaves)
+        return leaves
+
+    def _may_hold(self, entry: KnownPeer) -> bool:
+        """Return whether a peer that claims the higher stage is a partner with weights: one that has just moved there has no step yet."""
+        return entry.is_partner and (entry.global_step > 0 or self.lifecycle.global_step == 0)
 
     def _obstacle(self) -> str:
         """Return why we may not move; empty if we may."""
-        if not self._mates:
+        if not self.mates.answered:
             return f"no other holder of stage {self.own_stage} that this peer has met answers"
         if self.stage - 1 not in self.fits:
             return "it does not fit this peer's device"
@@ -278,15 +284,15 @@ class Ward:
     def move_back(self, reason: str) -> None:
         """Hold the lower stage again, from the next start on: the trainer has not adopted the copy of this one."""
         files.remove(self.own_file)
-        self.emit(ProcessReported("joining", f"leaves stage {self.own_stage} again: {reason}"))
-        self._move_to((self.own_stage - 2) % self._num_stages + 1)
+        self._move_to((self.own_stage - 2) % self._num_stages + 1, f"its weights are not adopted here: {reason}")
 
-    def _move_to(self, stage: int) -> None:
+    def _move_to(self, stage: int, reason: str) -> None:
         """Hold a stage from the next start on. That is one write: its weights lie in its ward, or in checkpoints that were set aside."""
         files.remove(self.home.downloads / "state")  # of the stage that we leave
         write_whole(self.home.stage, f"{stage}\n".encode())
         self.lifecycle.hold(stage)
-        self.emit(StageMoved(self.own_stage, stage))
+        self.emit(ProcessReported("joining", f"moves to {stage_name(stage, self._num_stages)}: {reason}"))
+        self.emit(StageMoved(self.own_stage, stage, reason))
 
 
 def _need_finite(holder: KnownPeer, data: bytes | memoryview) -> None:

@@ -102,6 +102,15 @@ class SybilGroups:
         """Group peers, in the order of their first member."""
         return [[entry for peers in group for entry in peers] for group in self._groups(entries)]
 
+    def num_apart(self, entries: Sequence[KnownPeer], me: PeerId, credential: Credential | None, now_s: float) -> int:
+        """Return how many groups these peers are.
+
+        Each peer counts if all of them have the invite of `me`, which shows this credential, or if all peers in sight are one group.
+        """
+        own_key = sybil_group_key(me, credential, self.terms)
+        is_one = all(self._voucher(entry) == own_key for entry in entries) or len(self._groups(self.book.seen_lately(now_s))) == 1
+        return len(entries) if is_one else len(self._groups(entries))
+
     def names(self, entries: Sequence[KnownPeer]) -> dict[PeerId, str]:
         """Return the group of each of these peers, by a name that lasts as long as the group has that invite or network."""
         named = {hashlib.sha256(str(key).encode()).hexdigest()[:16]: group for key, group in self._by_key(entries).items()}

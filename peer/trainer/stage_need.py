@@ -17,7 +17,7 @@ from gossamer.peer.trainer.interval import step_hop_bytes
 from gossamer.peer.trainer.need import PROGRAMS, Need, Rooms, model_need, need_to_fit
 from gossamer.peer.trainer.stage_loop import next_state_bytes, stage_terms
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.messages.terms import ModelPlan, StageTerms
+from gossamer.protocol.messages.terms import ModelPlan, StageTerms, stage_name
 from gossamer.protocol.run.manifest import StagedManifest
 
 HOPS: Final = "for micro-batches under way"
@@ -52,7 +52,7 @@ def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: 
                 fitting |= dict.fromkeys((cut.stage for cut in alike), computing)
                 break
             except BadSettings as error:
-                refusal = f"stage {alike[0].stage + 1} of {len(alike[0].blocks)}: {error}"
+                refusal = f"{stage_name(alike[0].stage + 1, len(alike[0].blocks))}: {error}"
         else:
             refusals.append(refusal)
     if not fitting and only is not None:
@@ -98,9 +98,8 @@ class StageEstimate:
 
     @property
     def name(self) -> str:
-        """Return the stage in words, counted from one."""
-        stage = self._terms
-        return f"stage {stage.stage + 1} of {stage.count}"
+        """Return the stage in words."""
+        return self._terms.name
 
     @property
     def _terms(self) -> StageTerms:

@@ -36,6 +36,11 @@ TOKEN_BYTES: Final = 4  # of a token in a hop
 BATCHES_AWAY: Final = 2  # of micro-batches under way at one holder, at most
 
 
+def stage_name(stage: int, count: int) -> str:
+    """Return a stage, counted from one, in words."""
+    return f"stage {stage} of {count}"
+
+
 @dataclass(frozen=True, slots=True)
 class StageTerms:
     """The stage that this peer holds in a staged run, and the sizes of a hop between two stages."""
@@ -45,6 +50,15 @@ class StageTerms:
     token_bytes: int  # of the micro-batch's tokens, inputs and labels
     value_bytes: int  # of the coded activations; the coded gradient has as many
     in_batch: int  # micro-batches in the batch of an inner step
+
+    @property
+    def name(self) -> str:
+        """Return the stage in words."""
+        return self.name_of(self.stage + 1)
+
+    def name_of(self, stage: int) -> str:
+        """Return another stage, counted from one, in words."""
+        return stage_name(stage, self.count)
 
     @property
     def is_first(self) -> bool:

@@ -1,0 +1,139 @@
+"""When a holder leaves a stage that has more holders than it needs for the stage that has the fewest.
+
+After deaths or by bad luck one holder may set the pace of a stage while four of another one wait for it. Nobody assigns stages, so each
+holder decides for itself, and others' claims alone move nobody:
+
+- it has measured that its trainer waits for work;
+- the holders that stay have met it and give its weights now, and they are more Sybil groups than claim the other stage. Forged claims make
+  a stage look fuller than it is, so they keep holders where they are.
+
+One holder of the run may move in each minute. All holders draw the same one: by Sybil group, so many identities come no sooner.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+from gossamer.peer.node.lasting import HeldShare
+from gossamer.peer.node.mates import ASKED, Mates
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.peer.sync.sources import Sources
+from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.messages.terms import StageTerms
+
+SETTLED_S = 1200.0  # of a start, before a holder moves: a moved one has fetched its weights, and the pace has changed
+WAITING_LOOKS = 300  # looks, one a second, in which the trainer's waits are counted
+WAITING_SHARE = 0.4  # of them without work: with three holders in the stage, two of them can do the whole work
+LEAST_STAYING = 2  # holders, of as many Sybil groups
+TURN_S = 60.0  # for which one holder of the run may move; in the first half of it, so that its record is seen before the next turn
+ANSWER_S = 10.0  # for holders of the other stage to give their weights
+
+
+@dataclass(slots=True)
+class Rebalancing:
+    """Decide whether to move, and where. Belongs to one event loop. `fits`: the stages, from 0, that this peer's devices can hold.
+
+    `waiting` is the share of time in which own trainer has no work; `now_s` returns the swarm's Unix time.
+    """
+
+    mates: Mates
+    fits: tuple[int, ...]
+    waiting: HeldShare
+    now_s: Callable[[], float]
+    rng: random.Random
+    _since_s: float = field(default_factory=loop_s)
+    _turn: int = 0  # that was ours last
+
+    async def find_destination(self) -> int | None:
+        """Return the stage to move to now, counted from one; None: stay. Takes ANSWER_S a few times."""
+        if not (self._is_starved and loop_s() - self._since_s >= SETTLED_S and (stage := self._narrowest())):
+            return None
+        if not self._is_our_turn(stage) or not await self._is_held(stage):
+            return None
+        asked = self._asked_mates()
+        await self.mates.ask(asked)
+        leaves = self._may_leave_to(stage) and await self.mates.leave_to(asked, stage, lambda: self._may_leave_to(stage))
+        return stage if leaves else None
+
+    def reason(self, stage: int) -> str:
+        """Return why this peer moves to a stage, in words."""
+        terms, own = self._terms, self.mates.own_stage
+        claims = {one: len(self._claimed(one)) for one in (own, stage)}
+        waited = f"its trainer waited for work {100 * self.waiting.share:.0f} % of the last {WAITING_LOOKS // 60} min"
+        return f"{waited}; {terms.name_of(own)} has {claims[own]} other holders, {terms.name_of(stage)} had {claims[stage]}"
+
+    @property
+    def _is_starved(self) -> bool:
+        """Whether the trainer has waited for much of the time, and the run goes on nevertheless: each micro-batch passes all stages."""
+        return self.mates.lifecycle.may_meet and WAITING_SHARE <= self.waiting.share < 1.0
+
+    @property
+    def _terms(self) -> StageTerms:
+        assert self.mates.membership.terms.stage is not None
+        return self.mates.membership.terms.stage
+
+    @property
+    def _groups(self) -> SybilGroups:
+        return self.mates.sources.groups
+
+    def _claimed(self, stage: int) -> list[KnownPeer]:
+        return self._groups.book.claimed(stage, loop_s())
+
+    def _num(self, entries: Sequence[KnownPeer]) -> int:
+        membership = self.mates.membership
+        return self._groups.num_apart(entries, membership.identity.peer_id, membership.credential, loop_s())
+
+    def _narrowest(self) -> int | None:
+        """Return the other stage that the fewest groups claim, then the fewest peers, counted from one; None if it is not for us."""
+        others = [stage for stage in range(1, self._terms.count + 1) if stage != self.mates.own_stage]
+        num_claims = {stage: (self._num(self._claimed(stage)), len(self._claimed(stage))) for stage in others}
+        stage = min(others, key=lambda one: num_claims[one])
+        return stage if stage - 1 in self.fits and any(num_claims[stage]) else None
+
+    def _is_our_turn(self, stage: int) -> bool:
+        """Return whether of all holders of fuller stages this one may move now. A turn is used once."""
+        turn, since_s = divmod(self.now_s(), TURN_S)
+        if since_s > TURN_S / 2 or turn == self._turn:
+            return False
+        num_enough = self._num(self._claimed(stage)) + 2  # the one that moves, and one more
+        claims = {one: self._claimed(one) for one in range(1, self._terms.count + 1) if one != stage}
+        rivals = [
+            entry for one, there in claims.items() if self._num(there) + (one == self.mates.own_stage) >= num_enough for entry in there
+        ]
+        identity, credential = self.mates.membership.identity, self.mates.membership.credential
+        own = self._groups.drawn(identity.peer_id, credential, int(turn))
+        is_ours = all(own < self._drawn(entry, int(turn)) for entry in rivals if not entry.paused and _is_heard(entry))
+        self._turn = int(turn) if is_ours else self._turn
+        return is_ours
+
+    def _drawn(self, entry: KnownPeer, turn: int) -> tuple[bytes, bytes]:
+        return self._groups.drawn(entry.peer_id, entry.record.credential if entry.record else None, turn)
+
+    async def _is_held(self, stage: int) -> bool:
+        """Return whether a holder of the other stage gives its weights, of about our global step."""
+        own, lifecycle = self.mates.sources, self.mates.lifecycle
+        sources = Sources(replace(own.client, stage=stage), own.groups, self.rng)
+        there = [entry for entry in self._claimed(stage) if not entry.paused]
+        asked = self.rng.sample(there, min(ASKED, len(there)))
+        answers = await sources.ask_all(asked, lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        most_apart_steps = self.mates.membership.terms.max_clock_gap_steps
+        headers = [answer for _, answer in answers if isinstance(answer, Contents)]
+        return any(abs(header.global_step - lifecycle.global_step) <= most_apart_steps for header in headers)
+
+    def _asked_mates(self) -> list[KnownPeer]:
+        known = [entry for entry in self.mates.claims() if entry.has_met]
+        return self.rng.sample(known, len(known))
+
+    def _may_leave_to(self, stage: int) -> bool:
+        """Return whether enough holders stay: more than the other stage will have with us. Of a large stage not all are asked."""
+        answered, asked = self.mates.answered, self.mates.asked
+        others = [entry for entry in self.mates.claims() if entry.has_met and _is_heard(entry) and entry not in asked]
+        return self._num([*answered, *others]) >= max(LEAST_STAYING, self._num(self._claimed(stage)) + 1)
+
+
+def _is_heard(entry: KnownPeer) -> bool:
+    return loop_s() - entry.seen_s < RECORD_LIFETIME_S

@@ -1,0 +1,105 @@
+"""Holders of chosen stages, and strangers beside them that claim stages."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+
+from gossamer.protocol.errors import PeerGone, RefusalCode
+from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
+from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.swarm.holders import ADDRESSES, Holder, StagedRun
+
+STRANGER, *STRANGERS = (Identity(bytes([number]) * 32) for number in range(100, 160))  # on the list of members, and no holders
+
+
+def staged(folder: Path, *stages: int, count: int = 2, met: bool = True) -> StagedRun:
+    """Holders of these stages, which can hold any other one too once they have begun."""
+    run = StagedRun(folder, count, len(stages), others=[STRANGER, *STRANGERS])
+    for holder, stage in zip(run.holders, stages, strict=True):
+        holder.home.stage.write_text(f"{stage + 1}\n")
+        mates = [other for other, at in zip(run.holders, stages, strict=True) if at == stage and other is not holder]
+        know(holder, mates, met=met)
+    return run
+
+
+def know(holder: Holder, others: list[Holder], *, met: bool) -> None:
+    """Give a holder the address book of an earlier session: scripted trainers exchange no weights, so holders meet nobody in this one."""
+    known = [{"peer": str(other.peer_id), "addresses": list(ADDRESSES), "met": met} for other in others]
+    holder.home.peers.write_text(json.dumps({"saved_s": None, "known": known, "banned": []}))
+
+
+async def refuse(stream: Stream) -> None:
+    """Lack the weights."""
+    await stream.receive()
+    await stream.send(Refusal(RefusalCode.NOT_READY))
+
+
+def forging(stranger: Identity, global_step: int = 0) -> Callable[[Stream], Awaitable[None]]:
+    """Claim to have weights of the right size."""
+
+    async def forge(stream: Stream) -> None:
+        request = await stream.receive()
+        if isinstance(request, FetchRequest) and request.kind is ContentsKind.STATE:
+            header = Contents(request.kind, 800, hashlib.sha256(b"").digest(), global_step=global_step)
+            await stream.send(header.signed(stranger, *request.asked))
+        else:
+            await stream.send(Refusal(RefusalCode.NOT_READY))
+
+    return forge
+
+
+forge = forging(STRANGER)
+
+
+async def stay_silent(stream: Stream) -> None:
+    await stream.receive()
+    await stream.receive()  # the asker gives up
+
+
+def claim_of(run: StagedRun, stranger: Identity, stage: int, global_step: int = 0, *, finished: bool = False) -> MemberRecord:
+    now_s = int(run.network.now_s())
+    record = MemberRecord(run.manifest.run_id, stranger.peer_id, ADDRESSES, global_step, finished, now_s, now_s + 90, None, stage=stage + 1)
+    return record.signed(stranger)
+
+
+async def claim(
+    run: StagedRun,
+    stage: int,
+    global_step: int = 0,
+    *,
+    finished: bool = False,
+    stranger: Identity = STRANGER,
+    answer: Callable[[Stream], Awaitable[None]] = refuse,
+) -> None:
+    """Claim a stage for a stranger, for ever."""
+
+    async def handle(purpose: Purpose, stream: Stream) -> None:
+        with suppress(PeerGone):
+            await answer(stream)
+
+    run.network.start_peer(stranger.peer_id, handle)
+    while True:
+        await run.network.peers[stranger.peer_id].announce(claim_of(run, stranger, stage, global_step, finished=finished))
+        await asyncio.sleep(10.0)
+
+
+@asynccontextmanager
+async def claiming(
+    run: StagedRun, *claims: Coroutine[None, None, None], strangers: Sequence[Identity] = (STRANGER,)
+) -> AsyncIterator[None]:
+    """Have strangers claim stages for the body."""
+    tasks = [asyncio.create_task(each) for each in claims]
+    try:
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        for stranger in strangers:
+            run.network.kill(stranger.peer_id)
