@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from gossamer.peer.machine.states import HEARD_S
 from gossamer.peer.machine.units import bytes_text
 
 Status = Mapping[str, Any]  # the object of `peer status --json`
@@ -67,12 +68,16 @@ def stage_text(status: Status) -> str:
 
 
 def holders_text(status: Status) -> str:
-    """Return how many peers in sight hold each stage, and which stages nobody holds."""
-    holders = status["stage_holders"]
+    """Return how many peers in sight hold each stage, which stages nobody holds, and of how many nothing was heard lately."""
+    holders, unheard = status["stage_holders"], status["stage_unheard"]
+    for_s = f"not heard from for {HEARD_S / 60:.0f} min"
     missing = [f"nobody of stage {number}" for number, count in enumerate(holders, 1) if not count]
     if len(holders) > MOST_STAGES:
+        missing += [f"{sum(unheard)} more {for_s}"] if any(unheard) else []
         return ", ".join([f"{min(filter(None, holders), default=0)} to {max(holders)} of each of {len(holders)} stages", *missing])
-    return ", ".join(f"{count or 'nobody'} of stage {number}" for number, count in enumerate(holders, 1))
+    more = [f" ({count} more {for_s})" if count else "" for count in unheard]
+    there = [f"{count or 'nobody'} of stage {number}" for number, count in enumerate(holders, 1)]
+    return ", ".join(map("".join, itertools.zip_longest(there, more, fillvalue="")))
 
 
 def lane_text(lane: Mapping[str, Any], own_stage: int) -> str:

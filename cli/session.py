@@ -17,6 +17,7 @@ from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home, HomeInUse
 from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
+from gossamer.peer.machine.states import export_text
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
@@ -114,6 +115,10 @@ def news(before: Status, now: Status) -> Iterator[str]:
         yield f"read {text_read(now.text)}"
     if (num_steps := now.given_up_steps - before.given_up_steps) > 0:
         yield f"{num_steps} steps given up, back at step {now.step}: too far ahead of all others to meet them; the weights stay"
+    if now.stage_move and now.stage_move != before.stage_move:
+        yield f"moves {now.stage_move}"
+    if (num_steps := now.lost_steps - before.lost_steps) > 0:
+        yield f"{num_steps} steps of this stage are lost: no other peer held it, and its checkpoint was older than the other stages"
 
 
 def remember_text(config: PeerConfig) -> None:
@@ -140,8 +145,5 @@ def farewell(status: Status, config: PeerConfig) -> str:
         return "the bootstrap node has left"
     figures = f"step {status.step} of {status.total_steps}, loss {loss_text(status.loss)}"
     if status.state == "done":
-        export = f"`peer export FOLDER --home {config.home}` writes the model"
-        if status.stage:
-            export = f"`peer export FOLDER --home {config.home} --with HOME` writes the model, with a home of each other stage"
-        return f"the run is over: {figures}\nhint: {export}"
+        return f"the run is over: {figures}\nhint: {export_text(str(config.home), is_staged=bool(status.stage))}"
     return f"left the run: {figures}\nhint: the same command, or `peer join --home {config.home}`, goes on from here"

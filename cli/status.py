@@ -113,6 +113,8 @@ def stage_rows(answer: Status) -> dict[str, str]:
         **({"holders": holders_text(answer)} if answer["stage_holders"] else {}),
         **({"lanes": "; ".join(lanes_text(answer))} if answer["lanes"] else {}),
         "starved": starved_text(answer),
+        **({"moved": answer["stage_move"]} if answer["stage_move"] else {}),
+        **({"lost": f"{answer['lost_steps']} steps of the only copy of this stage"} if answer["lost_steps"] else {}),
     }
 
 

@@ -40,6 +40,7 @@ _FIGURES: Final = (
     "one_more_tokens_per_second",
     "carried_mb",
     "stage_holders",
+    "stage_unheard",
 )
 _MEMBER: Final = ("is_own", "state", "stage", "step", "counted", "share", "own_steps", "loss", "joined", "heard", "carried_mb")
 

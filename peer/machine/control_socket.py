@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.states import export_text
 from gossamer.protocol.errors import BadSettings
 
 SOCKET_NAME = "control.sock"
@@ -61,7 +62,7 @@ def _what_next(folder: Home) -> str:
     """Return what an operator can do about a home from which no peer runs."""
     last = folder.last_status()
     if last.get("state") == "done":
-        return f"the run is complete: `peer export FOLDER --home {folder.path}` writes the model"
+        return f"the run is complete: {export_text(str(folder.path), is_staged=bool(last.get('stage')))}"
     if program := last.get("program"):
         return f"start the program of this run, {program}, again with this home: it goes on from there"
     return "start one with `peer join` or `peer host`, or pass its home folder with --home DIR"

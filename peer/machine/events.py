@@ -9,32 +9,17 @@ from __future__ import annotations
 
 import contextlib
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Union, dataclass_transform
+from typing import TYPE_CHECKING, Annotated, Any, Final, Union
 
-from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+
+from gossamer.peer.machine.stamped import Figure, Stamped
 
 if TYPE_CHECKING:
     from gossamer.protocol.run.manifest import AnyManifest
-
-Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in a line if it is not finite
-
-
-@dataclass_transform(frozen_default=True, field_specifiers=(field,))
-@dataclass(frozen=True)
-class Stamped:
-    """Fields of every event; makes a frozen dataclass of each subclass. Comparisons ignore the time."""
-
-    ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
-    event: str = field(default="", kw_only=True, repr=False)  # the subclass's name, its mark in a line
-
-    def __init_subclass__(cls) -> None:
-        cls.__annotations__["event"] = Literal[cls.__name__]
-        setattr(cls, "event", field(default=cls.__name__, kw_only=True, repr=False))  # noqa: B010 - not for type checkers
-        dataclass(frozen=True)(cls)
 
 
 class PeerStarted(Stamped):
@@ -221,6 +206,13 @@ class StepsGivenUp(Stamped):
 
     before: int  # the global step
     after: int
+
+
+class StepsLost(Stamped):
+    """In a staged run: this peer takes over the global step of the other stages, and nobody gives newer weights of its stage."""
+
+    checkpoint: int  # the global step of its weights
+    after: int  # its global step from now on
 
 
 class SoloStep(Stamped):
@@ -420,7 +412,8 @@ class PipelineSeen(Report):
     """In a staged run: the lanes of this peer, and who holds the stages."""
 
     lanes: tuple[LaneSeen, ...]
-    holders: tuple[int, ...]  # live peers in sight that hold each stage, this one among them
+    holders: tuple[int, ...]  # peers in sight that hold each stage, heard from lately, this one among them
+    unheard: tuple[int, ...] = ()  # likewise, not heard from for two minutes
 
 
 class MembersSeen(Report):

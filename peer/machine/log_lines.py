@@ -29,6 +29,7 @@ _STAMPED = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d)(?:[.,](\d+))? (DEBUG|IN
 _QUIET = (events.StepDone, events.NodeSpent, events.EnergyUsed, events.PeersSeen, events.OutputsMoved, events.ConnectionsChanged)
 _TROUBLE = (
     events.CheckpointFailed, events.CheckpointRejected, events.Warned, events.EventsLost, events.PartnerShunned, events.StepsGivenUp,
+    events.StepsLost,
     events.ClockSet,
 )  # fmt: skip
 

@@ -17,6 +17,7 @@ from typing import Any, Self
 
 from gossamer.peer.machine.events import CurveTold, MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.states import HEARD_S
 from gossamer.peer.machine.told_curve import MAX_SOURCES, ToldPoint, merged
 
 MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
@@ -236,9 +237,8 @@ class RunView:
             "tokens": round(together / self.stages),
             "tokens_per_second": sum(_bounded(rates)) / self.stages,
             "one_more_tokens_per_second": statistics.median(rates) if rates and self.stages == 1 else 0.0,  # a stage alone adds none
-            "stage_holders": [sum(member.seen.stage == stage for member in live) for stage in range(1, self.stages + 1)]
-            if self.stages > 1
-            else [],
+            "stage_holders": self._by_stage([member for member in live if self._is_heard(member, now_s)]),
+            "stage_unheard": self._by_stage([member for member in live if not self._is_heard(member, now_s)]),
             "carried_mb": round(
                 sum(_bounded([member.seen.carried_mb or 0 for member in self.members.values()])) / 2
             ),  # both sides of a meeting count it
@@ -247,6 +247,14 @@ class RunView:
             "points": {each.name: [getattr(point, each.name) for point in (*self.older, *self.points)] for each in fields(RunPoint)},
             "told": len(self.older),
         }
+
+    def _by_stage(self, members: Sequence[MemberView]) -> list[int]:
+        """Return how many of these members hold each stage; nothing in a run without stages."""
+        held = Counter(member.seen.stage for member in members)
+        return [held[stage] for stage in range(1, self.stages + 1)] if self.stages > 1 else []
+
+    def _is_heard(self, member: MemberView, now_s: float) -> bool:
+        return member.seen.is_own or now_s - member.heard <= HEARD_S
 
     def _pace(self) -> float:
         """Return the steps a second of the run over the last points; 0 if they show none."""

@@ -10,6 +10,17 @@ from typing import Final
 
 from gossamer.peer.machine.events import StateChanged
 
+HEARD_S: Final = 120.0  # a live member renews its record, and we see that, within about this time; one that was killed does not
+
+
+def export_text(home: str = "", *, is_staged: bool = False) -> str:
+    """Return how the model of a run is written, as a clause. `home`: the folder of this peer, where it must be named."""
+    named = f" --home {home}" if home else ""
+    if is_staged:
+        return f"`peer export FOLDER{named} --with HOME` writes the model, with a home of each other stage"
+    return f"`peer export FOLDER{named}` writes the model"
+
+
 RESUMES: Final = "ends with `peer resume`"
 ON_ITS_OWN: Final = "goes on by itself"
 STATES: Final[Mapping[str, tuple[str, str]]] = {
@@ -22,7 +33,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "serving": ("serving as a bootstrap node", "ends with `peer leave`"),
     "leaving": ("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),
     "left": ("gone", "`peer join` continues from here"),
-    "done": ("the run is over", "the run is complete: `peer export FOLDER` writes the model"),
+    "done": ("the run is over", f"the run is complete: {export_text()}"),
     "failed": ("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 

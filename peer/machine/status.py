@@ -72,7 +72,10 @@ class Status:
     stage: str = ""  # in a staged run: which stage this peer holds, as "2 of 3"
     hops: dict[str, Any] = field(default_factory=dict)  # in a staged run: as in HopsCarried, of this start of the peer
     lanes: list[dict[str, Any]] = field(default_factory=list)  # in a staged run: each as in LaneSeen
-    stage_holders: list[int] = field(default_factory=list)  # in a staged run: live peers in sight that hold each stage
+    stage_holders: list[int] = field(default_factory=list)  # in a staged run: peers in sight that hold each stage, heard from lately
+    stage_unheard: list[int] = field(default_factory=list)  # likewise, not heard from for two minutes
+    stage_move: str = ""  # in a staged run: from which stage this peer has moved to which in this start, and why
+    lost_steps: int = 0  # in a staged run: of the only copy of a stage, which went on from an older checkpoint, in this start
     starved_seconds: float = 0.0  # in a staged run, beside train_seconds: without work
     given_up_steps: int = 0  # by which the schedule clock was set back, too far ahead of all others, in this start
     started: float = 0.0
@@ -182,7 +185,12 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.HopsCarried():
             return replace(status, hops=_with_earlier(event, status.earlier_hops))
         case events.PipelineSeen():
-            return replace(status, lanes=[asdict(lane) for lane in event.lanes], stage_holders=list(event.holders))
+            holders, unheard = list(event.holders), list(event.unheard)
+            return replace(status, lanes=[asdict(lane) for lane in event.lanes], stage_holders=holders, stage_unheard=unheard)
+        case events.StageMoved():
+            return replace(status, stage_move=f"from stage {event.left} to stage {event.stage}: {event.reason}")
+        case events.StepsLost():
+            return replace(status, lost_steps=status.lost_steps + event.after - event.checkpoint)
         case events.OthersTrained():
             return replace(status, tokens_of_others=event.tokens)
         case events.MonthCounted():
@@ -210,7 +218,7 @@ def _apply(status: Status, event: events.Event) -> Status:
             return replace(status, step=event.after, given_up_steps=given_up, history=replace(status.history, pace_s=event.ts))
         case events.NodeStopped():
             alone = replace(status, peers_seen=0, tokens_of_others=0, addresses=[], partners=without_routes(status.partners))
-            return replace(alone, lanes=[], stage_holders=[], earlier_hops=status.hops)
+            return replace(alone, lanes=[], stage_holders=[], stage_unheard=[], earlier_hops=status.hops)
         case events.ClockSet():
             return _set_clock(status, event.seconds, event.ts)
         case events.SoloStep():

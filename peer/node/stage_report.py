@@ -6,8 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.machine.events import Event, HopsCarried, LaneSeen, PartnerShunned, PipelineSeen, ProcessReported, StageHeld, Warned
-from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED
+from gossamer.peer.machine.events import (
+    Event,
+    HopsCarried,
+    LaneSeen,
+    PartnerShunned,
+    PipelineSeen,
+    ProcessReported,
+    StageHeld,
+    StepsLost,
+    Warned,
+)
+from gossamer.peer.machine.states import CARRYING, HEARD_S, IDLE, PAUSED, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -16,12 +26,13 @@ from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.partner_records import rest_text
 from gossamer.protocol.errors import Refused
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
 
 MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
 WORKLESS_S = 15.0  # nor a shorter time in which the trainer has no micro-batch, though there are lanes
 ONLY_S = 60.0  # without another holder of our stage, until a warning
 HOPS_S = 5.0  # between two reports of hops
+LOST_STEPS = 2 * BATCHES_AWAY  # no more than these are under way while nothing is lost
 NAMED = 4  # paused holders, at most
 ROUND_S = 5  # an age below a minute is rounded down to this
 
@@ -81,6 +92,15 @@ class StageReport:
             f"{partner.short()} answered {num_odd} micro-batches unlike other holders of {stage}: {evidence}; these answers were not used"
         )
         self.emit(PartnerShunned(str(partner), f"{text}; the partner rests {rest_text(rest_s)}", until_s))
+
+    def follow(self, own_steps: int, global_step: int) -> None:
+        """Report the steps of our stage that are lost where own trainer goes on from a checkpoint and takes over the others' step.
+
+        Where another peer holds the stage its weights have these steps, and ours are merged with them.
+        """
+        is_only = not any(not entry.failures for entry in self.book.claimed(self.stage.stage + 1, loop_s()))
+        if is_only and own_steps and global_step - own_steps > LOST_STEPS:
+            self.emit(StepsLost(own_steps, global_step))
 
     def refused(self, stage: int, refusal: Refused) -> None:
         """Note why a holder of a stage, counted from one, refused a lane."""
@@ -183,9 +203,12 @@ class StageReport:
             for lane in carrier.down.values()
         ]
         lanes += [LaneSeen(str(lane.partner), below, lane.last, len(lane.unanswered), lane.window, None) for lane in carrier.up.values()]
-        holders = Counter(entry.stage for entry in self.book.everybody(loop_s()) if not entry.failures)
-        holders[self.stage.stage + 1] += 1
-        now = PipelineSeen(tuple(lanes), tuple(holders[stage + 1] for stage in range(self.stage.count)))
+        there = [entry for entry in self.book.everybody(loop_s()) if not entry.failures]
+        unheard = Counter(entry.stage for entry in there if loop_s() - entry.seen_s > HEARD_S)
+        heard = Counter(entry.stage for entry in there) - unheard
+        heard[self.stage.stage + 1] += 1
+        stages = range(1, self.stage.count + 1)
+        now = PipelineSeen(tuple(lanes), tuple(heard[stage] for stage in stages), tuple(unheard[stage] for stage in stages))
         if now != self._seen:
             self._seen = now
             self.emit(now)

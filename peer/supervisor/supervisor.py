@@ -28,7 +28,7 @@ from gossamer.peer.machine.event_log import EventLog
 from gossamer.peer.machine.events import QUIET, Event
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
-from gossamer.peer.machine.states import START_AGAIN, changed
+from gossamer.peer.machine.states import START_AGAIN, changed, export_text
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition
@@ -185,7 +185,8 @@ class Supervisor:
         """Stop the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self.condition.ending is None
         if work[0].done() and self.condition.ending is None:
-            self._set_final_state("done", "the run is over")
+            way_out = f"the run is complete: {export_text(is_staged=True)}" if self.status.stage else ""
+            self._set_final_state("done", "the run is over", way_out)
         self._pauses.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.machine.events import Event, ProcessReported, StepsGivenUp
+from gossamer.peer.machine.events import Event, ProcessReported, StepsGivenUp, StepsLost
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.swarm.address_book import loop_s
@@ -217,6 +217,7 @@ class StateSync:
                 self.emit(StepsGivenUp(self.lifecycle.global_step, global_step))
                 self._reset_refusals()
             case messages.FollowClock(global_step):
+                self.emit(StepsLost(self.lifecycle.global_step, global_step))
                 self.link.notify(decision)
                 self.emit(ProcessReported("joining", f"kept our own weights at step {global_step}: nobody gives newer ones of this stage"))
                 self._reset_refusals()

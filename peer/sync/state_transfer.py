@@ -16,7 +16,7 @@ from pathlib import Path
 
 from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred, Warned
+from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred, StepsLost, Warned
 from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
@@ -82,7 +82,11 @@ class StateTransfer:
                 if not pieces.is_whole:
                     return NoUse("the copy is not whole")
                 self._progress = TransferProgress(loop_s(), pieces.done_bytes)
-                return await self._adopt(pieces, wanted, is_kept=True)
+                oldest, now = min(pieces.global_steps.values()), wanted().typical_steps
+                refusal = await self._adopt(pieces, wanted, is_kept=True)
+                if refusal is None and now > oldest:
+                    self.emit(StepsLost(oldest, now))
+                return refusal
         except OSError as error:
             return NoUse(f"the copy cannot be read: {error.strerror}")
 

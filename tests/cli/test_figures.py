@@ -56,6 +56,7 @@ STAGED: dict[str, Any] = STATUS | {
     "stage": "2 of 3",
     "starved_seconds": 25.0,
     "stage_holders": [2, 1, 0],
+    "stage_unheard": [0, 0, 0],
     "hops": {
         "outcomes": {"answered": 9, "passed_over": 1, "declined": 0}, "repeated": 3, "late": 2, "lanes_below": 1, "lanes_above": 1,
         "sent": 1_000_000, "received": 1001,
@@ -89,7 +90,14 @@ def test_a_stage_is_shown_with_what_came_of_its_micro_batches() -> None:
     ],
 )
 def test_who_holds_the_stages_is_said_shortly(holders: list[int], text: str) -> None:
-    assert holders_text({"stage_holders": holders}) == text
+    assert holders_text({"stage_holders": holders, "stage_unheard": [0] * len(holders)}) == text
+
+
+def test_holders_that_nothing_is_heard_of_are_counted_apart() -> None:
+    words = holders_text({"stage_holders": [2, 0, 1], "stage_unheard": [0, 1, 2]})
+    assert words == ("2 of stage 1, nobody of stage 2 (1 more not heard from for 2 min), 1 of stage 3 (2 more not heard from for 2 min)")
+    many = holders_text({"stage_holders": [2] * 12, "stage_unheard": [1, *[0] * 10, 2]})
+    assert many == "2 to 2 of each of 12 stages, 3 more not heard from for 2 min"
 
 
 def test_a_line_ends_with_the_reason_of_the_state() -> None:

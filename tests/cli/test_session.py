@@ -11,7 +11,7 @@ import pytest
 from gossamer.cli.invite import issued_to_anybody
 from gossamer.cli.session import farewell, news, remember_text, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
-from gossamer.peer.machine.events import StepsGivenUp, TextRead
+from gossamer.peer.machine.events import StageMoved, StepsGivenUp, StepsLost, TextRead
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.supervisor import ChildFailed
@@ -58,6 +58,21 @@ def test_the_farewell_after_the_run_names_export() -> None:
     result = farewell(Status(state="done", step=800, total_steps=800, loss=2.04), CONFIG)
     assert result.startswith("the run is over: step 800 of 800, loss 2.040\nhint: ")
     assert "peer export FOLDER --home /home/somebody/peer" in result
+
+
+def test_the_farewell_of_a_holder_names_the_other_stages() -> None:
+    result = farewell(Status(state="done", step=800, total_steps=800, stage="2 of 3"), CONFIG)
+    assert "`peer export FOLDER --home /home/somebody/peer --with HOME` writes the model, with a home of each other stage" in result
+
+
+def test_the_screen_says_why_a_peer_moves_and_which_steps_of_its_stage_are_lost() -> None:
+    before = Status(step=480, stage="2 of 2")
+    moved = apply(before, StageMoved(2, 1, "nobody holds it"))
+    lost = apply(moved, StepsLost(480, 500))
+    assert list(news(before, moved)) == ["moves from stage 2 to stage 1: nobody holds it"]
+    [line] = news(moved, lost)
+    assert line.startswith("20 steps of this stage are lost: no other peer held it")
+    assert not list(news(lost, lost)), "once"
 
 
 def test_the_farewell_after_leaving_names_join() -> None:

@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 from gossamer.protocol.errors import PeerGone, RefusalCode
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -25,13 +25,13 @@ def staged(folder: Path, *stages: int, count: int = 2, met: bool = True) -> Stag
     for holder, stage in zip(run.holders, stages, strict=True):
         holder.home.stage.write_text(f"{stage + 1}\n")
         mates = [other for other, at in zip(run.holders, stages, strict=True) if at == stage and other is not holder]
-        know(holder, mates, met=met)
+        know(holder, [mate.peer_id for mate in mates], met=met)
     return run
 
 
-def know(holder: Holder, others: list[Holder], *, met: bool) -> None:
+def know(holder: Holder, others: Sequence[PeerId], *, met: bool) -> None:
     """Give a holder the address book of an earlier session: scripted trainers exchange no weights, so holders meet nobody in this one."""
-    known = [{"peer": str(other.peer_id), "addresses": list(ADDRESSES), "met": met} for other in others]
+    known = [{"peer": str(other), "addresses": list(ADDRESSES), "met": met} for other in others]
     holder.home.peers.write_text(json.dumps({"saved_s": None, "known": known, "banned": []}))
 
 
@@ -41,13 +41,13 @@ async def refuse(stream: Stream) -> None:
     await stream.send(Refusal(RefusalCode.NOT_READY))
 
 
-def forging(stranger: Identity, global_step: int = 0) -> Callable[[Stream], Awaitable[None]]:
+def forging(stranger: Identity, step: Callable[[], int] = int) -> Callable[[Stream], Awaitable[None]]:
     """Claim to have weights of the right size."""
 
     async def forge(stream: Stream) -> None:
         request = await stream.receive()
         if isinstance(request, FetchRequest) and request.kind is ContentsKind.STATE:
-            header = Contents(request.kind, 800, hashlib.sha256(b"").digest(), global_step=global_step)
+            header = Contents(request.kind, 800, hashlib.sha256(b"").digest(), global_step=step())
             await stream.send(header.signed(stranger, *request.asked))
         else:
             await stream.send(Refusal(RefusalCode.NOT_READY))

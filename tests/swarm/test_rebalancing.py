@@ -4,28 +4,54 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.node import rebalancing
-from gossamer.peer.node.rebalancing import SETTLED_S, TURN_S, WAITING_LOOKS
-from tests.swarm.claims import STRANGER, STRANGERS, claim, claiming, forging, know, staged
+from gossamer.peer.node.rebalancing import TURN_S, WAITING_LOOKS, WAITING_SHARE
+from gossamer.protocol.identity import Identity
+from tests.swarm.claims import STRANGERS, claim, claiming, forging, know, staged
 from tests.swarm.holders import Holder, StagedRun, play
 
-SERVICE_S = 2.0  # of a micro-batch at a trainer: hours pass with few events
+SERVICE_S = 4.0  # of a micro-batch at a trainer: hours pass with few events
+STEP = 500  # of all checkpoints
+SETTLED_S = 60.0  # in these stories
 FIRST_S = SETTLED_S + WAITING_LOOKS
-SOON_S = 1200.0  # after that: turns of holders that do not move pass
+SOON_S = 900.0  # after that: turns of holders that do not move pass
+SEEDS = range(10)
+WATCHED_S = 1200.0  # in which nobody moves back
 
 
-def crowded(folder: Path, *stages: int, seed: int = 0, count: int = 2) -> StagedRun:
-    """Holders of these stages that have all met each other, as after hours of training."""
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rebalancing, "SETTLED_S", SETTLED_S)
+
+
+def crowded(folder: Path, *stages: int, seed: int = 0, count: int = 2, liars: Sequence[Identity] = ()) -> StagedRun:
+    """Holders of these stages that have all met each other and these liars, as after hours of training."""
     run = staged(folder, *stages, count=count)
     run.seed = seed
     for holder in run.holders:
-        holder.service_s = SERVICE_S
-        know(holder, [other for other in run.holders if other is not holder], met=True)
+        holder.service_s, holder.saved_step = SERVICE_S, STEP
+        know(holder, [*(other.peer_id for other in run.holders if other is not holder), *(liar.peer_id for liar in liars)], met=True)
     return run
+
+
+@asynccontextmanager
+async def lying(run: StagedRun, liars: Sequence[Identity], stage: int) -> AsyncIterator[None]:
+    """Have members claim a stage, and give forged weights of it of the right time and size."""
+
+    def step() -> int:
+        return max(holder.trainer.global_step for holder in run.holders)
+
+    for liar in liars:
+        run.network.places[liar.peer_id] = "/ip4/203.0.113.7/tcp/4001"  # one network: they are one Sybil group
+    claims = [claim(run, stage, STEP, stranger=liar, answer=forging(liar, step)) for liar in liars]
+    async with claiming(run, *claims, strangers=liars):
+        yield
 
 
 def shares(run: StagedRun) -> list[int]:
@@ -44,19 +70,111 @@ async def rate(run: StagedRun, holder: Holder, seconds: float) -> float:
     return (sum(holder.trainer.added.values()) - before) / seconds
 
 
-@pytest.mark.parametrize("seed", range(10))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_of_four_holders_one_moves_to_a_single_one(seed: int, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         (narrow,) = run.of(0)
-        await run.until(lambda: narrow.trainer.steps >= 3, 300.0)
-        before = await rate(run, narrow, 300.0)
+        await run.until(lambda: narrow.trainer.steps >= 3, 200.0)
+        before = await rate(run, narrow, 150.0)
         await run.until(lambda: num_moves(run) == 1, FIRST_S + SOON_S)
         (mover,) = [holder for holder in run.holders if holder.num_moves]
         await run.until(lambda: mover.is_training and mover.trainer.stage == 0 and mover.trainer.steps >= 3, 300.0)
         assert mover.trainer.adopted, "it has the weights of the stage from the other holder"
-        after = await rate(run, narrow, 300.0) + await rate(run, mover, 300.0)
+        after = await rate(run, narrow, 150.0) + await rate(run, mover, 150.0)
         assert after > 1.6 * before
-        await asyncio.sleep(3 * FIRST_S)
+        await asyncio.sleep(WATCHED_S)
         assert shares(run) == [2, 3] and num_moves(run) == 1
 
     play(crowded(tmp_path, 0, 1, 1, 1, 1, seed=seed), story)
+
+
+@pytest.mark.parametrize(
+    ("stages", "after"),
+    [((0, 1, 1, 1, 1, 1, 1), [3, 4]), ((0, 1, 1, 1, 1, 2), [2, 2, 2]), ((0, 0, 0, 0, 1, 2, 2, 2, 2), [3, 3, 3]), ((0, 0, 0, 0, 1), [3, 2])],
+)
+def test_holders_move_one_after_the_other_until_no_stage_is_crowded(stages: tuple[int, ...], after: list[int], tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        before = shares(run)
+        needed = sum(max(0, had - has) for had, has in zip(before, after, strict=True))
+        for moved in range(1, needed + 1):
+            await run.until(lambda moved=moved: num_moves(run) == moved, FIRST_S + SOON_S)
+            await asyncio.sleep(TURN_S / 2 - 5.0)
+            assert num_moves(run) == moved, "one in each turn"
+        await asyncio.sleep(WATCHED_S)
+        assert shares(run) == after and num_moves(run) == needed
+
+    play(crowded(tmp_path, *stages, count=max(stages) + 1), story)
+
+
+@pytest.mark.parametrize("stages", [(0, 1, 1), (0, 0, 1, 1), (0, 0, 1, 1, 1), (0, 1, 2, 2)])
+def test_the_last_two_holders_of_a_stage_stay(stages: tuple[int, ...], tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        before = shares(run)
+        await asyncio.sleep(WATCHED_S)
+        assert shares(run) == before and not num_moves(run)
+
+    play(crowded(tmp_path, *stages, count=max(stages) + 1), story)
+
+
+def test_holders_with_work_stay(tmp_path: Path) -> None:
+    """Three slow holders are busy with what one fast one sends them."""
+
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(WATCHED_S)
+        assert all(holder.carrying.waiting.share < WAITING_SHARE for holder in run.of(1)) and not num_moves(run)
+
+    run = crowded(tmp_path, 0, 1, 1, 1, 1)
+    for holder in run.holders[1:]:
+        holder.service_s = 8 * SERVICE_S
+    play(run, story)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_liars_that_nobody_has_met_move_no_holder_of_their_stage(seed: int, tmp_path: Path) -> None:
+    """They claim the stage of two holders that wait for work, give weights, and have small ids."""
+    liars = sorted(STRANGERS, key=lambda liar: liar.peer_id)[:8]
+
+    async def story(run: StagedRun) -> None:
+        async with lying(run, liars, 1):
+            await asyncio.sleep(FIRST_S + SOON_S)
+            assert all(len(holder.peer.book.claimed(2, asyncio.get_running_loop().time())) == 9 for holder in run.of(1))
+            assert all(holder.carrying.waiting.share >= WAITING_SHARE for holder in run.of(1)) and not num_moves(run)
+
+    play(crowded(tmp_path, 0, 1, 1, seed=seed), story)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sybil_group_that_has_met_all_counts_as_one_holder(seed: int, tmp_path: Path) -> None:
+    """Of two holders that wait for work beside eight liars, one moves; the other one is not left alone with the liars."""
+    liars = STRANGERS[:8]
+
+    async def story(run: StagedRun) -> None:
+        async with lying(run, liars, 1):
+            await asyncio.sleep(2 * WATCHED_S)
+            assert shares(run) in ([1, 2], [2, 1]) and num_moves(run) <= 1
+
+    play(crowded(tmp_path, 0, 1, 1, seed=seed, liars=liars), story)
+
+
+def test_claims_of_a_crowded_stage_do_not_keep_its_holders_there(tmp_path: Path) -> None:
+    """Each liar is drawn as often as an honest holder, and does not move."""
+
+    async def story(run: StagedRun) -> None:
+        async with claiming(run, *(claim(run, 1, STEP, stranger=liar) for liar in STRANGERS[:4]), strangers=STRANGERS[:4]):
+            await run.until(lambda: num_moves(run) == 1, FIRST_S + SOON_S)
+            await asyncio.sleep(WATCHED_S)
+            assert shares(run) == [2, 3] and num_moves(run) == 1
+
+    play(crowded(tmp_path, 0, 1, 1, 1, 1), story)
+
+
+def test_nobody_moves_to_a_stage_whose_claimants_give_no_weights(tmp_path: Path) -> None:
+    """The only real holder of the narrowest stage gives none, so that one that moves there would wait for ever."""
+
+    async def story(run: StagedRun) -> None:
+        (narrow,) = run.of(0)
+        narrow.peer.lifecycle.hold(2)  # as one that is about to leave its stage
+        await asyncio.sleep(FIRST_S + SOON_S)
+        assert not num_moves(run)
+
+    play(crowded(tmp_path, 0, 1, 1, 1, 1), story)

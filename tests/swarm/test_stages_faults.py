@@ -186,9 +186,32 @@ def test_both_holders_of_a_stage_that_come_back_far_behind_go_on_with_their_own_
         await returned.come_back(FAR_STEPS, 50)
         await run.until(lambda: all(victim.trainer.steps >= 2 for victim in victims), UNSERVED_S + BACK_S)
         assert all(holder.trainer.global_step >= FAR_STEPS for holder in run.holders), "and nobody goes back to them"
+        assert all(FAR_STEPS - 60 < victim.status.lost_steps < FAR_STEPS + 200 for victim in victims)
         await keeps_training(run, run.holders)
 
     play(apart(tmp_path), story)
+
+
+@pytest.mark.parametrize("num_holders", [2, 4])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_only_holder_of_a_stage_says_how_many_steps_its_checkpoint_lacks(stage: int, num_holders: int, tmp_path: Path) -> None:
+    """Its neighbours are near enough to carry hops with it at once. A second holder has these steps: nothing is lost."""
+
+    async def story(run: StagedRun) -> None:
+        victim = run.of(stage)[0]
+        await run.until(lambda: victim.trainer.global_step >= 40, 600.0)
+        victim.kill()
+        assert victim.saved_step is not None
+        victim.saved_step -= 20
+        await asyncio.sleep(5.0)
+        victim.start()
+        steps = victim.trainer.steps
+        await run.until(lambda: victim.trainer.steps >= steps + 5, 120.0)
+        if num_holders == 2:
+            assert 18 <= victim.status.lost_steps <= 24
+        assert all(not holder.status.lost_steps for holder in run.holders if num_holders > 2 or holder is not victim)
+
+    play(StagedRun(tmp_path, 2, num_holders), story)
 
 
 def test_a_holder_that_comes_back_far_ahead_of_all_goes_back_after_a_while(tmp_path: Path) -> None:

@@ -109,6 +109,7 @@ def test_no_peer_runs_in_an_empty_home(tmp_path: Path) -> None:
     ("status", "hint"),
     [
         ({"state": "done", "program": "images"}, "peer export FOLDER --home"),
+        ({"state": "done", "stage": "2 of 3"}, "--with HOME` writes the model, with a home of each other stage"),
         ({"state": "left", "program": "images"}, "start the program of this run, images, again"),
         ({"state": "left", "program": ""}, "peer join"),
     ],

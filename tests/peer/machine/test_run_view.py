@@ -248,6 +248,19 @@ def test_a_token_of_a_staged_run_passes_one_holder_of_each_stage_and_counts_once
     assert RunView.from_record(json.loads(json.dumps(found.to_record()))).stages == 2
 
 
+def test_a_killed_holder_is_no_holder_of_its_stage_within_two_minutes() -> None:
+    found = RunView()
+    found.begin("ab", TOTAL, STEP_TOKENS, stages=2)
+    found.take(MembersSeen((seen(0, NOW_S, 100, stage=2), seen(1, NOW_S, 100, stage=2)), ts=NOW_S))
+    for at_s in range(20, 130, 20):  # the second one is killed; our own record is renewed like the first one's
+        found.take(MembersSeen((seen(0, NOW_S + at_s, 100 + at_s, stage=2),), ts=NOW_S + at_s))
+        assert found.to_json(NOW_S + at_s)["stage_holders"] == [0, 2]
+    found.take(MembersSeen((seen(0, NOW_S + 121, 300, stage=2),), ts=NOW_S + 121))
+    shown = found.to_json(NOW_S + 121)
+    assert (shown["stage_holders"], shown["stage_unheard"], shown["live"]) == ([0, 1], [0, 1], 2)
+    assert view((NOW_S, [seen(1, NOW_S, 100)])).to_json(NOW_S)["stage_unheard"] == []
+
+
 def test_the_rate_of_the_run_and_what_one_more_would_add_follow_from_two_records_of_each() -> None:
     looks = [(NOW_S + at_s, [seen(number, NOW_S + at_s, 100 + int(at_s)) for number in (1, 2, 3)]) for at_s in (0, 20)]
     shown = view(*looks).to_json(NOW_S + 20)

@@ -32,8 +32,10 @@ from gossamer.peer.machine.events import (
     RunKnown,
     SoloStep,
     StageHeld,
+    StageMoved,
     StateChanged,
     StepDone,
+    StepsLost,
     TrafficExpected,
     TrainerRestarted,
     Warned,
@@ -157,11 +159,16 @@ def test_hops_add_up_over_the_lives_of_the_node_and_count_in_the_lifetime() -> N
 
 def test_lanes_are_those_of_the_node_that_runs() -> None:
     lane = LaneSeen("12D3KooX", 3, 9, 2, 4, 1.5)
-    there = after(PipelineSeen((lane,), (1, 1, 0)))
+    there = after(PipelineSeen((lane,), (1, 1, 0), (0, 2, 0)))
     assert there.lanes == [{"partner": "12D3KooX", "stage": 3, "hops": 9, "unanswered": 2, "window": 4, "usual_s": 1.5}]
-    assert there.stage_holders == [1, 1, 0]
+    assert (there.stage_holders, there.stage_unheard) == ([1, 1, 0], [0, 2, 0])
     gone = apply(there, NodeStopped())
-    assert not gone.lanes and not gone.stage_holders
+    assert not gone.lanes and not gone.stage_holders and not gone.stage_unheard
+
+
+def test_moves_between_stages_and_steps_of_an_only_copy_are_counted() -> None:
+    status = after(StageMoved(2, 1, "nobody holds it"), StepsLost(480, 500), StepsLost(510, 513))
+    assert (status.stage_move, status.lost_steps) == ("from stage 2 to stage 1: nobody holds it", 23)
 
 
 def test_time_without_work_is_apart_and_adds_up_over_trainers() -> None:

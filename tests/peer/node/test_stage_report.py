@@ -9,14 +9,17 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported
-from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
+import pytest
+
+from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported, StepsLost
+from gossamer.peer.machine.states import CARRYING, HEARD_S, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
 from gossamer.peer.node.stage_report import HOPS_S, MISSING_S, WORKLESS_S, StageReport
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.pipeline.hop import Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, UpLane
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory import virtual_time
@@ -41,10 +44,11 @@ class Scene:
         self.book = book_of(self.stages, own=self.own + 1)
         self.report = StageReport(StageTerms(self.own, 3, 40, 60, 4), self.book, self.events.append)
 
-    def look(self) -> None:
+    def look(self, silent: KnownPeer | None = None, silent_s: float = 0.0) -> None:
+        """Look after a sign of everybody, but one peer that was seen last at another time."""
         now_s = asyncio.get_running_loop().time()
         for entry in self.book._entries.values():
-            entry.seen_s = now_s
+            entry.seen_s = silent_s if entry is silent else now_s
         carrier = Carrier(self.report.stage, random.Random(0), itertools.count(1))
         carrier.up, carrier.down, carrier.hops, carrier.num_late = self.up, self.down, self.hops, 3
         nothing: Any = None  # neither trainer nor files are used
@@ -136,6 +140,43 @@ def test_work_now_and_then_is_no_lack_of_work() -> None:
             await scene.look_for(WORKLESS_S - 3)
             scene.report.count(HopOver(1, HopOutcome.ANSWERED, 1))
         assert not [event for event in scene.events if isinstance(event, ProcessReported)]
+
+    play(story)
+
+
+def test_holders_that_nothing_is_heard_of_are_counted_apart() -> None:
+    async def story() -> None:
+        scene = Scene([1, 1, 3])
+        silent = next(iter(scene.book._entries.values()))
+        await asyncio.sleep(2 * HEARD_S)
+        for seconds, holders, unheard in ((HEARD_S, (2, 1, 1), (0, 0, 0)), (HEARD_S + 1, (1, 1, 1), (1, 0, 0))):
+            seen_s = asyncio.get_running_loop().time() - seconds
+            scene.look(silent, seen_s)
+            await asyncio.sleep(HOPS_S)
+            scene.look(silent, seen_s + HOPS_S)
+            (*_, seen) = [event for event in scene.events if isinstance(event, PipelineSeen)]
+            assert (seen.holders, seen.unheard) == (holders, unheard)
+        silent.failures = 1
+        await asyncio.sleep(HOPS_S)
+        scene.look(silent, 0.0)
+        (*_, seen) = [event for event in scene.events if isinstance(event, PipelineSeen)]
+        assert (seen.holders, seen.unheard) == ((1, 1, 1), (0, 0, 0))
+
+    play(story)
+
+
+@pytest.mark.parametrize(
+    ("stages", "checkpoint", "others", "lost"),
+    [([1, 3], 480, 500, 1), ([1, 3], 0, 500, 0), ([1, 3], 496, 500, 0), ([1, 2, 3], 480, 500, 0)],
+)
+def test_steps_of_an_only_copy_are_reported(stages: list[int], checkpoint: int, others: int, lost: int) -> None:
+    """Not those of a run that begins, not those under way, and none that another holder has."""
+
+    async def story() -> None:
+        scene = Scene(stages)
+        scene.look()
+        scene.report.follow(checkpoint, others)
+        assert [event for event in scene.events if isinstance(event, StepsLost)] == lost * [StepsLost(checkpoint, others)]
 
     play(story)
 
