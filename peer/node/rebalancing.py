@@ -52,7 +52,7 @@ class Rebalancing:
         """Return the stage to move to now, counted from one; None: stay. Takes ANSWER_S a few times."""
         if not (self._is_starved and loop_s() - self._since_s >= SETTLED_S and (stage := self._narrowest())):
             return None
-        if not self._is_our_turn(stage) or not await self._is_held(stage):
+        if not self._is_our_turn() or not await self._is_held(stage):
             return None
         asked = self._asked_mates()
         await self.mates.ask(asked)
@@ -94,19 +94,18 @@ class Rebalancing:
         stage = min(others, key=lambda one: num_claims[one])
         return stage if stage - 1 in self.fits and any(num_claims[stage]) else None
 
-    def _is_our_turn(self, stage: int) -> bool:
-        """Return whether of all holders of fuller stages this one may move now. A turn is used once."""
+    def _is_our_turn(self) -> bool:
+        """Return whether of all holders of the run this one is drawn now. A turn is used once.
+
+        Those that have just moved, or cannot move, are drawn too: else the turn of one would go on to the next.
+        """
         turn, since_s = divmod(self.now_s(), TURN_S)
         if since_s > TURN_S / 2 or turn == self._turn:
             return False
-        num_enough = self._num(self._claimed(stage)) + 2  # the one that moves, and one more
-        claims = {one: self._claimed(one) for one in range(1, self._terms.count + 1) if one != stage}
-        rivals = [
-            entry for one, there in claims.items() if self._num(there) + (one == self.mates.own_stage) >= num_enough for entry in there
-        ]
         identity, credential = self.mates.membership.identity, self.mates.membership.credential
         own = self._groups.drawn(identity.peer_id, credential, int(turn))
-        is_ours = all(own < self._drawn(entry, int(turn)) for entry in rivals if not entry.paused and _is_heard(entry))
+        rivals = [entry for entry in self._groups.book.seen_lately(loop_s()) if entry.stage and _is_heard(entry)]
+        is_ours = all(own < self._drawn(entry, int(turn)) for entry in rivals)
         self._turn = int(turn) if is_ours else self._turn
         return is_ours
 
