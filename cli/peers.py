@@ -44,7 +44,8 @@ def peers(home: HomeFolder = DEFAULT_HOME, forgive: Forgive = "", as_json: Json 
     now_s = time.time()
     rows, status = with_records(ask(folder.path, {"verb": "peers"})["peers"], records, now_s), ask(folder.path, {"verb": "status"})
     if as_json:
-        print(json.dumps({"peers": rows, "lanes": status["lanes"], "stage_holders": status["stage_holders"]}))
+        keys = ("lanes", "stage_holders", "stage_unheard")
+        print(json.dumps({"peers": rows} | {key: status[key] for key in keys}))
     else:
         print("\n".join([described(rows, now_s), *lanes_described(status)]))
 

@@ -53,6 +53,7 @@ class Home:
         self.downloads: Final = self.path / "downloads"  # incomplete downloads from other peers
         self.left_checkpoints: Final = self.path / "checkpoints-left"  # in a staged run: of a stage that this peer held before
         self.stage: Final = self.path / "stage"  # in a staged run: that this peer holds, counted from one
+        self.left_stage: Final = self.path / "stage-left"  # likewise: that it held before, until the first checkpoint of this one
         self.filled: Final = self.path / "filled"  # id of the run in which this peer has moved to an empty stage; absent: none
         self.cache: Final = self.path / "cache"  # tokenized text; may be deleted at any time
         self.tokenizer: Final = self.path / "tokenizer"  # of the run, if it was given with --model

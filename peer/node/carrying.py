@@ -65,7 +65,6 @@ class LaneTimes:
 
     is_called: bool  # by us
     opened_s: float
-    active_s: float  # when the last hop or answer came
 
 
 @dataclass(slots=True)
@@ -142,7 +141,6 @@ class Carrying:
         self.peer_exchange.book.note_hop(open_lane.lane.partner, loop_s())
         if open_lane.lane.answers:
             self.peer_exchange.book.note_carried(open_lane.lane.partner)
-        self._times[open_lane.lane.number].active_s = loop_s()
         ahead_steps = BATCHES_AWAY if isinstance(open_lane.lane, DownLane) else 0
         global_step = min(global_step - ahead_steps, self.membership.total_steps - 1)
         own_steps = self.lifecycle.global_step
@@ -386,11 +384,15 @@ class Carrying:
         there = [self.pipeline.lanes[number] for number in lanes if number in self.pipeline.lanes]
         partners = [self.peer_exchange.book.get(one.lane.partner) for one in there]
         sizes = {entry.peer_id: len(group) for group in self.groups.group(partners) for entry in group}
-        idle = [one for one in there if not one.lane.unanswered and loop_s() - self._times[one.lane.number].active_s >= IDLE_S]
+        idle = [one for one in there if not one.lane.unanswered and loop_s() - self._active_s(one) >= IDLE_S]
         if not idle:
             raise Refused(RefusalCode.BUSY, "as many lanes as I allow")
-        longest = min(idle, key=lambda one: (-sizes[one.lane.partner], self._times[one.lane.number].active_s))
+        longest = min(idle, key=lambda one: (-sizes[one.lane.partner], self._active_s(one)))
         self.pipeline.end_lane(longest, "idle, and others want a lane")
+
+    def _active_s(self, one: OpenLane) -> float:
+        """Return when a lane was opened, or carried its last hop or answer."""
+        return max(self._times[one.lane.number].opened_s, one.lane.active_s)
 
     def _is_from_below(self, first: Lane) -> bool:
         return first.stage < self._next_stage - 1
@@ -411,7 +413,7 @@ class Carrying:
         book.connected(partner, stream.observed)
         book.note_answer(partner, loop_s())
         self.peer_exchange.take_all(theirs.records)
-        self._times[number] = LaneTimes(is_called, loop_s(), loop_s())
+        self._times[number] = LaneTimes(is_called, loop_s())
         lane = self._lane(number, partner, theirs, window)
         try:
             end = await self.pipeline.carry(stream, lane)

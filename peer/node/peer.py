@@ -335,6 +335,7 @@ class NodePeer:
             apart_s=carrying.apart_s if carrying else lambda: 0.0,
             copy=ward.own_file if ward else None,
             move_back=ward.move_back if ward else lambda reason: None,
+            may_move_back=lambda: ward is not None and ward.may_move_back,
         )  # fmt: skip
         averaging = FinalAveraging(searches, meetings, self.book, agreement, len(terms.fragments), membership.total_steps)
         node = Node(meetings, searches, source, state_sync, averaging, lifecycle, link, emit, carrying, ward)

@@ -120,6 +120,7 @@ class Ward:
             await asyncio.sleep(LOOK_S)
             if self.lifecycle.may_meet and finished_checkpoints(self.home.checkpoints):
                 files.remove(self.own_file)  # kept until a checkpoint held what it was for
+                self.home.left_stage.unlink(missing_ok=True)
             there = [entry for entry in self._claimed(self.stage) if not entry.failures]
             if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._is_old():
                 with contextlib.suppress(GossamerError, OSError):  # the next look tries another holder
@@ -180,7 +181,7 @@ class Ward:
         """Ask the holders of the higher stage if there is no sign of any, then our mates: their answers show that our line is not down."""
         now_s, book = loop_s(), self.sources.book
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
-        signs = [entry.seen_s for entry in self._claimed(self.stage) if self._may_hold(entry)] + list(self._answered_s.values())
+        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
         self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
         if (empty_stage := self.find_empty_stage()) != self._empty_stage:
             self._empty_stage, self._silent = empty_stage, Lasting()
@@ -227,7 +228,7 @@ class Ward:
         """Ask those that claim the higher stage, known ones first. A known one that refuses is there too; others may lack its weights."""
 
         def is_known(entry: KnownPeer) -> bool:
-            return self._may_hold(entry) or entry.peer_id in self._answered_s
+            return entry.is_partner or entry.peer_id in self._answered_s
 
         claimed = self._claimed(self.stage)
         asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]
@@ -235,7 +236,7 @@ class Ward:
         there = [peer for peer, answer in answers if isinstance(answer, Contents) or (isinstance(answer, Refused) and is_known(peer))]
         if there:
             self._sign_s = loop_s()
-            self._answered_s |= {entry.peer_id: self._sign_s for entry in there}
+        self._answered_s |= {entry.peer_id: loop_s() for entry, answer in answers if isinstance(answer, Contents)}
         return bool(there)
 
     def _asked_mates(self) -> list[KnownPeer]:
@@ -259,10 +260,6 @@ class Ward:
         self._silent.look(leaves)
         return leaves
 
-    def _may_hold(self, entry: KnownPeer) -> bool:
-        """Return whether a peer that claims the higher stage is a partner with weights: one that has just moved there has no step yet."""
-        return entry.is_partner and (entry.global_step > 0 or self.lifecycle.global_step == 0)
-
     def _obstacle(self) -> str:
         """Return why we may not move; empty if we may."""
         if not self.mates.answered:
@@ -281,14 +278,22 @@ class Ward:
     def _claimed(self, stage: int) -> list[KnownPeer]:
         return self.sources.book.claimed(stage, loop_s())
 
+    @property
+    def may_move_back(self) -> bool:
+        """Whether this peer has moved to its stage and has no checkpoint of it yet."""
+        return self.home.left_stage.exists()
+
     def move_back(self, reason: str) -> None:
-        """Hold the lower stage again, from the next start on: the trainer has not adopted the copy of this one."""
+        """Hold the stage again that this peer has left, from the next start on: its trainer has no weights of this one, for this reason."""
         files.remove(self.own_file)
-        self._move_to((self.own_stage - 2) % self._num_stages + 1, f"its weights are not adopted here: {reason}")
+        stage = int(self.home.left_stage.read_text()) if self.may_move_back else (self.own_stage - 2) % self._num_stages + 1
+        self._move_to(stage, f"no weights of {stage_name(self.own_stage, self._num_stages)}: {reason}")
+        self.home.left_stage.unlink()
 
     def _move_to(self, stage: int, reason: str) -> None:
         """Hold a stage from the next start on. That is one write: its weights lie in its ward, or in checkpoints that were set aside."""
         files.remove(self.home.downloads / "state")  # of the stage that we leave
+        write_whole(self.home.left_stage, f"{self.own_stage}\n".encode())
         write_whole(self.home.stage, f"{stage}\n".encode())
         self.lifecycle.hold(stage)
         self.emit(ProcessReported("joining", f"moves to {stage_name(stage, self._num_stages)}: {reason}"))

@@ -71,13 +71,16 @@ class Doubling:
         if hop.measure or hop.copies:
             lane = choose(free, hop.tried, self.rng, now_s)
             return [] if lane is None else [lane]
-        copy_lanes = {lane.number: self.other_lane([self.asked(lane.partner)], lanes, hop.tried, now_s) for lane in free}
-        allowed = [lane for lane in free if copy_lanes[lane.number] or not self._must_double(self.asked(lane.partner), lanes)]
+
+        def copy_lane_of(lane: DownLane) -> DownLane | None:
+            return self.other_lane([self.asked(lane.partner)], lanes, hop.tried, now_s)
+
+        allowed = [lane for lane in free if not self._must_double(self.asked(lane.partner), lanes) or copy_lane_of(lane)]
         lane = choose(allowed, hop.tried, self.rng, now_s)
         if lane is None:
             return []
         is_due = self._is_owed or self.is_due(lane.partner)
-        copy_lane = copy_lanes[lane.number] if is_due else None
+        copy_lane = copy_lane_of(lane) if is_due else None
         self._is_owed = is_due and copy_lane is None
         return [lane] if copy_lane is None else [lane, copy_lane]
 

@@ -175,6 +175,11 @@ class DownLane:
         return max(LEAST_PATIENCE_S, PATIENCE * self.typical_s) / 2
 
     @property
+    def active_s(self) -> float:
+        """When the last answer was complete."""
+        return self.heard_s
+
+    @property
     def num_sent(self) -> int:
         """Return how many hops were sent on this lane."""
         return self._last

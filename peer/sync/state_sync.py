@@ -66,7 +66,8 @@ class StateSync:
 
     `has_start`: the run's initial weights are here. `away_s`: how long this peer was away, before it was started or in its last pause.
     In a staged run, `apart_s` returns for how long a neighbouring stage has had no lane with us. `copy` is where the weights of our stage
-    lie if this peer has moved here, and `move_back` leaves the stage again, for this reason: the trainer does not adopt them.
+    lie if this peer has moved here, and `move_back` leaves the stage again, for this reason: the trainer does not adopt them, or nobody
+    gives any. `may_move_back` returns whether there is a stage to go back to.
     """
 
     membership: Membership
@@ -86,6 +87,7 @@ class StateSync:
     apart_s: Callable[[], float] = lambda: 0.0
     copy: Path | None = None
     move_back: Callable[[str], None] = lambda reason: None
+    may_move_back: Callable[[], bool] = lambda: False
     _is_unserved: bool = False  # the claimed holders of our stage gave nothing for FOUND_S
     _waiting_s: float | None = None  # since when the trainer waits for them; loop time
     _back_s: float = -math.inf  # when it came back; loop time
@@ -161,8 +163,8 @@ class StateSync:
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.
 
-        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones. A
-        peer that has moved to our stage has a copy of them on the disk.
+        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones
+        while the run is new. A peer that has moved to our stage has a copy on the disk, or goes back.
         """
         target = wanted(self.view()) if self.groups.book.stage else None
         if target is not None and self.copy is not None and self.copy.exists():
@@ -173,7 +175,7 @@ class StateSync:
             else:
                 self.move_back(str(refusal))
             return
-        if not (self.groups.book.stage and self.has_start):
+        if not (self.groups.book.stage and (self.has_start or self.may_move_back())):
             await self._carry_out()
             return
         self._waiting_s = self._waiting_s or loop_s()
@@ -189,7 +191,9 @@ class StateSync:
             self.emit(ProcessReported("joining", f"no weights yet: {error}"))
         finally:
             await cancel(work)
-        if self._is_unserved:
+        if self._is_unserved and self.may_move_back() and not self._founds_stage:
+            self.move_back(f"nobody gives any for {FOUND_S / 60:.0f} min")
+        elif self._is_unserved:
             await self._carry_out()
 
     async def _carry_out(self) -> None:
@@ -238,7 +242,7 @@ class StateSync:
             others_steps=self.groups.typical_global_step(loop_s(), self.membership.total_steps),
             is_waiting=is_waiting,
             has_start=self.has_start,
-            is_founder=self.is_founder or self._founds_stage,
+            is_founder=self._founds_stage if self.groups.book.stage else self.is_founder,
             is_staged=self.groups.book.stage > 0,
             stages_steps=self.groups.typical_of_other_stages(loop_s(), self.membership.total_steps) if self.groups.book.stage else 0,
             apart_s=self.apart_s(),
@@ -263,16 +267,14 @@ class StateSync:
     def _founds_stage(self) -> bool:
         """Whether this peer begins its stage of a staged run: nobody has trained it, and of those about to hold it we come first.
 
-        Once the other stages are under way nobody begins a stage anew: its weights would be random beside theirs.
+        Once the other stages are under way nobody begins a stage anew, nor does its founder: the weights would be random beside theirs.
         """
         book, now_s, own = self.groups.book, loop_s(), self.membership.identity.peer_id
-        if not book.stage:
-            return False
         run_steps = statistics.median_low([entry.global_step for entry in book.everybody(now_s)] or [0])
         others = book.claimed(book.stage, now_s)
         is_new = run_steps <= self.membership.terms.max_clock_gap_steps // START_SHARE
         is_first = not any(entry.global_step > 0 for entry in others) and all(own < entry.peer_id for entry in others)
-        return is_new and (self._is_unserved or is_first)
+        return is_new and (self.is_founder or self._is_unserved or is_first)
 
     def _left_behind_steps(self) -> int:
         """Return where the partners are that went on while we were away; 0 where there are none.

@@ -130,6 +130,8 @@ class Manifest(RunManifest):
         if version == limits.FINE_TUNING_PROTOCOL and cls is Manifest:
             return cast(Self, FineTuningManifest.checked(given))
         if cls is Manifest and isinstance(given, dict):
+            if version == limits.STAGES_PROTOCOL:
+                _need_stages(given)
             if version == limits.STAGES_PROTOCOL or (version is None and _count(given) != 1):
                 return cast(Self, StagedManifest.checked(given))
             given = _without_stages(given)
@@ -356,6 +358,16 @@ def _count(given: dict[str, Any]) -> Any:
     """Return the number of stages that tables state, unchecked."""
     stages = given.get("stages")
     return stages.get("count", 1) if isinstance(stages, dict) else 1
+
+
+def _need_stages(given: dict[str, Any]) -> None:
+    """Raise BadManifest for tables of a staged run's protocol version whose model is not cut."""
+    if isinstance(given.get("stages", {}), dict) and _count(given) == 1:
+        stated = "stages.count is 1" if given.get("stages") else "there is no table [stages]"
+        raise BadManifest(
+            f"run.protocol is {limits.STAGES_PROTOCOL}, that of a staged run, and {stated}",
+            hint="leave run.protocol out for a run in which each peer holds the whole model, or set stages.count to 2 or more",
+        )
 
 
 def _without_stages(given: dict[str, Any]) -> dict[str, Any]:

@@ -20,7 +20,7 @@ def test_each_partner_has_one_row(shell: Shell) -> None:
     peer = Running(shell)
     peer.partners = [ROW]
     result = peer.during(lambda: shell("peers", "--json"))
-    assert json.loads(result.out) == {"peers": [asdict(ROW) | {"record": None}], "lanes": [], "stage_holders": []}
+    assert json.loads(result.out) == {"peers": [asdict(ROW) | {"record": None}], "lanes": [], "stage_holders": [], "stage_unheard": []}
     assert "abcdef" in peer.during(lambda: shell("peers")).out
 
 

@@ -128,6 +128,23 @@ def test_invites_used_in_one_network_are_one_group_by_connections_not_by_claims(
     assert groups.typical_global_step(0.0, 1000, 90) == 100
 
 
+def test_peers_of_one_invite_count_once_unless_we_hold_it_or_all_do() -> None:
+    book = AddressBook(ME.peer_id)
+    for number in (1, 2, 3):
+        learn(book, somebody(number), 100, invite=0, place=number)
+    groups, guests = SybilGroups(book, TERMS), book.live(0.0)
+    assert groups.num_apart(guests, ME.peer_id, None, 1.0) == 3, "the whole run has one invite"
+    learn(book, ISSUER, 100)
+    issuer = book.get(ISSUER.peer_id)
+    assert groups.num_apart(guests, ME.peer_id, None, 1.0) == 1
+    assert groups.num_apart([*guests, issuer], ME.peer_id, None, 1.0) == 2
+    issued = Credential(ISSUER.peer_id, None, INVITES[0].peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+    bound = issued.bound(INVITES[0], RUN_ID, ME.peer_id)
+    assert groups.num_apart(guests, ME.peer_id, bound, 1.0) == 3, "they are as we are"
+    assert groups.num_apart([*guests, issuer], ME.peer_id, bound, 1.0) == 2
+    assert groups.num_apart([], ME.peer_id, bound, 1.0) == 0
+
+
 def test_an_invite_used_in_the_networks_of_others_joins_no_two_of_them() -> None:
     book = AddressBook(ME.peer_id)
     for number in (0, 1):

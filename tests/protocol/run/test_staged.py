@@ -63,7 +63,8 @@ def test_what_cannot_work_is_refused_with_a_hint(text: str, reason: str) -> None
     [
         ("[stages]\ncount = 0", "stages.count is 0"),
         ("[stages]\ncuont = 2", r"stages\.cuont is not a key of a manifest; did you mean stages\.count"),
-        ("[run]\nprotocol = 4", "stages: Field required"),
+        ("[run]\nprotocol = 4", r"run\.protocol is 4, that of a staged run, and there is no table \[stages\]"),
+        ("[run]\nprotocol = 4\n[stages]\ncount = 1", r"run\.protocol is 4, that of a staged run, and stages\.count is 1"),
     ],
 )
 def test_a_count_that_is_none_is_refused(text: str, reason: str) -> None:
