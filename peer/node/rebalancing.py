@@ -4,8 +4,8 @@ After deaths or by bad luck one holder may set the pace of a stage while four of
 holder decides for itself, and others' claims alone move nobody:
 
 - it has measured that its trainer waits for work;
-- the holders that stay have met it and give its weights now, and they are more Sybil groups than claim the other stage. Forged claims make
-  a stage look fuller than it is, so they keep holders where they are.
+- the holders that stay have met it and give the stage's weights now, and they are more Sybil groups than claim the other stage. Forged
+  claims make a stage look fuller than it is, so they keep holders where they are.
 
 One holder of the run may move in each minute. All holders draw the same one: by Sybil group, so many identities come no sooner.
 """
@@ -69,7 +69,9 @@ class Rebalancing:
     @property
     def _is_starved(self) -> bool:
         """Whether the trainer has waited for much of the time, and the run goes on nevertheless: each micro-batch passes all stages."""
-        return self.mates.lifecycle.may_meet and WAITING_SHARE <= self.waiting.share < 1.0
+        membership, lifecycle = self.mates.membership, self.mates.lifecycle
+        is_ending = membership.total_steps - lifecycle.global_step <= membership.terms.max_clock_gap_steps
+        return lifecycle.may_meet and not is_ending and WAITING_SHARE <= self.waiting.share < 1.0
 
     @property
     def _terms(self) -> StageTerms:

@@ -23,7 +23,7 @@ STEP = 500  # of all checkpoints
 SETTLED_S = 60.0  # in these stories
 FIRST_S = SETTLED_S + WAITING_LOOKS
 SOON_S = 900.0  # after that: turns of holders that do not move pass
-SEEDS = range(3)  # ten have passed
+SEEDS = range(3)
 MEASURED_S = 300.0
 WATCHED_S = 900.0  # in which nobody moves back
 
