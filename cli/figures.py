@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from gossamer.peer.machine.states import HEARD_S
 from gossamer.peer.machine.units import bytes_text
+from gossamer.protocol.limits import RECORD_NEWS_S
 
 Status = Mapping[str, Any]  # the object of `peer status --json`
 
@@ -70,7 +70,7 @@ def stage_text(status: Status) -> str:
 def holders_text(status: Status) -> str:
     """Return how many peers in sight hold each stage, which stages nobody holds, and of how many nothing was heard lately."""
     holders, unheard = status["stage_holders"], status["stage_unheard"]
-    for_s = f"not heard from for {HEARD_S / 60:.0f} min"
+    for_s = f"not heard from for {RECORD_NEWS_S / 60:.0f} min"
     missing = [f"nobody of stage {number}" for number, count in enumerate(holders, 1) if not count]
     if len(holders) > MOST_STAGES:
         missing += [f"{sum(unheard)} more {for_s}"] if any(unheard) else []

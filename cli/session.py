@@ -13,11 +13,11 @@ from gossamer.cli.cost_question import CostQuestion
 from gossamer.cli.figures import loss_text, text_read
 from gossamer.cli.screen import Screen, screen
 from gossamer.peer.machine.config import PeerConfig, peer_config, save_settings, saved_settings, with_setting
+from gossamer.peer.machine.export_text import export_text
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home, HomeInUse
 from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
-from gossamer.peer.machine.states import export_text
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError

@@ -60,6 +60,7 @@ LOSS_MILLI: Final = 1000 * LOSS + 1  # largest published loss in thousandths, pl
 RECORD_ADDRESS_CHARS: Final = 4 * 124  # in all addresses of a record; a circuit through an IPv6 relay takes 123, without the peer's own id
 ADDRESS_CHARS: Final = 184  # longest address; a circuit through an IPv6 relay with both peer ids takes 180 characters
 RECORD_LIFETIME_S: Final = 300  # longest validity of a record: a dead peer disappears within it, a live one renews its record before
+RECORD_NEWS_S: Final = 120  # a live peer renews its record, and others see that, within about this time; a dead peer does not
 CLOCK_SKEW_S: Final = 30  # tolerated lead of another machine's clock: a record may expire this much later than RECORD_LIFETIME_S allows
 
 CURVE_POINTS: Final = 128  # most points of a run's curve that one member tells: a chart shows no more

@@ -14,8 +14,8 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
+from gossamer.peer.machine.export_text import export_text
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.machine.states import export_text
 from gossamer.protocol.errors import BadSettings
 
 SOCKET_NAME = "control.sock"

@@ -9,17 +9,34 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Union
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, dataclass_transform
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
-from gossamer.peer.machine.stamped import Figure, Stamped
+from gossamer.peer.machine.renamed_events import renamed
 
 if TYPE_CHECKING:
     from gossamer.protocol.run.manifest import AnyManifest
+
+Figure = Annotated[float, BeforeValidator(lambda value: math.nan if value is None else value)]  # null in a line if it is not finite
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+@dataclass(frozen=True)
+class Stamped:
+    """Fields of every event; makes a frozen dataclass of each subclass. Comparisons ignore the time."""
+
+    ts: float = field(default_factory=lambda: round(time.time(), 6), kw_only=True, compare=False, repr=False)  # seconds since 1970
+    event: str = field(default="", kw_only=True, repr=False)  # the subclass's name, its mark in a line
+
+    def __init_subclass__(cls) -> None:
+        cls.__annotations__["event"] = Literal[cls.__name__]
+        setattr(cls, "event", field(default=cls.__name__, kw_only=True, repr=False))  # noqa: B010 - not for type checkers
+        dataclass(frozen=True)(cls)
 
 
 class PeerStarted(Stamped):
@@ -469,22 +486,11 @@ def to_line(event: Event) -> bytes:
     return _LINES.dump_json(event) + b"\n"
 
 
-# What 0.1 wrote until 2026-11-24, and the names of today: old event logs stay readable.
-_RENAMED: Final = (
-    (b'"clock_steps":', b'"global_step":'), (b'"lane":', b'"route":'), (b'"donors":', b'"sources":'), (b'"donor":', b'"source":'),
-    (b'"event":"StateCloned"', b'"event":"StateTransferred"'), (b'"event":"FragmentPulled"', b'"event":"FragmentSynced"'),
-    (b'"state":"seeding"', b'"state":"serving"'),
-)  # fmt: skip
-
-
 def from_line(line: bytes) -> Event | None:
     """Read an event back, also by its names of before; None for a torn line, or for an event of another version."""
-    for before, today in _RENAMED:
-        line = line.replace(before, today)
-    try:
-        return _LINES.validate_json(line)
-    except ValidationError:
-        return None
+    with contextlib.suppress(ValidationError):
+        return _LINES.validate_json(renamed(line))
+    return None
 
 
 def read_events(path: Path) -> Iterator[Event]:

@@ -17,8 +17,8 @@ from typing import Any, Self
 
 from gossamer.peer.machine.events import CurveTold, MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.states import HEARD_S
 from gossamer.peer.machine.told_curve import MAX_SOURCES, ToldPoint, merged
+from gossamer.protocol.limits import RECORD_NEWS_S
 
 MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
 MAX_CHANGES = 200
@@ -254,7 +254,7 @@ class RunView:
         return [held[stage] for stage in range(1, self.stages + 1)] if self.stages > 1 else []
 
     def _is_heard(self, member: MemberView, now_s: float) -> bool:
-        return member.seen.is_own or now_s - member.heard <= HEARD_S
+        return member.seen.is_own or now_s - member.heard <= RECORD_NEWS_S
 
     def _pace(self) -> float:
         """Return the steps a second of the run over the last points; 0 if they show none."""

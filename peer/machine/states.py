@@ -9,17 +9,7 @@ from collections.abc import Mapping
 from typing import Final
 
 from gossamer.peer.machine.events import StateChanged
-
-HEARD_S: Final = 120.0  # a live member renews its record, and we see that, within about this time; one that was killed does not
-
-
-def export_text(home: str = "", *, is_staged: bool = False) -> str:
-    """Return how the model of a run is written, as a clause. `home`: the folder of this peer, where it must be named."""
-    named = f" --home {home}" if home else ""
-    if is_staged:
-        return f"`peer export FOLDER{named} --with HOME` writes the model, with a home of each other stage"
-    return f"`peer export FOLDER{named}` writes the model"
-
+from gossamer.peer.machine.export_text import export_text
 
 RESUMES: Final = "ends with `peer resume`"
 ON_ITS_OWN: Final = "goes on by itself"

@@ -17,7 +17,7 @@ from gossamer.peer.machine.events import (
     StepsLost,
     Warned,
 )
-from gossamer.peer.machine.states import CARRYING, HEARD_S, IDLE, PAUSED, REFUSED, STARVED
+from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -26,6 +26,7 @@ from gossamer.peer.swarm.address_book import AddressBook, loop_s
 from gossamer.peer.swarm.partner_records import rest_text
 from gossamer.protocol.errors import Refused
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.limits import RECORD_NEWS_S
 from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
 
 MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
@@ -204,7 +205,7 @@ class StageReport:
         ]
         lanes += [LaneSeen(str(lane.partner), below, lane.last, len(lane.unanswered), lane.window, None) for lane in carrier.up.values()]
         there = [entry for entry in self.book.everybody(loop_s()) if not entry.failures]
-        unheard = Counter(entry.stage for entry in there if loop_s() - entry.seen_s > HEARD_S)
+        unheard = Counter(entry.stage for entry in there if loop_s() - entry.seen_s > RECORD_NEWS_S)
         heard = Counter(entry.stage for entry in there) - unheard
         heard[self.stage.stage + 1] += 1
         stages = range(1, self.stage.count + 1)

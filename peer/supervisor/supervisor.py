@@ -26,9 +26,10 @@ from gossamer.peer.machine.child import ChildSettings, OwnPart
 from gossamer.peer.machine.config import NODE, TRAINER, LocalSettings, PeerConfig, peer_config, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.event_log import EventLog
 from gossamer.peer.machine.events import QUIET, Event
+from gossamer.peer.machine.export_text import export_text
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, runtime_folder
-from gossamer.peer.machine.states import START_AGAIN, changed, export_text
+from gossamer.peer.machine.states import START_AGAIN, changed
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.condition import Condition

@@ -66,8 +66,7 @@ class StateSync:
 
     `has_start`: the run's initial weights are here. `away_s`: how long this peer was away, before it was started or in its last pause.
     In a staged run, `apart_s` returns for how long a neighbouring stage has had no lane with us. `copy` is where the weights of our stage
-    lie if this peer has moved here, and `move_back` leaves the stage again, for this reason: the trainer does not adopt them, or nobody
-    gives any. `may_move_back` returns whether there is a stage to go back to.
+    lie if this peer has moved here, `may_move_back` whether there is a stage to go back to, and `move_back` goes, for this reason.
     """
 
     membership: Membership

@@ -82,11 +82,7 @@ class StateTransfer:
                 if not pieces.is_whole:
                     return NoUse("the copy is not whole")
                 self._progress = TransferProgress(loop_s(), pieces.done_bytes)
-                oldest, now = min(pieces.global_steps.values()), wanted().typical_steps
-                refusal = await self._adopt(pieces, wanted, is_kept=True)
-                if refusal is None and now > oldest:
-                    self.emit(StepsLost(oldest, now))
-                return refusal
+                return await self._adopt(pieces, wanted, is_kept=True)
         except OSError as error:
             return NoUse(f"the copy cannot be read: {error.strerror}")
 
@@ -224,6 +220,8 @@ class StateTransfer:
         if self._has_warned:
             self._has_warned = False
             self.emit(Warned(WORSE_TOPIC, ""))
+        if is_kept and now > oldest:
+            self.emit(StepsLost(oldest, now))
         sources = tuple(str(source) for source, _ in progress.num_by.most_common())
         fetched_bytes = pieces.num_bytes - progress.began_bytes
         self.emit(StateTransferred(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))

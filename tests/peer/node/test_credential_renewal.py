@@ -147,7 +147,7 @@ def test_only_the_signer_renews_a_credential(tmp_path: Path, monkeypatch: pytest
         swarm.network.start_peer(HOST.peer_id, lambda purpose, stream: server.answer(stream))
         member.book.add_address(HOST.peer_id, "/ip4/192.0.2.1/tcp/1", asyncio.get_running_loop().time())
         await swarm.until(member.home.credential.exists, within_s=30.0)
-        home, renewed = member.home, member.member.client.credential.current
+        home, renewed = member.home, member.member.sources.client.credential.current
         assert renewed is not None and renewed.not_after_s > swarm.network.now_s() + MEMBER_S - 60.0
         assert renewed.bearer == short.bearer, "it tells by which invite the member came"
         check_member(member.peer_id, renewed, swarm.terms, swarm.network.now_s())
@@ -241,7 +241,7 @@ def test_a_small_document_does_not_end_the_stream_on_which_weights_come(tmp_path
     async def story(swarm: Swarm) -> None:
         source_peer, asker = swarm.start(2)
         await swarm.until(lambda: source_peer.global_step >= 3)
-        client = asker.member.client
+        client = asker.member.sources.client
         async with client.source(source_peer.peer_id, ()) as source:
             for _ in range(2):
                 await source.ask(ContentsKind.STATE, 0, 100)

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported, StepsLost
-from gossamer.peer.machine.states import CARRYING, HEARD_S, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
+from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
 from gossamer.peer.node.stage_report import HOPS_S, MISSING_S, WORKLESS_S, StageReport
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome, HopOver
@@ -22,6 +22,7 @@ from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.limits import RECORD_NEWS_S
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.terms import StageTerms
 from tests.peer.swarm.test_address_book_stages import book_of
@@ -148,8 +149,8 @@ def test_holders_that_nothing_is_heard_of_are_counted_apart() -> None:
     async def story() -> None:
         scene = Scene([1, 1, 3])
         silent = next(iter(scene.book._entries.values()))
-        await asyncio.sleep(2 * HEARD_S)
-        for seconds, holders, unheard in ((HEARD_S, (2, 1, 1), (0, 0, 0)), (HEARD_S + 1, (1, 1, 1), (1, 0, 0))):
+        await asyncio.sleep(2 * RECORD_NEWS_S)
+        for seconds, holders, unheard in ((RECORD_NEWS_S, (2, 1, 1), (0, 0, 0)), (RECORD_NEWS_S + 1, (1, 1, 1), (1, 0, 0))):
             seen_s = asyncio.get_running_loop().time() - seconds
             scene.look(silent, seen_s)
             await asyncio.sleep(HOPS_S)
