@@ -25,7 +25,7 @@ FIRST_S = SETTLED_S + WAITING_LOOKS
 SOON_S = 900.0  # after that: turns of holders that do not move pass
 SEEDS = range(3)
 MEASURED_S = 300.0
-WATCHED_S = 900.0  # in which nobody moves back
+WATCHED_S = 600.0  # in which nobody moves back
 
 
 @pytest.fixture(autouse=True)
@@ -95,15 +95,7 @@ def test_of_four_holders_one_moves_to_a_single_one(seed: int, tmp_path: Path) ->
     play(crowded(tmp_path, 0, 1, 1, 1, 1, seed=seed), story)
 
 
-@pytest.mark.parametrize(
-    ("stages", "after"),
-    [
-        ((0, 1, 1, 1, 1, 1, 1), [3, 4]),
-        ((0, 1, 1, 1, 1, 1, 2), [2, 3, 2]),
-        ((0, 0, 0, 0, 1, 2, 2, 2, 2), [3, 3, 3]),
-        ((0, 0, 0, 0, 1), [3, 2]),
-    ],
-)
+@pytest.mark.parametrize(("stages", "after"), [((0, 1, 1, 1, 1, 1, 1), [3, 4]), ((0, 1, 1, 1, 1, 1, 2), [2, 3, 2])])
 def test_holders_move_one_after_the_other_until_no_stage_is_crowded(stages: tuple[int, ...], after: list[int], tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         before = shares(run)
@@ -118,7 +110,7 @@ def test_holders_move_one_after_the_other_until_no_stage_is_crowded(stages: tupl
     play(crowded(tmp_path, *stages, count=max(stages) + 1), story)
 
 
-@pytest.mark.parametrize("stages", [(0, 1, 1), (0, 0, 1, 1), (0, 0, 1, 1, 1), (0, 1, 2, 2)])
+@pytest.mark.parametrize("stages", [(0, 1, 1), (0, 0, 1, 1, 1), (0, 1, 2, 2)])
 def test_the_last_two_holders_of_a_stage_stay(stages: tuple[int, ...], tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         before = shares(run)
