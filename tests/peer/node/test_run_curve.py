@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gossamer.peer.machine.events import CurveTold, Event, MembersSeen
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.run_view import RunPoint, RunView
+from gossamer.peer.machine.run_view import RunView
+from gossamer.peer.machine.told_curve import RunPoint
 from gossamer.peer.node.run_curve import READ_S, OwnCurve, encoded, points_of
 from gossamer.protocol.limits import CURVE_POINTS
 from gossamer.protocol.messages.replies import RunCurve
