@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.interface import MeetingState
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.sync import pieces
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
@@ -25,10 +26,6 @@ JOINER = {"waits_for_start": True, "is_founder": False}
 
 def completed(peer: Peer) -> int:
     return peer.outcomes()["completed"]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def adopted(joiner: Peer, source: Peer) -> bool:
@@ -81,7 +78,7 @@ def test_a_joiner_begins_no_meeting_before_it_has_weights(tmp_path: Path) -> Non
         swarm.network.kill_at(resident.peer_id, sent=10_000)
         joiner = swarm.add(**JOINER).start()
         swarm.network.refuse(resident.peer_id)
-        resident.book.add_address(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        resident.book.add_address(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
         await asyncio.sleep(20.0)
         assert not joiner.trainer.started and not joiner.meetings
         assert resident.outcomes()["refused"] >= 1
@@ -189,7 +186,7 @@ def test_a_joiner_gives_up_only_when_all_peers_refuse_it(tmp_path: Path, num_fri
             swarm.network.start_peer(stranger.peer_id, unfriendly)
         joiner = swarm.add(**JOINER).start()
         for other in (*friends, *strangers):
-            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
         await asyncio.sleep(15.0)
         if friends:
             assert joiner.trainer.started
@@ -270,9 +267,9 @@ def test_leaving_finishes_or_drops_within_the_grace_time(
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         await swarm.until(lambda: any(active.meeting.state is state for active in a.node.meetings.active.values()), within_s=60.0)
-        began_s, num_before = now(), len(a.meetings)
+        began_s, num_before = loop_s(), len(a.meetings)
         await a.leave(3.0)
-        assert now() - began_s < 3.0 + 1.5
+        assert loop_s() - began_s < 3.0 + 1.5
         assert outcome is None or outcome in [done.outcome for done in a.meetings[num_before:]]
         for peer in (b, c):
             peer.trainer.frozen = True
@@ -293,7 +290,7 @@ def test_a_peer_that_left_is_not_asked_again(tmp_path: Path) -> None:
         await a.presence.leave()
         await asyncio.sleep(25.0)
         for peer in (b, c):
-            assert a.peer_id not in [entry.peer_id for entry in peer.book.live(now())]
+            assert a.peer_id not in [entry.peer_id for entry in peer.book.live(loop_s())]
         assert not a.node.meetings.active
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import PeerGone, RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
@@ -28,10 +29,6 @@ Trick = Callable[[Stream], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def raw_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     send_raw(monkeypatch)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # --------------------------------------------------------------------------- a partner that is called
@@ -96,13 +93,13 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
             peer.trainer.frozen = True
         swarm.network.start_peer(MALLORY.peer_id, play_trick)
         await asyncio.sleep(1.0)
-        a.book.add_address(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
-        a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
-        a.book.note_not_ready(b.peer_id, now())
+        a.book.add_address(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", loop_s())
+        a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
+        a.book.note_not_ready(b.peer_id, loop_s())
         assert await a.node.searches.search(0)
         await asyncio.sleep(5.0)
         assert [done.partner for done in a.meetings] == [str(MALLORY.peer_id), str(b.peer_id)]
-        assert a.book.is_banned(MALLORY.peer_id, now()) == is_bad
+        assert a.book.is_banned(MALLORY.peer_id, loop_s()) == is_bad
         assert (a.meetings[0].outcome == "misbehaved") == is_bad
         assert all(char.isprintable() for char in a.meetings[0].reason)
         assert all(fragment.meeting is None for fragment in a.trainer.replica.fragments)
@@ -145,9 +142,9 @@ def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             await stream.send(message)
             await expect_no(stream, message)
-            assert victim.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
+            assert victim.book.is_banned(MALLORY.peer_id, loop_s()) == is_bad, message
         assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.fragments)
-        victim.book.ban(MALLORY.peer_id, now())
+        victim.book.ban(MALLORY.peer_id, loop_s())
         for purpose in Purpose:
             with pytest.raises(Unreachable):
                 await transport.connect(victim.peer_id, (), purpose)
@@ -233,7 +230,7 @@ def test_a_dishonest_trainer_harms_no_other_peer(tmp_path: Path, nan: bool, reha
         await swarm.until(lambda: all(peer.outcomes()["completed"] >= 5 for peer in good))
         for peer in good:
             assert not peer.partners()[str(bad.peer_id)] and bool(peer.fast.isfinite().all())
-            assert peer.book.is_banned(bad.peer_id, now()) == bool(peer.outcomes()["misbehaved"])
+            assert peer.book.is_banned(bad.peer_id, loop_s()) == bool(peer.outcomes()["misbehaved"])
             assert peer.outcomes()["misbehaved"] <= 2
         assert not bad.partners()
 
