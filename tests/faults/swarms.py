@@ -257,7 +257,7 @@ def other_builds(number: int) -> None:
 
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(2)
-        await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed for peer in peers))
         transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         for called in peers:
             good = replace(hello_to(swarm, called.peer_id), global_step=called.global_step, signature=b"")
@@ -275,8 +275,8 @@ def other_builds(number: int) -> None:
             answer = await stream.receive()
             assert isinstance(answer, Refusal) and answer.code is not RefusalCode.BAD_MESSAGE, answer
             assert not called.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
-        counts = [peer.outcomes()["completed"] for peer in peers]
-        await swarm.until(lambda: all(peer.outcomes()["completed"] > count for peer, count in zip(peers, counts, strict=True)))
+        counts = [peer.num_completed for peer in peers]
+        await swarm.until(lambda: all(peer.num_completed > count for peer, count in zip(peers, counts, strict=True)))
 
     with tempfile.TemporaryDirectory(prefix="builds-") as folder, pytest.MonkeyPatch.context() as patch:
         send_raw(patch)

@@ -177,7 +177,7 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
             answers.append(await stream.receive())
         assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
         swarm.start(1)
-        await swarm.until(lambda: a.outcomes()["completed"] >= 3, within_s=30.0)
+        await swarm.until(lambda: a.num_completed >= 3, within_s=30.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -200,13 +200,13 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
 
     async def story(swarm: Swarm) -> None:
         victim, other = swarm.start(2, step_s=0.5)
-        await swarm.until(lambda: victim.outcomes()["completed"] >= 3)
+        await swarm.until(lambda: victim.num_completed >= 3)
         tasks = [asyncio.create_task(pester(swarm, victim, caller, number)) for number, caller in enumerate(callers)]
         await asyncio.sleep(150.0)  # their rests have grown
-        count, solos = victim.outcomes()["completed"], len(victim.trainer.solo)
+        count, solos = victim.num_completed, len(victim.trainer.solo)
         failed = victim.outcomes()["failed"]
         await asyncio.sleep(120.0)
-        assert victim.outcomes()["completed"] > count + 30, "its fragments are taken"
+        assert victim.num_completed > count + 30, "its fragments are taken"
         assert victim.outcomes()["failed"] - failed <= 8 and len(victim.trainer.solo) - solos <= 6
         assert victim.partners()[str(other.peer_id)]
         await cancel(*tasks)
@@ -227,7 +227,7 @@ def test_a_dishonest_trainer_harms_no_other_peer(tmp_path: Path, nan: bool, reha
         bad, *good = swarm.start(3)
         spoil_payload(bad, nan=nan, rehash=rehash, cut=cut)
         await swarm.until(lambda: all(outcomes & peer.outcomes().keys() for peer in good), within_s=60.0)
-        await swarm.until(lambda: all(peer.outcomes()["completed"] >= 5 for peer in good))
+        await swarm.until(lambda: all(peer.num_completed >= 5 for peer in good))
         for peer in good:
             assert not peer.partners()[str(bad.peer_id)] and bool(peer.fast.isfinite().all())
             assert peer.book.is_banned(bad.peer_id, loop_s()) == bool(peer.outcomes()["misbehaved"])

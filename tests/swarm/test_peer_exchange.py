@@ -70,7 +70,7 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
         await asyncio.sleep(25.0)  # with a directory lookup
-        await swarm.until(lambda: a.outcomes()["completed"] >= 3)
+        await swarm.until(lambda: a.num_completed >= 3)
         assert len(a.book) == 1 and a.book.get(b.peer_id).has_global_step
 
     play(swarm, story)

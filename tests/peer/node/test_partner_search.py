@@ -150,6 +150,6 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
         a.node.on_report(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)
-        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not notified(a, messages.Solo)
+        assert a.num_completed == 1 and len(a.meetings) == 1 and not notified(a, messages.Solo)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -36,7 +36,7 @@ def test_a_late_member_is_told_by_the_others(tmp_path: Path) -> None:
         residents = swarm.start(3)
         for resident in residents:
             kept(resident.home)
-        await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in residents))
+        await swarm.until(lambda: all(peer.num_completed for peer in residents))
         joiner = swarm.add(waits_for_start=True, is_founder=False)
         events: list[Event] = []
         joiner.forward = events.append
