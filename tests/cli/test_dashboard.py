@@ -13,6 +13,7 @@ from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
 from tests.cli.running import ADDRESS, Running
 from tests.cli.shell import CommandResult, Shell
+from tests.unused_port import unused_port
 
 
 def test_the_page_listens_on_this_machine_alone() -> None:
@@ -27,12 +28,6 @@ def test_a_busy_port_is_refused_with_a_hint() -> None:
         with pytest.raises(BadSettings, match="in use") as caught:
             listening(other.getsockname()[1])
     assert "--port" in caught.value.hint
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_public_page_listens_at_every_address_or_at_the_one_that_is_given() -> None:

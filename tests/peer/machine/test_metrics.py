@@ -16,6 +16,7 @@ from gossamer.peer.machine.partners import Partner
 from gossamer.peer.machine.states import STATES
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
+from tests.unused_port import unused_port
 
 ROOT = Path(__file__).parents[3]
 STATUS = Status(
@@ -24,15 +25,9 @@ STATUS = Status(
 )  # fmt: skip
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def scraped(status: Status) -> dict[tuple[str, ...], float]:
     """Every sample, by its name and the values of its labels."""
-    port = free_port()
+    port = unused_port()
     with serving_metrics("127.0.0.1", port, lambda: status):
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Connection": "close"})
         with urllib.request.urlopen(request, timeout=10) as answer:

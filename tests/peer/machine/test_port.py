@@ -11,14 +11,9 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import address_and_port, free_port, keep_port
 from gossamer.protocol.errors import BadSettings
+from tests.unused_port import unused_port
 
 ADDRESSES = ["/ip4/127.0.0.1/tcp/{port}/p2p/12D3Koo"]
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_a_new_home_takes_any_port(tmp_path: Path) -> None:
