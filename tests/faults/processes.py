@@ -126,16 +126,21 @@ def killed(number: int) -> float:
         with local_swarm(Path(name)) as swarm:
             victims = _start(swarm, Path(name))
             worst_s = max(_one_kill(victims, draws) for _ in range(KILLS))
-            left = [process for victim in victims for process in everybody(victim.peer.home)]
-            for victim in victims:
-                victim.peer.ask_to_stop()
-            for victim in victims:
-                wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
-                victim.look()
-            assert gone(left, 10), "a process is left"
+            _end(victims)
         counts = Counter(meeting for victim in victims for meeting in victim.decided())
         assert max(counts.values()) <= 2, "a meeting of three"
     return worst_s
+
+
+def _end(victims: list[Victim]) -> None:
+    """End the peers in order; no process may be left."""
+    left = [process for victim in victims for process in everybody(victim.peer.home)]
+    for victim in victims:
+        victim.peer.ask_to_stop()
+    for victim in victims:
+        wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
+        victim.look()
+    assert gone(left, 10), "a process is left"
 
 
 def holder_killed(number: int) -> float:
@@ -146,13 +151,7 @@ def holder_killed(number: int) -> float:
         stages = sorted(int(Home(victim.peer.home).stage.read_text()) for victim in victims)
         assert stages == [1, 1, 2, 2], stages
         worst_s = max(_one_holder(victims, draws) for _ in range(HOLDERS_KILLS))
-        left = [process for victim in victims for process in everybody(victim.peer.home)]
-        for victim in victims:
-            victim.peer.ask_to_stop()
-        for victim in victims:
-            wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
-            victim.look()
-        assert gone(left, 10), "a process is left"
+        _end(victims)
     return worst_s
 
 
