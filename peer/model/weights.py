@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -42,6 +43,17 @@ class Trained:
             return by_name(shapes_of(fast_weights(self.checkpoint)))
         shapes, held = parameter_shapes(self.manifest.model), fast_weights(self.checkpoint)
         return {name: shape for name, shape in shapes.items() if name in held}  # of a staged run: of one stage
+
+
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turn what libraries raise when the disk refuses, of types of their own, into OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(str(error)) from error
 
 
 def held_manifest(home: Home) -> AnyManifest:
