@@ -1,4 +1,4 @@
-"""ChartLine charts as HTML and SVG, drawn on the server: a public page loads no chart library, which would be 4.8 MB for each viewer.
+"""Line charts as HTML and SVG, drawn on the server: a public page loads no chart library, which would be 4.8 MB for each viewer.
 
 A label is HTML beside the drawing, so it keeps its size at every width. What is drawn is stretched to the width that there is.
 """
