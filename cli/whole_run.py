@@ -17,7 +17,6 @@ from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.units import bytes_text
-from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 
 ANSWER_S = 3.0
@@ -56,9 +55,7 @@ def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
 def run_shown(home: Path) -> dict[str, Any]:
     """Return the public picture of the run of a home, JSON-able; of a stopped peer, as far as it has seen. Raises BadSettings."""
     folder, now_s = Home(home), time.time()
-    if not folder.manifest.exists():
-        raise BadSettings(f"{folder.path} holds no run", hint="`peer host` or `peer join` starts one; --home DIR names another folder")
-    manifest = SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest()
+    manifest = SignedManifest.from_bytes(folder.need_manifest()).manifest()
     try:
         seen, runs = ask(folder.path, {"verb": "run"}, wait_s=ANSWER_S), True
     except NobodyRuns:

@@ -58,10 +58,7 @@ def writing() -> Iterator[None]:
 
 def held_manifest(home: Home) -> AnyManifest:
     """Read a home's manifest. Raises BadManifest, or BadSettings if there is none."""
-    try:
-        return SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
-    except OSError as error:
-        raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
+    return SignedManifest.from_bytes(home.need_manifest()).manifest()
 
 
 def load_trained(home: Home, show: Show = show_nothing) -> Trained:
