@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -81,10 +80,6 @@ def test_the_dashboard_of_grafana_asks_for_metrics_that_are_there() -> None:
     assert asked <= {key[0] for key in scraped(STATUS)}
 
 
-def test_a_busy_port_is_refused() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(BadSettings, match="in use"), serving_metrics("127.0.0.1", port, Status):
-            pass
+def test_a_busy_port_is_refused(busy_port: int) -> None:
+    with pytest.raises(BadSettings, match="in use"), serving_metrics("127.0.0.1", busy_port, Status):
+        pass
