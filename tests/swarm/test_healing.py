@@ -3,31 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
 from gossamer.peer.swarm.address_book import FORGET_S, loop_s
 from gossamer.protocol.limits import RECORD_LIFETIME_S
-from gossamer.protocol.memory import virtual_time
-from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
-from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
+from tests.swarm.healing import Resident, cut_and_heal, play, until_all_see_all
 
 NIGHT_S = FORGET_S + RECORD_LIFETIME_S + 10.0  # by then nobody tries those who have gone, and nothing that was announced is in force
-
-
-def play(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]]) -> None:
-    """Let a story happen in virtual time; it returns who is up at its end."""
-
-    async def main() -> None:
-        network = MemoryNetwork(link=Link(latency_s=0.05, silence_s=10.0))
-        for resident in await story(network):
-            resident.stop()
-        await network.close()
-
-    virtual_time.run(main())
 
 
 @pytest.mark.parametrize(("seed", "directory"), [(0, False), (1, False), (2, True)])
