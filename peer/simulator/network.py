@@ -316,7 +316,7 @@ def report(network: Network) -> dict[str, Any]:
 def _sync_seconds(network: Network) -> dict[str, float]:
     """Simulate one exchange of the whole model, in the codec's bits, three ways."""
     links, random = network.links, np.random.default_rng(network.seed)
-    num_bytes = network.workload.num_params * network.bits_per_param / 8.0
+    num_bytes = network.round_bytes
     trials = min(MAX_TRIALS, max(1, TRIAL_DRAWS // network.num_peers))
     return {
         "gossip": meeting_seconds(links, num_bytes, max(1000, network.num_peers // 2), random),
