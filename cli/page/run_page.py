@@ -14,7 +14,9 @@ from gossamer.cli.whole_run import CLAIMS, curve_rows, join_text, last_loss_text
 from gossamer.peer.machine.units import bytes_text
 
 # Beside colours.
-SIGNS: Final = {"training": "\u25cf", "paused": "II", "joining": "\u2026", "finished": "\u2713", "silent": "?", "left": "\u25cb"}
+SIGNS: Final = {
+    "training": "\u25cf", "paused": "II", "joining": "\u2026", "starting": "\u2026", "finished": "\u2713", "silent": "?", "left": "\u25cb",
+}  # fmt: skip
 CHANGE_SIGNS: Final = {"joined": "+", "first seen": "+", "came back": "+", "left": "\u2212", "silent": "?"}
 CHANGES: Final = 12
 Section = tuple[str, str]  # its id, and its HTML
