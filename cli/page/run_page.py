@@ -104,7 +104,7 @@ def _members(shown: Mapping[str, Any]) -> str:
     holders = shown["stage_holders"]
     cells = [member_cells(row, shown["now"], holders) for row in members]
     table = _table("live members", member_columns(holders), cells) if cells else ""
-    left = f'<p class="note">{gone} more have taken part and left.</p>' if gone else ""
+    left = f'<p class="note">{gone} more {"has" if gone == 1 else "have"} taken part and left.</p>' if gone else ""
     details = f"<details><summary>All figures of the live members</summary>{table}</details>" if table else ""
     return (
         f'<h2>Members <span class="count">{len(members)} live</span></h2>'

@@ -111,7 +111,7 @@ class Presence:
 
     async def _report_for_ever(self) -> None:
         while True:
-            self.reporter.report(len(self.peer_exchange.book.everybody(loop_s())), self.addresses())
+            self.reporter.report(len(self.peer_exchange.book.announced(loop_s())), self.addresses())
             await asyncio.sleep(REPORT_S)
 
     async def leave(self) -> None:

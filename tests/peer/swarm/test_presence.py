@@ -133,6 +133,15 @@ def test_the_pause_of_a_peer_and_its_start_after_it_are_announced_at_once() -> N
     play(story)
 
 
+def test_a_peer_of_the_last_session_is_in_sight_once_its_record_is_here() -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        a.book.add_address(Identity(bytes(31) + b"d").peer_id, "/ip4/203.0.113.9/tcp/4001", 0.0)  # as the book is loaded
+        await asyncio.sleep(3 * LOOK_S[0])
+        assert [event for event in a.events if isinstance(event, PeersSeen)] == [PeersSeen(0), PeersSeen(1)]
+
+    play(story)
+
+
 def test_a_peer_that_leaves_is_removed_at_once_and_one_that_dies_expires() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
