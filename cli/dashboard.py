@@ -138,6 +138,10 @@ def invite_link(folder: Home, uses: int | None) -> str:
 def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
     """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
     need_extra("watch")
+    if sys.__stderr__ is None or not sys.__stderr__.isatty():  # where textual draws
+        raise BadSettings(
+            "`peer watch` needs a terminal", hint="`peer status` prints the same once, and `peer dashboard` shows it in a browser"
+        )
     from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
 
     FullScreen(homes or [home]).run()
