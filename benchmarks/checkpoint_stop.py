@@ -15,7 +15,7 @@ import json
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+import timeit
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -53,13 +53,6 @@ def build(job: Manifest, folder: Path) -> TextReplica:
     return TextReplica(job, TextProgram(job, build_model(job.model, 0), corpus, lambda event: None), 0)
 
 
-def seconds(work: Callable[[], object]) -> float:
-    """Return the duration of a call."""
-    start_s = time.monotonic()
-    work()
-    return time.monotonic() - start_s
-
-
 @dataclass(frozen=True, slots=True)
 class Figures:
     """Medians over the rounds, seconds."""
@@ -89,11 +82,11 @@ def measure(job: Manifest, rounds: int, folder: Path) -> Figures:
     saver.finish()
     stops, calm, beside = list[float](), list[float](), list[float]()
     for _ in range(rounds):
-        calm += [seconds(replica.inner_step) for _ in range(2)]
-        stops.append(seconds(lambda: saver.save(replica)))
+        calm += timeit.repeat(replica.inner_step, number=1, repeat=2)
+        stops.append(timeit.timeit(lambda: saver.save(replica), number=1))
         saver.begin(replica)
         while saver.is_writing:
-            beside.append(seconds(replica.inner_step))
+            beside.append(timeit.timeit(replica.inner_step, number=1))
             saver.look()
     copied = [event for event in happened if isinstance(event, CheckpointSaved) and event.stopped_s]
     return Figures(

@@ -168,24 +168,24 @@ class Model:
         self._places = [place for place, _ in by_place]
         self.known = functools.lru_cache(1 << 16)(self._known)
 
-    def among(self, start: int, size: int) -> range:
-        """Return the members whose places begin at `start`."""
-        return range(bisect_left(self._places, start), bisect_left(self._places, start + size))
+    def among(self, prefix: int, bits: int) -> range:
+        """Return the members whose places without their last `bits` bits are `prefix`."""
+        return range(bisect_left(self._places, prefix << bits), bisect_left(self._places, (prefix + 1) << bits))
 
     def _known(self, peer: PeerId) -> list[Place]:
         """Return a member's neighbours."""
         own, rng, known = place_of(peer), random.Random(peer.raw), list[Place]()
         for bit in reversed(range(PLACE_BITS)):
-            bucket = self.among(((own >> bit) ^ 1) << bit, 1 << bit)
+            bucket = self.among((own >> bit) ^ 1, bit)
             known += [self.peers[index] for index in rng.sample(bucket, min(BUCKET, len(bucket)))]
-            if len(self.among((own >> bit) << bit, 1 << bit)) == 1:
+            if len(self.among(own >> bit, bit)) == 1:
                 return known
         return known
 
     def truly(self, place: int, num: int) -> list[PeerId]:
         """Return the nearest of all members."""
-        bit = next(bit for bit in range(PLACE_BITS + 1) if len(self.among((place >> bit) << bit, 1 << bit)) >= min(num, len(self.peers)))
-        near = [self.peers[index].peer for index in self.among((place >> bit) << bit, 1 << bit)]
+        bit = next(bit for bit in range(PLACE_BITS + 1) if len(self.among(place >> bit, bit)) >= min(num, len(self.peers)))
+        near = [self.peers[index].peer for index in self.among(place >> bit, bit)]
         return sorted(near, key=lambda peer: place_of(peer) ^ place)[:num]
 
     async def named(self, held: Place, place: int) -> list[Any]:

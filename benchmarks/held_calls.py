@@ -42,7 +42,7 @@ Say = Callable[["Stranger", Stream], AsyncGenerator[None, None]]  # what is said
 class Stranger:
     """A member that nobody has met. `of`: the stage that it claims to hold, from 0."""
 
-    def __init__(self, run: StagedRun, victim: Holder, number: int, of: int = 0) -> None:
+    def __init__(self, run: StagedRun, victim: Holder, number: int, of: int) -> None:
         self.run, self.victim, self.of = run, victim, of
         self.identity = Identity(number.to_bytes(4, "little") * 8)
         stage = StageTerms(of, run.manifest.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH)

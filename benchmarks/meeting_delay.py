@@ -95,7 +95,8 @@ class DemoSwarm(Swarm):
     def __post_init__(self) -> None:
         super().__post_init__()
         shapes = {name: tuple(p.shape) for name, p in build_model(self.manifest.model, 0).named_parameters()}
-        self.terms = RunTerms.from_manifest(self.manifest, model_plan(fragment_codecs(self.manifest, shapes), self.manifest.outer.alpha))
+        plan = model_plan(fragment_codecs(self.manifest, shapes), self.manifest.outer.alpha)
+        self.terms = RunTerms.from_manifest(self.manifest).with_plan(plan)
 
 
 def run(folder: Path, interval: int | str, rate_mbit: float, given: argparse.Namespace) -> str:

@@ -15,8 +15,8 @@ import multiprocessing
 import os
 import statistics
 import tempfile
-import time
-from collections.abc import Callable, Sequence
+import timeit
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -33,13 +33,6 @@ from gossamer.channel import Call
 from gossamer.ranks import LeadingSwarm
 
 WIDTH: Final = 1024
-
-
-def timed(call: Callable[[], object]) -> float:
-    """Return how many seconds a call takes."""
-    began_s = time.monotonic()
-    call()
-    return time.monotonic() - began_s
 
 
 def high_bytes() -> int:
@@ -70,14 +63,14 @@ def train(kind: str, number: int, given: argparse.Namespace, folder: Path, resul
         model(torch.randn(1, WIDTH)).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
-        steps.append(timed(lambda: swarm.step(tokens=1)))
+        steps.append(timeit.timeit(lambda: swarm.step(tokens=1), number=1))
     resident = psutil.Process().memory_info().rss
     found: dict[str, float] = {"step": statistics.median(steps)}
     if isinstance(swarm, LeadingSwarm):
         found |= moved(swarm)
     else:
         swarm.wait()
-    found["save"] = timed(swarm.save)
+    found["save"] = timeit.timeit(swarm.save, number=1)
     num_params = sum(parameter.numel() for parameter in bare.parameters())
     found |= {"resident": (resident - before) / num_params, "most": (high_bytes() - before) / num_params, "params": num_params}
     swarm.leave()
@@ -97,8 +90,8 @@ def moved(swarm: LeadingSwarm) -> dict[str, float]:
             own.weights.add(largest, shift)
             own.even_out(largest)
 
-        snapshot = statistics.median(timed(lambda: own.weights.gather(largest)) for _ in range(9))
-        return {"values": largest.numel, "snapshot": snapshot, "move": statistics.median(timed(move) for _ in range(9))}
+        snapshots, moves = (timeit.repeat(call, number=1, repeat=9) for call in (lambda: own.weights.gather(largest), move))
+        return {"values": largest.numel, "snapshot": statistics.median(snapshots), "move": statistics.median(moves)}
 
 
 def measured(kind: str, given: argparse.Namespace) -> list[dict[str, float]]:

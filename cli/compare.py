@@ -46,7 +46,7 @@ def compare(home: KeptIn, data: Data = None, as_json: Json = False) -> None:
     print(json.dumps(asdict(found)) if as_json else found.sentences(sys.stdout.encoding))
 
 
-def measured_names(num_peers: int, num_stages: int = 1) -> list[str]:
+def measured_names(num_peers: int, num_stages: int) -> list[str]:
     """Return what is measured, in order: the initial weights, the peers, their average, and the peer that trained alone.
 
     Of a staged run, the stages put together in place of the peers and their average.

@@ -33,9 +33,7 @@ def credit(home: HomeFolder = DEFAULT_HOME, verify: Verify = None, as_json: Json
         print(stated.model_dump_json() if as_json else words(stated, time.time()))
         return
     folder = Home(home)
-    if not folder.manifest.exists():
-        raise BadSettings(f"{folder.path} holds no run", hint="--home DIR names another folder")
-    manifest = SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest()
+    manifest = SignedManifest.from_bytes(folder.need_manifest()).manifest()
     status = newest_status(folder)
     if status.get("run_id") != manifest.run_id.hex():
         raise BadSettings(f"the peer in {folder.path} has no part in its run yet", hint="start it with `peer join`")

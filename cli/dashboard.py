@@ -128,9 +128,7 @@ def server(app: ASGIApp, connection: type[asyncio.Protocol] | None = None) -> uv
 
 def invite_link(folder: Home, uses: int | None) -> str:
     """Issue an invite for anybody, for the page. Raises BadSettings if this peer may not, or knows no bootstrap address."""
-    if not folder.manifest.exists():
-        raise BadSettings(f"{folder.path} holds no run to invite to", hint="--home DIR names another folder")
-    signed, identity = SignedManifest.from_bytes(folder.manifest.read_bytes()), Identity.load_or_create(folder.identity)
+    signed, identity = SignedManifest.from_bytes(folder.need_manifest()), Identity.load_or_create(folder.identity)
     need_issuer(signed.manifest(), identity.peer_id)
     return issued_to_anybody(folder, identity, signed.run_id, known_addresses(folder, identity.peer_id), uses).to_link()
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from gossamer.peer.machine.units import bytes_text
+from gossamer.protocol.identity import short_id
 
 Status = Mapping[str, Any]  # the object of `peer status --json`
 
@@ -79,7 +80,7 @@ def lane_text(lane: Mapping[str, Any], own_stage: int) -> str:
     """Return a lane's partner, its stage, and for the stage above how fast it answers."""
     usual = "no answer yet" if lane["usual_s"] is None else f"an answer in {lane['usual_s']:.2g} s"
     counts = f"{lane['hops']} micro-batch{'es' * (lane['hops'] != 1)}, {lane['unanswered']} unanswered, window {lane['window']}"
-    return f"{lane['partner'][-6:]}, stage {lane['stage']}: {counts}" + (f", {usual}" if lane["stage"] > own_stage else "")
+    return f"{short_id(lane['partner'])}, stage {lane['stage']}: {counts}" + (f", {usual}" if lane["stage"] > own_stage else "")
 
 
 def lanes_text(status: Status) -> list[str]:

@@ -55,9 +55,7 @@ def invite(
     The invite is one line on stdout. Anybody who has it can join, up to `--uses` peers; with `--for`, one peer alone.
     """
     folder = Home(home)
-    if not folder.manifest.exists():
-        raise BadSettings(f"{folder.path} holds no run to invite to", hint="`peer host` starts one; --home DIR names another folder")
-    signed = SignedManifest.from_bytes(folder.manifest.read_bytes())
+    signed = SignedManifest.from_bytes(folder.need_manifest())
     identity = Identity.load_or_create(folder.identity)
     need_issuer(signed.manifest(), identity.peer_id)
     if subject and uses is not None:

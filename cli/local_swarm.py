@@ -146,12 +146,8 @@ def local_swarm(folder: Path) -> Iterator[LocalSwarm]:
 @contextmanager
 def _signals_interrupt() -> Iterator[None]:
     """Treat SIGTERM and a closed terminal as Ctrl-C, so that the children are stopped. Under nohup SIGHUP stays ignored."""
-
-    def interrupt(number: int, frame: object) -> None:
-        raise KeyboardInterrupt
-
     handled = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is not signal.SIG_IGN]
-    before = {number: signal.signal(number, interrupt) for number in handled}
+    before = {number: signal.signal(number, signal.default_int_handler) for number in handled}
     try:
         yield
     finally:

@@ -19,7 +19,7 @@ from gossamer.peer.machine.partners import Partner
 from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.protocol.errors import BadSettings
-from gossamer.protocol.identity import PeerId
+from gossamer.protocol.identity import PeerId, short_id
 
 COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up", "down", "last meeting")
 
@@ -90,7 +90,7 @@ def record_of(records: PartnerRecords, peer: PeerId, now_s: float) -> dict[str, 
 
 def described(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
     """Return the table, and below it the records in words."""
-    records = [f"{row['peer_id'][-6:]}  {record_text(row['record'])}" for row in rows if row["record"]]
+    records = [f"{short_id(row['peer_id'])}  {record_text(row['record'])}" for row in rows if row["record"]]
     return "\n".join([table(rows, now_s), *(["", *records] if records else [])])
 
 
@@ -123,7 +123,7 @@ def partner_cells(row: Mapping[str, Any], now_s: float) -> tuple[str, ...]:
     round_trip_s = row["round_trip_s"]
     has_met = row["completed"] + row["refused"] + row["failed"] or row.get("record")  # else it was connected, and no more
     return (
-        row["peer_id"][-6:],
+        short_id(row["peer_id"]),
         row["route"] or "-",
         "-" if round_trip_s is None else f"{1000 * round_trip_s:.0f} ms",
         str(row["completed"]),

@@ -40,9 +40,7 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
     Other peers learn of it within minutes while this peer runs. A revocation is permanent.
     """
     folder = Home(home)
-    if not folder.manifest.exists():
-        raise BadSettings(f"{folder.path} holds no run", hint="--home DIR names another folder")
-    signed, identity = SignedManifest.from_bytes(folder.manifest.read_bytes()), Identity.load_or_create(folder.identity)
+    signed, identity = SignedManifest.from_bytes(folder.need_manifest()), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
     names, words = find_member(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
     held = load_revocations(folder)

@@ -17,11 +17,10 @@ from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.units import bytes_text
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.identity import short_id
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
 
 ANSWER_S = 3.0
-SHORT: Final = 6  # characters of a peer id, its last ones: the first are the same for all
 MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
 STAGE_COLUMN: Final = 2  # place of the column that staged runs have beside these
 CHANGES = 8  # shown in the terminal
@@ -56,9 +55,7 @@ def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
 def run_shown(home: Path) -> dict[str, Any]:
     """Return the public picture of the run of a home, JSON-able; of a stopped peer, as far as it has seen. Raises BadSettings."""
     folder, now_s = Home(home), time.time()
-    if not folder.manifest.exists():
-        raise BadSettings(f"{folder.path} holds no run", hint="`peer host` or `peer join` starts one; --home DIR names another folder")
-    manifest = SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest()
+    manifest = SignedManifest.from_bytes(folder.need_manifest()).manifest()
     try:
         seen, runs = ask(folder.path, {"verb": "run"}, wait_s=ANSWER_S), True
     except NobodyRuns:
@@ -83,8 +80,8 @@ def picture(seen: Mapping[str, Any], manifest: AnyManifest, *, runs: bool) -> di
         "is_watched": runs,
         "since": seen["since"],
         "now": seen["now"],
-        "members": [{"peer": row["peer_id"][-SHORT:]} | {name: row[name] for name in _MEMBER} for row in seen["members"]],
-        "changes": [{"ts": one["ts"], "peer": one["peer"][-SHORT:], "kind": one["kind"]} for one in seen["changes"]],
+        "members": [{"peer": short_id(row["peer_id"])} | {name: row[name] for name in _MEMBER} for row in seen["members"]],
+        "changes": [{"ts": one["ts"], "peer": short_id(one["peer"]), "kind": one["kind"]} for one in seen["changes"]],
         "points": seen["points"],
     }
 

@@ -36,6 +36,11 @@ def signable(context: bytes, *fields: bytes | int) -> bytes:
     return b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
 
+def short_id(text: str) -> str:
+    """Return the last six characters of a peer id in text form. The first characters are the same for all peers."""
+    return text[-6:]
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class PeerId:
     """A peer's public id: libp2p's PeerId of an Ed25519 key. Ordered and hashed by its bytes. Raises BadMessage for other bytes."""
@@ -55,8 +60,8 @@ class PeerId:
         return cls(_PEER_ID_PREFIX + hashlib.sha256(signable(context, *fields)).digest())
 
     def short(self) -> str:
-        """Return the last six characters, a short label for logs and screens. The first characters are the same for all peers."""
-        return str(self)[-6:]
+        """Return a short label for logs and screens."""
+        return short_id(str(self))
 
     @classmethod
     def of_public_key(cls, raw: bytes) -> PeerId:

@@ -64,7 +64,7 @@ CLOCK_SKEW_S: Final = 30  # tolerated lead of another machine's clock: a record 
 
 CURVE_POINTS: Final = 128  # most points of a run's curve that one member tells: a chart shows no more
 CURVE_FIELDS: Final = {  # the lists of such a curve, and the largest value in each
-    "times_s": 253_402_300_799, "steps": STEPS, "losses_milli": LOSS_MILLI, "lows_milli": LOSS_MILLI, "highs_milli": LOSS_MILLI,
+    "times_s": UNIX_SECONDS, "steps": STEPS, "losses_milli": LOSS_MILLI, "lows_milli": LOSS_MILLI, "highs_milli": LOSS_MILLI,
     "lives": 1 << 16, "trained": TOKENS,
 }  # fmt: skip
 

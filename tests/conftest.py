@@ -1,4 +1,4 @@
-"""Global fixtures: one torch thread, and a check that each test leaves no thread, child process or socket behind.
+"""Global fixtures: one torch thread, a busy port, and a check that each test leaves no thread, child process or socket behind.
 
 With several workers (`make test`), it also defines which tests run one after the other, and which start first.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import socket
 import threading
 from collections.abc import Iterator
 from contextlib import suppress
@@ -88,6 +89,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return group_of(nodeid)
 
     return ByGroup(config, log)
+
+
+@pytest.fixture
+def busy_port() -> Iterator[int]:
+    """Yield a port of 127.0.0.1 on which another program listens."""
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        yield other.getsockname()[1]
 
 
 @pytest.fixture

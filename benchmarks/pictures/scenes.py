@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -89,7 +89,7 @@ def training(now_s: float) -> Iterator[events.Event]:
     """Yield the events of a peer that trains with others."""
     start_s = now_s - 60 * MINUTES
     yield from begun("12D3KooWa7pQtra1n5", start_s)
-    yield changed_at("training", "", start_s)
+    yield replace(changed("training"), ts=start_s)
     yield from trained(start_s, meets=True)
 
 
@@ -106,7 +106,7 @@ def alone(now_s: float) -> Iterator[events.Event]:
     """Yield the events of a peer that may not meet others."""
     start_s = now_s - 60 * MINUTES
     yield from begun("12D3KooWa7pQa10n3x", start_s)
-    yield changed_at("training", "training alone (--alone)", start_s, ALONE)
+    yield replace(changed("training", "training alone (--alone)", ALONE), ts=start_s)
     yield from trained(start_s, meets=False)
 
 
@@ -116,12 +116,6 @@ def failed(now_s: float) -> Iterator[events.Event]:
     yield events.Warned("disk", "the disk of ~/.gossamer is nearly full: 12 MB are free", ts=now_s - 290)
     reason, way_out = "the trainer failed 3 times: no space left on device", "make room, then start it again with the same command"
     yield events.StateChanged("failed", reason, way_out, ts=now_s - 280)
-
-
-def changed_at(state: str, reason: str, ts: float, way_out: str = "") -> events.StateChanged:
-    """Return a change of state at a moment."""
-    event = changed(state, reason, way_out)
-    return events.StateChanged(event.state, event.reason, event.way_out, ts=ts)
 
 
 RUNS = {"run": 60, "small-run": 4}  # pages of a whole run, with so many members

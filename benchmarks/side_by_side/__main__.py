@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def interruptible(work: Callable[[], None]) -> int:
     """Do the work of a command, and report its errors and interruptions; return the exit code."""
-    before = signal.signal(signal.SIGTERM, _interrupt)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         work()
     except GossamerError as error:
@@ -59,10 +59,6 @@ def interruptible(work: Callable[[], None]) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 0
-
-
-def _interrupt(number: int, frame: object) -> None:
-    raise KeyboardInterrupt
 
 
 def parser() -> argparse.ArgumentParser:

@@ -1,4 +1,4 @@
-"""ChartLine charts as HTML and SVG, drawn on the server: a public page loads no chart library, which would be 4.8 MB for each viewer.
+"""Line charts as HTML and SVG, drawn on the server: a public page loads no chart library, which would be 4.8 MB for each viewer.
 
 A label is HTML beside the drawing, so it keeps its size at every width. What is drawn is stretched to the width that there is.
 """
@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
+from itertools import pairwise
 
 NUM_TICKS = 4  # intervals between labels of the vertical axis, about
 NUM_LABELS = 4  # of the horizontal axis
@@ -99,7 +100,7 @@ def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
 def _parts(places: Sequence[float], line: ChartLine) -> Iterator[list[int]]:
     """Yield the places of unbroken pieces of the line: a member that was away has seen nothing meanwhile."""
     known = [index for index, value in enumerate(line.values) if value is not None]
-    distances = [places[later] - places[sooner] for sooner, later in zip(known, known[1:], strict=False)]
+    distances = [places[later] - places[sooner] for sooner, later in pairwise(known)]
     most = GAP * statistics.median(distances)
     part: list[int] = []
     for index in known:

@@ -1,12 +1,12 @@
 """Codecs of what passes between the stages of a model: hidden states on their way forward, their gradients on the way back.
 
 fp32, bf16: every value as a number of its own, little-endian.
-int8: signed codes against the largest magnitude of blocks of 64; 8.25 bit.
+int8: as in `packings`, but with blocks of 64; 8.25 bit.
 int4: the same with 4 bits of the block's randomized Hadamard rotation, which spreads outliers; 4.25 bit.
 
 Layout of int8 and int4: all scales (little-endian bf16, for fp16 would lose gradients below 6e-8), then all codes. Blocks of 64 divide the
 width of usual models, so a token does not touch its neighbours. The last block may be short: int8 sends no codes for what is missing, int4
-sends a whole block. Each code is the nearest one. Unlike with codecs of weights, two machines need not decode equal bits.
+sends a whole block. Each code is the nearest one. Unlike with codecs of weights, two machines need not decode equal bits of int4.
 """
 
 from __future__ import annotations
@@ -21,36 +21,13 @@ from torch import Tensor
 
 from gossamer.optim.codecs.hadamard import hadamard_matrix, sign_pool
 from gossamer.optim.codecs.interface import Packing, require_bounded
-from gossamer.optim.codecs.packings import DENSE, blocks, num_blocks, pack_codes, read_scales, unpack_codes
+from gossamer.optim.codecs.packings import DENSE, Int8, blocks, num_blocks, pack_codes, read_scales, unpack_codes
 
 BLOCK_VALUES: Final = 64
 SCALE_BYTES: Final = 2
-LARGEST_CODE: Final = 127
 LARGEST_NIBBLE: Final = 7
 _NIBBLE_OFFSET: Final = 8  # a code of 4 bits travels as code + 8; 0 is never sent
 _SIGN_SEED: Final = 0
-
-
-class Int8Activations(Packing):
-    """Signed 8-bit codes, to nearest: a value is off by at most scale * (1/254 + 2^-8)."""
-
-    name = "int8"
-
-    def payload_bytes(self, num_values: int) -> int:
-        """Return the payload's exact size."""
-        return SCALE_BYTES * num_blocks(num_values, BLOCK_VALUES) + num_values
-
-    def _pack(self, values: Tensor) -> Tensor:
-        scales, codes = _quantized(blocks(values, BLOCK_VALUES), LARGEST_CODE)
-        return torch.cat((scales.view(torch.uint8), codes.view(-1)[: values.numel()].view(torch.uint8)))
-
-    def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        scales = read_scales(payload, num_blocks(num_values, BLOCK_VALUES), self.name)
-        codes = payload[SCALE_BYTES * len(scales) :].view(torch.int8)
-        if bool((codes < -LARGEST_CODE).any()):
-            raise ValueError("The int8 payload holds the code -128, which is never sent.")
-        rows = blocks(codes.float(), BLOCK_VALUES).mul_((scales / LARGEST_CODE)[:, None])
-        return rows.view(-1)[:num_values]
 
 
 class Int4Activations(Packing):
@@ -65,7 +42,9 @@ class Int4Activations(Packing):
     def _pack(self, values: Tensor) -> Tensor:
         rotated = blocks(values, BLOCK_VALUES) @ _rotation(values.device)
         require_bounded(rotated, "message")
-        scales, codes = _quantized(rotated, LARGEST_NIBBLE)
+        scales = rotated.abs().amax(1).bfloat16()
+        steps = scales.float() / LARGEST_NIBBLE
+        codes = (rotated / torch.where(steps > 0, steps, 1.0)[:, None]).round_().clamp_(-LARGEST_NIBBLE, LARGEST_NIBBLE)
         return torch.cat((scales.view(torch.uint8), pack_codes((codes.view(-1) + _NIBBLE_OFFSET).to(torch.uint8), 4)))
 
     def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
@@ -78,14 +57,6 @@ class Int4Activations(Packing):
         return values.view(-1)[:num_values]
 
 
-def _quantized(rows: Tensor, largest_code: int) -> tuple[Tensor, Tensor]:
-    """Return each row's scale, bf16[rows], and its signed codes, int8 as `rows`."""
-    scales = rows.abs().amax(1).bfloat16()
-    steps = scales.float() / largest_code
-    scaled = rows / torch.where(steps > 0, steps, 1.0)[:, None]
-    return scales, scaled.round_().clamp_(-largest_code, largest_code).to(torch.int8)
-
-
 @cache
 def _rotation(device: torch.device) -> Tensor:
     """Return the rotation of a block, signs included: an orthogonal f32[64, 64]; row vectors are multiplied from the left."""
@@ -95,4 +66,4 @@ def _rotation(device: torch.device) -> Tensor:
     return (signs[:, None] * doubled / math.sqrt(BLOCK_VALUES)).to(device)
 
 
-ACTIVATIONS: Final[Mapping[str, Packing]] = {codec.name: codec for codec in (*DENSE, Int8Activations(), Int4Activations())}
+ACTIVATIONS: Final[Mapping[str, Packing]] = {codec.name: codec for codec in (*DENSE, Int8(BLOCK_VALUES), Int4Activations())}

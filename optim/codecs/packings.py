@@ -22,7 +22,6 @@ from torch.nn import functional
 
 from gossamer.optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned, require_bounded
 
-INT8_BLOCK_VALUES = 256
 LARGEST_CODE = 127
 UNIT = float(torch.tensor(1.0 / LARGEST_CODE, dtype=torch.float32))
 LEVELS_BLOCK_VALUES = 128
@@ -56,17 +55,20 @@ class Dense(Packing):
 
 
 class Int8(Packing):
-    """Signed 8-bit codes, to nearest, against the block's largest magnitude: within scale * (1/254 + 2^-8)."""
+    """Signed 8-bit codes, to nearest, against the largest magnitude of each block: within scale * (1/254 + 2^-8)."""
 
     name = "int8"
     wire_id = 2
 
+    def __init__(self, block_values: int) -> None:
+        self._block_values = block_values
+
     def payload_bytes(self, num_values: int) -> int:
         """Return the payload's exact size."""
-        return 2 * num_blocks(num_values, INT8_BLOCK_VALUES) + num_values
+        return 2 * num_blocks(num_values, self._block_values) + num_values
 
     def _pack(self, values: Tensor) -> Tensor:
-        rows = blocks(values, INT8_BLOCK_VALUES)
+        rows = blocks(values, self._block_values)
         scales = rows.abs().amax(1).bfloat16()
         steps = scales.float().mul_(UNIT)
         scaled = rows / torch.where(steps > 0, steps, 1.0)[:, None]
@@ -74,12 +76,12 @@ class Int8(Packing):
         return torch.cat((scales.view(torch.uint8), codes.view(-1)[: values.numel()].view(torch.uint8)))
 
     def _unpack(self, payload: Tensor, num_values: int) -> Tensor:
-        num_scales = num_blocks(num_values, INT8_BLOCK_VALUES)
+        num_scales = num_blocks(num_values, self._block_values)
         steps = read_scales(payload, num_scales, self.name).mul_(UNIT)
         codes = payload[2 * num_scales :].view(torch.int8)
         if bool((codes < -LARGEST_CODE).any()):
             raise ValueError("The int8 payload holds the code -128, which is never sent.")
-        rows = blocks(codes.float(), INT8_BLOCK_VALUES).mul_(steps[:, None])
+        rows = blocks(codes.float(), self._block_values).mul_(steps[:, None])
         return rows.view(-1)[:num_values]
 
 
@@ -213,4 +215,4 @@ def unpack_codes(packed: Tensor, bits: int, num_codes: int) -> Tensor:
 
 
 DENSE = (Dense("fp32", 0, torch.float32), Dense("bf16", 1, torch.bfloat16))
-BLOCKWISE = (Int8(), Levels("nf4", 3, NF4_LEVELS), E3M0(), Levels("q2", 5, LLOYD_LEVELS), Levels("sign1", 6, (-1.0, 1.0)))
+BLOCKWISE = (Int8(256), Levels("nf4", 3, NF4_LEVELS), E3M0(), Levels("q2", 5, LLOYD_LEVELS), Levels("sign1", 6, (-1.0, 1.0)))

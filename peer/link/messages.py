@@ -410,16 +410,13 @@ def is_about_result(request: Request) -> TypeGuard[WriteResult | Adopt]:
 
 def not_done(request: Request, reason: str) -> Reply | None:
     """Return the reply to a request that could not be carried out; None for one that has no such reply."""
-    match request:
-        case Prepare() | Encode() | Open() | Check() | Apply():
-            return Unavailable(request.meeting, reason)
-        case CopyState() | SketchSlow() | CodeSlow() | DecodeSlow():
-            return Written(request.name, reason)
-        case Adopt():
-            return Adopted(request.name, False, reason)
-        case MoveFragments():
-            return FragmentsMoved(request.name, {}, reason)
-    return None
+    if isinstance(request, MeetingRequest):
+        return Unavailable(request.meeting, reason)
+    if isinstance(request, WritingRequest):
+        return Written(request.name, reason)
+    if isinstance(request, Adopt):
+        return Adopted(request.name, False, reason)
+    return FragmentsMoved(request.name, {}, reason) if isinstance(request, MoveFragments) else None
 
 
 class Lines(Generic[RecordT]):

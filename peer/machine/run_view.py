@@ -17,7 +17,7 @@ from typing import Any, Self
 
 from gossamer.peer.machine.events import CurveTold, MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.told_curve import MAX_SOURCES, ToldPoint, merged
+from gossamer.peer.machine.told_curve import MAX_SOURCES, RunPoint, merged
 
 MAX_MEMBERS = 512  # ever seen; of more, others that left, then those with the fewest tokens are dropped
 MAX_CHANGES = 200
@@ -60,19 +60,6 @@ class Change:
     kind: str  # joined, first seen, came back, left, silent
 
 
-@dataclass(frozen=True, slots=True)
-class RunPoint:
-    """The run at one time."""
-
-    ts: float
-    step: int  # median global step of the live members
-    loss: float | None  # median of the losses that training members publish
-    low: float | None  # and their range; of five members or more, without the outermost fifth
-    high: float | None
-    members: int  # live
-    tokens: float  # counted, of all members ever seen
-
-
 @dataclass(slots=True)
 class RunView:
     """The whole run as one member sees it. Belongs to one thread."""
@@ -86,7 +73,7 @@ class RunView:
     changes: list[Change] = field(default_factory=list)
     points: list[RunPoint] = field(default_factory=list)
     told: dict[str, CurveTold] = field(default_factory=dict)  # what others have seen, by source
-    older: list[ToldPoint] = field(default_factory=list)  # of these, the curve before `since`
+    older: list[RunPoint] = field(default_factory=list)  # of these, the curve before `since`
     spacing_s: float = POINT_S
     _taken_s: float = -math.inf  # last news
 
@@ -319,7 +306,7 @@ class RunView:
             members={member.seen.peer_id: member for member in members},
             changes=[Change(**one) for one in record["changes"]],
             points=[RunPoint(**one) for one in record["points"]],
-            older=[ToldPoint(**one) for one in record.get("older", [])],
+            older=[RunPoint(**one) for one in record.get("older", [])],
         )
 
 

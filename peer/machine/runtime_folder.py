@@ -44,7 +44,7 @@ def runtime_folder(bytes_needed: int, last_resort: Path | None = None) -> Iterat
         os.close(descriptor)
 
 
-def place_for(bytes_needed: int, last_resort: Path | None = None) -> Path:
+def place_for(bytes_needed: int, last_resort: Path | None) -> Path:
     """Return where a runtime folder with this much room would be made: in memory, else on disk. Raises BadSettings."""
     candidates = [MEMORY_FOLDER, *_temporary(), *([last_resort] if last_resort else [])]
     for place in candidates:

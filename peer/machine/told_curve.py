@@ -18,32 +18,32 @@ FEWEST_VOTES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class ToldPoint:
-    """The run at one time, as others tell."""
+class RunPoint:
+    """The run at one time, as one or several members see it."""
 
     ts: float
-    step: int
-    loss: float | None
-    low: float | None
+    step: int  # median global step of the live members
+    loss: float | None  # median of the losses that training members publish
+    low: float | None  # and their range; of five members or more, without the outermost fifth
     high: float | None
-    members: int
-    tokens: float
+    members: int  # live
+    tokens: float  # counted, of all members ever seen
 
 
-def accepted(told: CurveTold, total_steps: int) -> list[ToldPoint]:
+def accepted(told: CurveTold, total_steps: int) -> list[RunPoint]:
     """Return the points of an answer that can be true: times and steps grow, and no step is beyond the end of the run."""
-    kept: list[ToldPoint] = []
+    kept: list[RunPoint] = []
     for ts, step, loss, low, high, members, tokens in told.points:
         if ts is None or step is None or members is None or tokens is None or not 0 < step <= total_steps:
             continue
         if not kept or (ts > kept[-1].ts and step >= kept[-1].step):
-            kept.append(ToldPoint(ts, int(step), loss, low, high, int(members), tokens))
+            kept.append(RunPoint(ts, int(step), loss, low, high, int(members), tokens))
     return kept
 
 
-def merged(answers: Mapping[str, CurveTold], before_s: float, total_steps: int) -> list[ToldPoint]:
+def merged(answers: Mapping[str, CurveTold], before_s: float, total_steps: int) -> list[RunPoint]:
     """Return the curve before a time, at most MAX_POINTS of it, from the answers by source."""
-    curves: dict[str, list[list[ToldPoint]]] = {}  # by vote
+    curves: dict[str, list[list[RunPoint]]] = {}  # by vote
     issuers: set[str] = set()
     for source, told in answers.items():
         points = [point for point in accepted(told, total_steps) if point.ts < before_s]
@@ -55,7 +55,7 @@ def merged(answers: Mapping[str, CurveTold], before_s: float, total_steps: int) 
         return []
     first_s = _begin_s(curves, issuers)
     times = [first_s + (before_s - first_s) * number / MAX_POINTS for number in range(MAX_POINTS)]
-    found: list[ToldPoint] = []
+    found: list[RunPoint] = []
     for ts in times:
         votes = [vote for group in curves.values() if (vote := _vote(group, ts)) is not None]
         if votes and (point := _median(ts, votes)).step >= (found[-1].step if found else 0):
@@ -63,21 +63,21 @@ def merged(answers: Mapping[str, CurveTold], before_s: float, total_steps: int) 
     return found
 
 
-def _begin_s(curves: Mapping[str, Sequence[Sequence[ToldPoint]]], issuers: set[str]) -> float:
+def _begin_s(curves: Mapping[str, Sequence[Sequence[RunPoint]]], issuers: set[str]) -> float:
     """Return from when on the curve is believed: since an issuer, or two votes, have seen it."""
     begins = sorted(min(points[0].ts for points in group) for group in curves.values())
     enough_s = begins[min(FEWEST_VOTES, len(begins)) - 1]
     return min([enough_s, *(points[0].ts for vote in issuers for points in curves[vote])])
 
 
-def _vote(group: Sequence[Sequence[ToldPoint]], ts: float) -> ToldPoint | None:
+def _vote(group: Sequence[Sequence[RunPoint]], ts: float) -> RunPoint | None:
     """Return what a group says about a time: the median of its members that saw it; None if none did."""
     seen = [points[bisect.bisect_right(points, ts, key=lambda point: point.ts) - 1] for points in group if points[0].ts <= ts]
     return _median(ts, seen) if seen else None
 
 
-def _median(ts: float, points: Sequence[ToldPoint]) -> ToldPoint:
-    return ToldPoint(
+def _median(ts: float, points: Sequence[RunPoint]) -> RunPoint:
+    return RunPoint(
         ts,
         statistics.median_low([point.step for point in points]),
         _middle([point.loss for point in points]),

@@ -165,9 +165,7 @@ def _works(sources: Sequence[CardSource]) -> dict[str, str]:
 def _text_rows(manifest: Manifest, measured: MeasuredLoss) -> dict[str, str]:
     return {
         "model": _plain(manifest.model.hub or manifest.model.architecture),
-        **(
-            {"frozen weights": f"SHA-256 `{manifest.model.base}`"} if isinstance(manifest, Manifest) and has_adapter(manifest.model) else {}
-        ),
+        **({"frozen weights": f"SHA-256 `{manifest.model.base}`"} if has_adapter(manifest.model) else {}),
         "tokenizer": _plain(manifest.tokenizer.name),
         "data": _plain(manifest.data.name or manifest.data.source),
         "held-out loss": str(measured),

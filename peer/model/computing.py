@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 
 from gossamer.optim.fragments import BLOCK_NAME
 from gossamer.optim.inner import BF16_KINDS
-from gossamer.peer.text.labels import BEGINS, IGNORED, ids_of, positions_of, targets_of
+from gossamer.peer.text.labels import BEGINS, IGNORED, ids_of, positions_from, positions_of, targets_of
 from gossamer.protocol.errors import BadManifest
 
 SHARES: Final = "shares_sequences"  # attribute of a model that masks documents in one sequence from each other, by their marks
@@ -242,9 +242,7 @@ def _need_masked(model: Any, sequences: list[list[int]]) -> None:
 
 def document_positions(tokens: Tensor, document_end: int) -> Tensor:
     """Return each token's position in its document: int64[B, L]; the token that ends a document is the first of the next."""
-    places = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    starts = torch.where(tokens == document_end, places, 0).cummax(dim=1).values
-    return places - starts
+    return positions_from(tokens == document_end)
 
 
 def can_recompute(model: Any) -> bool:

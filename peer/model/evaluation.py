@@ -36,10 +36,9 @@ from gossamer.protocol.run.manifest import Manifest, need_text
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, if there is so much: NUM_BATCHES of the demo's model
+NUM_TOKENS: Final = 131_072  # of held-out text for reported figures, if there is so much; an eighth of it is 0.05 nats off
 PART_TOKENS: Final = 8192  # measured at once: a whole batch of a large model would take as much memory as an inner step
 MEASURED_BY_PROGRAM: Final = "the program measures it as it trains: `peer status` and `peer logs` show the loss"
-NUM_BATCHES: Final = 256  # for reported figures: 131072 tokens of the demo's model, two seconds; 32 batches are 0.05 nats off
 
 Follow = Callable[[int, int, float], None]  # called after each batch with the number of batches so far and in total, and the mean loss
 FollowEach = Callable[[int, int, int, float], None]  # model (in the order of SwarmLosses), its tokens so far and in total, mean loss

@@ -13,14 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
 from gossamer.optim.fragments import STATISTICS
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.card import CardSource, MeasuredLoss, is_adapter, model_card
-from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, show_nothing, slow_weights
+from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, show_nothing, slow_weights, writing
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, StagedManifest
 
@@ -98,10 +97,8 @@ def _measured_by_program(data: Path | None, num_tokens: int | None) -> MeasuredL
 def _write_tensors(weights: Mapping[str, Tensor], folder: Path) -> None:
     """Write tensors by their names in the program's model. Raises OSError when the disk refuses."""
     folder.mkdir()
-    try:
+    with writing():
         save_file({name.removeprefix(STATISTICS): tensor for name, tensor in weights.items()}, folder / WEIGHTS, metadata={"format": "pt"})
-    except SafetensorError as error:
-        raise OSError(str(error)) from error
 
 
 def _refuse_foreign(folder: Path) -> None:

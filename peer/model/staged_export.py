@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -16,7 +15,7 @@ from gossamer.peer.machine.room import memory_room
 from gossamer.peer.model.card import MeasuredLoss
 from gossamer.peer.model.model import hollow_model, model_config, quiet_transformers
 from gossamer.peer.model.text_export import measure, set_token_ids, text_model
-from gossamer.peer.model.weights import Show
+from gossamer.peer.model.weights import Show, writing
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.protocol.run.manifest import Manifest
 
@@ -46,22 +45,19 @@ def write_stages(stages: Sequence[Mapping[str, Tensor]], manifest: Manifest, hom
     tokenizer, config = load_tokenizer(manifest.tokenizer, home.tokenizer), model_config(manifest.model)
     config.architectures = [type(hollow_model(manifest.model)).__name__]
     set_token_ids(config, tokenizer)
-    with quiet_transformers():
+    with quiet_transformers(), writing():
         _write_shards(stages, config, folder)
         tokenizer.save(folder)
 
 
 def _write_shards(stages: Sequence[Mapping[str, Tensor]], config: PreTrainedConfig, folder: Path) -> None:
-    """Write a file of weights for each stage, their index, and the config, as transformers loads them. Raises OSError."""
+    """Write a file of weights for each stage, their index, and the config, as transformers loads them."""
     folder.mkdir()
     config.save_pretrained(folder)
     weight_map = dict[str, str]()
     for number, weights in enumerate(stages, 1):
         file = f"model-{number:05d}-of-{len(stages):05d}.safetensors"
         weight_map |= dict.fromkeys(weights, file)
-        try:
-            save_file(dict(weights), folder / file, metadata={"format": "pt"})
-        except SafetensorError as error:
-            raise OSError(str(error)) from error
+        save_file(dict(weights), folder / file, metadata={"format": "pt"})
     num_bytes = sum(tensor.nbytes for weights in stages for tensor in weights.values())
     (folder / INDEX).write_text(json.dumps({"metadata": {"total_size": num_bytes}, "weight_map": weight_map}, indent=1) + "\n")

@@ -15,7 +15,7 @@ from gossamer.peer.model.card import MeasuredLoss
 from gossamer.peer.model.evaluation import measured_loss, measured_size, open_corpus
 from gossamer.peer.model.model import quiet_transformers
 from gossamer.peer.model.start import base_folder, initial_model
-from gossamer.peer.model.weights import Show, set_weights
+from gossamer.peer.model.weights import Show, set_weights, writing
 from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
@@ -59,15 +59,12 @@ def write_model(model: PreTrainedModel, manifest: Manifest, home: Home, merges: 
         merge_adapter(model)
     for config in (model.config, model.generation_config):
         set_token_ids(config, tokenizer)
-    with quiet_transformers():
-        try:
-            if factors(model) is not None:
-                write_adapter(model, folder)
-            else:
-                model.save_pretrained(folder)
-            tokenizer.save(folder)
-        except Exception as error:  # safetensors and tokenizers raise their own types for a full disk
-            raise OSError(str(error)) from error
+    with quiet_transformers(), writing():
+        if factors(model) is not None:
+            write_adapter(model, folder)
+        else:
+            model.save_pretrained(folder)
+        tokenizer.save(folder)
 
 
 def set_token_ids(config: PreTrainedConfig | GenerationConfig, tokenizer: Tokenizer) -> None:

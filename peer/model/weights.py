@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -44,12 +45,20 @@ class Trained:
         return {name: shape for name, shape in shapes.items() if name in held}  # of a staged run: of one stage
 
 
+@contextmanager
+def writing() -> Iterator[None]:
+    """Turn what libraries raise when the disk refuses, of types of their own, into OSError."""
+    try:
+        yield
+    except OSError:
+        raise
+    except Exception as error:
+        raise OSError(str(error)) from error
+
+
 def held_manifest(home: Home) -> AnyManifest:
     """Read a home's manifest. Raises BadManifest, or BadSettings if there is none."""
-    try:
-        return SignedManifest.from_bytes(home.manifest.read_bytes()).manifest()
-    except OSError as error:
-        raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint="name the peer's folder with --home DIR") from error
+    return SignedManifest.from_bytes(home.need_manifest()).manifest()
 
 
 def load_trained(home: Home, show: Show = show_nothing) -> Trained:

@@ -13,7 +13,8 @@ from typing import Final
 
 from gossamer.peer.machine.events import CurveTold, Event
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.run_view import RunPoint, kept_view
+from gossamer.peer.machine.run_view import kept_view
+from gossamer.peer.machine.told_curve import RunPoint
 from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import Source

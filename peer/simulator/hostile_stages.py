@@ -36,7 +36,7 @@ class Sender:
     """What one holder keeps of the holders of the next stage."""
 
     doubling: Doubling
-    lengths: magnitudes.GradientLengths = field(default_factory=lambda: magnitudes.GradientLengths())
+    lengths: magnitudes.GradientLengths = field(default_factory=magnitudes.GradientLengths)
     rests_until: dict[int, int] = field(default_factory=dict)  # by replica, in steps
 
 

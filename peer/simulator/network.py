@@ -33,6 +33,7 @@ MAX_PAIR_PEERS: Final = 4096  # how pairs wait hardly depends on how many there 
 MIN_PAIR_PEERS: Final = 64
 
 NUM_PERIODS: Final = 6
+LAYERS_PER_FRAGMENT: Final = 3  # of Streaming DiLoCo
 WARM_PERIODS: Final = 2  # left out of the measurement
 
 TRIAL_DRAWS: Final = 1 << 22  # of a tree, over all trials
@@ -202,11 +203,9 @@ class Sending:
         return range(step // self.interval % self.num_fragments, num_layers, self.num_fragments)
 
 
-def streaming(
-    workload: Workload, bits_per_param: float, inner_steps: int = 100, layers_per_fragment: int = 3, overlap_steps: int = 0
-) -> Sending:
+def streaming(workload: Workload, bits_per_param: float, inner_steps: int = 100, overlap_steps: int = 0) -> Sending:
     """Send one strided fragment at a time, each every `inner_steps` or so."""
-    num_fragments = max(1, round(workload.num_layers / layers_per_fragment))
+    num_fragments = max(1, round(workload.num_layers / LAYERS_PER_FRAGMENT))
     return Sending(num_fragments, max(1, round(inner_steps / num_fragments)), bits_per_param, overlap_steps)
 
 
@@ -317,7 +316,7 @@ def report(network: Network) -> dict[str, Any]:
 def _sync_seconds(network: Network) -> dict[str, float]:
     """Simulate one exchange of the whole model, in the codec's bits, three ways."""
     links, random = network.links, np.random.default_rng(network.seed)
-    num_bytes = network.workload.num_params * network.bits_per_param / 8.0
+    num_bytes = network.round_bytes
     trials = min(MAX_TRIALS, max(1, TRIAL_DRAWS // network.num_peers))
     return {
         "gossip": meeting_seconds(links, num_bytes, max(1000, network.num_peers // 2), random),

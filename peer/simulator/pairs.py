@@ -251,7 +251,8 @@ class Pair:
         weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
         sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
         payloads = one.encode(sketches[1]), two.encode(sketches[0])
-        first, second = sorted(self.peers, key=lambda peer: list(self.sides).index(peer.replica.number))
+        members = {peer.replica.number: peer for peer in self.peers}
+        first, second = (members[number] for number in self.sides)
         reason = first.judge(one, payloads[1], second) or second.judge(two, payloads[0], first)
         self.failed_blocks = None if reason else one.failed_blocks | two.failed_blocks
         if not reason:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,7 +60,7 @@ class Run:
 class Counts:
     """What has come of one peer so far, over all its lives."""
 
-    meetings: dict[str, int] = field(default_factory=dict)  # by outcome
+    meetings: Counter[str] = field(default_factory=Counter)  # by outcome
     meeting_bytes: int = 0
     line_bytes: int = 0  # of lives that are over
     num_lives: int = 0
@@ -73,7 +74,7 @@ class Resident:
         self.identity = run.host if number == 0 else identity_of(number)
         self.peer_id = self.identity.peer_id
         self.counts = Counts()
-        self.applied: list[StandInTrainer] = []
+        self.trainers: list[StandInTrainer] = []  # of each of its lives
         self.relays: tuple[PeerId, ...] = ()
         self._network, self._run, self._link, self._place = network, run, link, place
         self._home = Home(folder)
@@ -114,12 +115,12 @@ class Resident:
         self.counts.num_lives += 1
         rng = random.Random(f"{self.peer_id}/{self.counts.num_lives}")
         payloads, journal = PayloadFolder(self._home.path / "payloads"), Journal(self._home.journal)
-        self.trainer = StandInTrainer(payloads, rng, joins=not is_host)
-        self.applied.append(self.trainer)
+        trainer = StandInTrainer(payloads, rng, joins=not is_host)
+        self.trainers.append(trainer)
         credential = None if is_host else run.invite.credential_for(self.peer_id)
         signed = run.signed if is_host or self.counts.num_lives > 1 else None
         held = HeldRun(run.signed.run_id, signed, credential, run.invite.bootstraps, is_founder=is_host)
-        own = OwnSide(self.trainer, payloads, journal)
+        own = OwnSide(trainer, payloads, journal)
         self._peer = peer = NodePeer(self._home, held, self.identity, own, lambda: network.now_s() + self._ahead_s, rng, self._on_event)
         if self.peer_id in network.hidden:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
@@ -135,7 +136,7 @@ class Resident:
             return
         self._home.peers.write_bytes(self.book.to_bytes(loop_s()))
         line = self._network.peers[self.peer_id].line
-        self.counts.line_bytes += line.num_sent + line.num_received
+        self.counts.line_bytes = self.num_bytes
         line.num_sent = line.num_received = 0
         self._network.kill(self.peer_id)
         for task in self._tasks:
@@ -171,7 +172,7 @@ class Resident:
 
     def _on_event(self, event: Event) -> None:
         if isinstance(event, MeetingDone):
-            self.counts.meetings[event.outcome] = self.counts.meetings.get(event.outcome, 0) + 1
+            self.counts.meetings[event.outcome] += 1
             self.counts.meeting_bytes += event.bytes_sent + event.bytes_received
 
     async def _answer(self, purpose: Purpose, stream: Stream) -> None:

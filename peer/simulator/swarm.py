@@ -211,14 +211,14 @@ class SwarmStory:
             result.violations += [f"{peer.peer_id.short()} was banned by {by}" for by in banned_by]
             peer.stop()
         await self._network.close()
-        result.meetings = dict(sum((Counter(peer.counts.meetings) for peer in self._peers), Counter[str]()))
+        result.meetings = dict(sum((peer.counts.meetings for peer in self._peers), Counter[str]()))
         counted = Counter(self._counted())
         result.violations += [f"meeting {name[:8]} was counted {times} times" for name, times in counted.items() if times > 2]
         result.counted_by_one = sum(times == 1 for times in counted.values())
 
     def _counted(self) -> Iterator[str]:
         for peer in self._peers:
-            for trainer in peer.applied:
+            for trainer in peer.trainers:
                 num_twice = sum(times > 1 for times in trainer.applied.values())
                 self._result.violations += [f"{peer.peer_id.short()} applied a meeting twice"] * num_twice
                 yield from trainer.applied

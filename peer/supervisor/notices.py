@@ -20,6 +20,7 @@ from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.process_group import kill_group
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.pauses import Pause
+from gossamer.protocol.identity import short_id
 from gossamer.protocol.tasks import cancel, spawn
 
 ALONE_S: Final = 3600.0  # without a partner in sight before it is worth a notice
@@ -97,7 +98,7 @@ class Notices:
     def _send(self, way: str, status: Status, notices: list[Notice]) -> None:
         for notice in notices if way else ():
             if len(self._sending) < MOST_WAITING:
-                text = f"Gossamer: {status.run_name or 'a run'}, peer {status.peer_id[-6:]}: {notice.text}"
+                text = f"Gossamer: {status.run_name or 'a run'}, peer {short_id(status.peer_id)}: {notice.text}"
                 spawn(self._send_in_turn(way, text, notice.kind), self._sending, "notice")
 
     async def _send_in_turn(self, way: str, text: str, kind: str) -> None:

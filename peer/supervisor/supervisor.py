@@ -444,7 +444,7 @@ class Supervisor:
 
     def _pause(self, seconds: float | None) -> dict[str, Any]:
         if not self._config.trains:
-            raise BadSettings("a seed does not train, so there is nothing to pause", hint="`peer leave` stops it")
+            raise BadSettings("a bootstrap node does not train, so there is nothing to pause", hint="`peer leave` stops it")
         self._pauses.asked = asked_pause(time.time(), seconds)
         self._update_pause()
         return {"state": self.status.state, "reason": self.status.reason}

@@ -78,9 +78,10 @@ class Idleness:
 
 
 class Lookout:
-    """Measures the machine and the peer, only what the settings need, and at bounded intervals."""
+    """Measures the machine and the peer, only what the settings need, and at bounded intervals. `now_s`: a monotonic clock."""
 
-    def __init__(self, home: Path) -> None:
+    def __init__(self, home: Path, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._now_s = now_s
         self._idleness = Idleness(os.cpu_count() or 1)
         self._memory = CachedReading(MEASURE_S, lambda: held_bytes(os.getpid()))
         self._disk = CachedReading(DISK_S, lambda: size_of(home))
@@ -95,7 +96,7 @@ class Lookout:
 
     def look(self, settings: LocalSettings) -> Surroundings:
         """Return the measurements that the settings need."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         if not settings.only_idle:
             self._idleness = Idleness(os.cpu_count() or 1)
         elif self._idleness.is_due(now_s):

@@ -102,7 +102,7 @@ class FetchServer:
                 data = self._observed.observed_address(stream.observed, self.peer_exchange.time.local_s())
             case _:
                 data = await self._receive_echo(stream, request)
-        await self._send(stream, request, ServedPart.part_of(data, request, name=name))
+        await self._send(stream, request, ServedPart.part_of(data, request, 0, name))
 
     def _peer_list(self, stream: Stream, request: FetchRequest) -> bytes:
         """Name members; past the budget return only the time, for other requests on the stream may still be served."""

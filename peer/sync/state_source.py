@@ -48,11 +48,11 @@ class ServedPart:
 
     total_bytes: int  # of the whole content
     data: memoryview
-    global_step: int = 0
+    global_step: int
     name: bytes = b""  # of a result, or the digest of a document
 
     @classmethod
-    def part_of(cls, data: bytes, request: FetchRequest, global_step: int = 0, name: bytes = b"") -> ServedPart:
+    def part_of(cls, data: bytes, request: FetchRequest, global_step: int, name: bytes) -> ServedPart:
         """Answer with the part of a content that is asked for."""
         return cls(len(data), memoryview(data)[request.offset : request.offset + request.num_bytes], global_step, name)
 

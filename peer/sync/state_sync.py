@@ -25,11 +25,10 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
-from gossamer.peer.sync.decision import START_SHARE, STEP_BACK_S, Act, Wanted, decide, fragment_to_sync, wanted
+from gossamer.peer.sync.decision import START_SHARE, STEP_BACK_S, Act, SyncView, Wanted, decide, fragment_to_sync, wanted
 from gossamer.peer.sync.fragment_sync import FragmentSync
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.peer.sync.state_transfer import StateTransfer
-from gossamer.peer.sync.view import SyncView
 from gossamer.protocol.errors import RefusalCode, SwarmUnreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S

@@ -46,8 +46,12 @@ def ids_of(marks: Tensor) -> Tensor:
 
 def positions_of(marks: Tensor) -> Tensor:
     """Return each token's position in its document: int64[B, L]."""
-    places = torch.arange(marks.shape[1], device=marks.device).expand_as(marks)
-    begins = (_unsigned(marks) & BEGINS) != 0
+    return positions_from((_unsigned(marks) & BEGINS) != 0)
+
+
+def positions_from(begins: Tensor) -> Tensor:
+    """Return each token's position in its document, int64[B, L], of where documents begin, bool[B, L]; the first token begins one."""
+    places = torch.arange(begins.shape[1], device=begins.device).expand_as(begins)
     return places - torch.where(begins, places, 0).cummax(dim=1).values
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,26 +30,26 @@ def table_documents(file: Path, kind: str, column: str) -> Iterator[Document]:
 
     Raises BadSettings for a file that is not such a table, BadManifest if it has no such column of text.
     """
-    try:
+    with _readable(file):
         yield from _parquet(file, column) if kind == "parquet" else _json(file, column)
-    except GossamerError:
-        raise
-    except Exception as error:  # of many types
-        raise _unreadable(file, error) from error
 
 
 def table_rows(file: Path, kind: str) -> Iterator[dict[str, Any]]:
     """Yield the rows of a local file by column. Raises BadSettings for a file that is not such a table."""
-    try:
+    with _readable(file):
         yield from _parquet_rows(file) if kind == "parquet" else _json_rows(file)
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn whatever reading a damaged file raises into BadSettings."""
+    try:
+        yield
     except GossamerError:
         raise
     except Exception as error:  # of many types
-        raise _unreadable(file, error) from error
-
-
-def _unreadable(file: Path, error: Exception) -> BadSettings:
-    return BadSettings(f"{file} cannot be read: {' '.join(str(error).split())}", hint="take this file out, or repair it")
+        words = " ".join(str(error).split())
+        raise BadSettings(f"{file} cannot be read: {words}", hint="take this file out, or repair it") from error
 
 
 def _json(file: Path, column: str) -> Iterator[Document]:

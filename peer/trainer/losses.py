@@ -13,7 +13,7 @@ from gossamer.protocol.errors import OperatorError
 
 MEASURE_TOPIC: Final = "evaluation"  # of warnings
 EVAL_INTERVAL_STEPS: Final = 100  # inner steps between two measurements of the held-out loss
-NUM_EVAL_BATCHES: Final = 8  # in a report: enough to follow a run; reported figures rest on evaluation.NUM_BATCHES...
+NUM_EVAL_BATCHES: Final = 8  # in a report: enough to follow a run; reported figures rest on evaluation.NUM_TOKENS...
 MOST_EVAL_TOKENS: Final = 32_768  # ...of at most so many tokens together: eight large batches take as long as three steps
 LEAST_PARTS: Final = 8  # whose spread says something
 MOST_NOISE: Final = 0.05  # of the size of our own losses

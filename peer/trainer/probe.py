@@ -293,10 +293,10 @@ class ProbeGate:
         median = statistics.median(value for value, _, _ in self._gains) if self._gains else 0.0
         return min(SLACK * gain.scale, max(-MOST_SPREAD * gain.scale, median))
 
-    def _deviation(self, gain: Gain, own: float = 0.0) -> float:
+    def _deviation(self, gain: Gain, own: float) -> float:
         return (gain.value - self._typical(gain)) / max(1e-9, self._spread(gain, own))
 
-    def _spread(self, gain: Gain, own: float = 0.0) -> float:
+    def _spread(self, gain: Gain, own: float) -> float:
         """Return the standard deviation of honest gains measured on as many tokens: of the gains themselves, and of their noise."""
         return max(OWN_SPREAD * own, self._usual_spread(gain))
 

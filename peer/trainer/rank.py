@@ -63,7 +63,7 @@ def join(store: Path, number: int, count: int, kind: str) -> None:
 class Rank:
     """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 
-    def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int, optimizer_on_host: bool = False) -> None:
+    def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int, optimizer_on_host: bool) -> None:
         shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(model).items()}
         self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number], optimizer_on_host)

@@ -57,6 +57,7 @@ MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
 MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
+AHEAD: Final = 0.25  # of the next batch, at most, a driver begins before its step; one micro-batch at least
 TURN_S: Final = 1.0  # the loop returns after so long, for reports and requests that need a boundary
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
@@ -110,6 +111,7 @@ class StageLoop:
         self._emit, self._payloads = emit, payloads
         self._rows, self._clip_norm = manifest.stages.micro_batch, manifest.inner.clip_norm
         self._in_batch = manifest.inner.batch_size // self._rows
+        self._ahead = max(1, int(AHEAD * self._in_batch))
         self._shape = self._rows, manifest.inner.sequence_length + 1
         config = stage.config.get_text_config()
         self._vocab_size, self._width = int(config.vocab_size), int(config.hidden_size)
@@ -195,7 +197,10 @@ class StageLoop:
 
     @property
     def _may_begin(self) -> bool:
-        return self._cut.is_first and len(self._under_way) < self.terms.most_hops
+        """Whether to begin a micro-batch. One that is begun before a step and comes back after it has a late gradient: few may."""
+        num_coming = sum(not one.measures for one in self._under_way.values())
+        is_early = len(self._losses) + num_coming >= self._in_batch + self._ahead
+        return self._cut.is_first and not is_early and len(self._under_way) < self.terms.most_hops
 
     # ------------------------------------------------------------------ one request
 

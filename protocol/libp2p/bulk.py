@@ -142,7 +142,7 @@ def new_token() -> bytes:
     return secrets.token_bytes(TOKEN_BYTES)
 
 
-class BulkDoor:
+class InboundBulk:
     """Attaches inbound bulk streams to the calls for which they are meant. A call has one at most."""
 
     def __init__(self, listener: Path) -> None:

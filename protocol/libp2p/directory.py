@@ -143,7 +143,7 @@ class DhtDirectory:
         """Ping the neighbour silent the longest, and try connected peers, which reunites a partitioned directory. Raises Unreachable."""
         if self._rpc.clock() >= self._mix_at_s:
             self._mix_at_s = self._rpc.clock() + MIX_S
-            ends = await self._rpc.lines.connected()
+            ends = await self._rpc.dialer.connected()
             hidden = {record.peer_id for record in self._shelf.records() if not can_be_called(record, ends.get(record.peer_id, ""))}
             others = [peer for peer in ends if peer not in hidden | {held.peer for held in self._rpc.neighbours.all()}]
             await self.join(self._shelf.rng.sample(others, min(len(others), MIXED)))
@@ -209,5 +209,5 @@ class DhtDirectory:
         if self._rpc.p2p.is_broken:
             raise Unreachable("the connection to p2pd has ended")
         if not self.num_neighbours:
-            connected = list(await self._rpc.lines.connected())
+            connected = list(await self._rpc.dialer.connected())
             await self.join(self._shelf.rng.sample(connected, min(len(connected), MOST_CALLS)))

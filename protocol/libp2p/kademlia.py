@@ -50,10 +50,10 @@ class Overload(GossamerError):
 class RecordProtocol:
     """A node's RPCs, as server and client. `bare` returns a record for the time before the first announcement, None without membership."""
 
-    def __init__(self, p2p: AttachedP2P, shelf: RecordStore, lines: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
+    def __init__(self, p2p: AttachedP2P, shelf: RecordStore, dialer: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
         self.p2p = p2p
         self.shelf = shelf
-        self.lines = lines
+        self.dialer = dialer
         self.me = PeerId(p2p.peer_id.to_bytes())
         self.clock = asyncio.get_running_loop().time
         self.neighbours = Neighbours(self.me, self.clock, shelf.rng)
@@ -130,7 +130,7 @@ class RecordProtocol:
         if peer not in self._ends and self.clock() - self._ends_at_s >= CONNECTIONS_S:
             self._ends_at_s, self._ends = self.clock(), {}
             with suppress(Unreachable):
-                self._ends = await self.lines.connected()
+                self._ends = await self.dialer.connected()
         return self._ends.get(peer, "")
 
     def _node_info(self, known: Collection[bytes] = ()) -> Any:
@@ -187,7 +187,7 @@ class RecordProtocol:
         try:
             async with asyncio.timeout(CALL_S):
                 if addresses:
-                    await self.lines.connect(peer, addresses)
+                    await self.dialer.connect(peer, addresses)
                 return await self.p2p.call_protobuf_handler(PeerID(peer.raw), f"{SERVICE}.{method}", request, reply)
         except P2PHandlerError as error:  # the peer replied with an error
             log.debug("%s at %s: %r", method, peer, error)

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from gossamer.protocol.errors import BadMessage
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p.bulk import BulkDoor
+from gossamer.protocol.libp2p.bulk import InboundBulk
 from gossamer.protocol.libp2p.dialer import Dialer, DirectRoute
 from gossamer.protocol.libp2p.grpc_stream import (
     ACCEPTED,
@@ -52,7 +52,7 @@ class Inbound:
         self._handler = handler
         self._admission = admission
         self._carried = carried
-        self._bulk = BulkDoor(listener.with_name("bulk.sock"))
+        self._bulk = InboundBulk(listener.with_name("bulk.sock"))
         self._by_name: dict[str, tuple[InboundConnection, CarriedBytes]] = {}
         self._names = itertools.count()
         self._connections: set[asyncio.Task[None]] = set()

@@ -29,6 +29,6 @@ class MemberFigures(Signed):
 
 def loss_milli(loss: float | None) -> int:
     """Return a loss as `MemberFigures` holds it; 0 for one that is not finite, negative or too large to publish."""
-    if loss is None or not math.isfinite(loss) or not 0 <= loss <= (limits.LOSS_MILLI - 1) / 1000:
+    if loss is None or not math.isfinite(loss) or not 0 <= loss <= limits.LOSS:
         return 0
     return round(1000 * loss) + 1

@@ -94,8 +94,7 @@ class Chunk(Bounded):
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        if not 1 <= len(self.data) <= limits.CHUNK_BYTES:
-            raise BadMessage(f"a chunk carries {len(self.data)} bytes, outside 1 to {limits.CHUNK_BYTES}")
+        _need_chunk(len(self.data))
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,8 +107,12 @@ class ChunkBeside(Bounded):
 
     def __post_init__(self) -> None:
         Bounded.__post_init__(self)
-        if not 1 <= self.num_bytes <= limits.CHUNK_BYTES:
-            raise BadMessage(f"a chunk carries {self.num_bytes} bytes, outside 1 to {limits.CHUNK_BYTES}")
+        _need_chunk(self.num_bytes)
+
+
+def _need_chunk(num_bytes: int) -> None:
+    if not 1 <= num_bytes <= limits.CHUNK_BYTES:
+        raise BadMessage(f"a chunk carries {num_bytes} bytes, outside 1 to {limits.CHUNK_BYTES}")
 
 
 def chunks(part: Part, data: memoryview, first: int = 0) -> Iterator[Chunk]:

@@ -118,21 +118,19 @@ class RunTerms:
     revocations: Revocations = field(default_factory=Revocations, compare=False)  # shared by all copies of these terms; it grows
 
     @classmethod
-    def from_manifest(cls, manifest: RunManifest, plan: ModelPlan | None = None) -> Self:
-        """Combine a manifest with the model's sizes. Terms without `plan` suffice to check membership, but not a meeting."""
-        run, plan = manifest.run, plan or ModelPlan(0, (), 0)
+    def from_manifest(cls, manifest: RunManifest) -> Self:
+        """Return what a manifest states: enough to check membership; `with_plan` adds what a meeting needs."""
+        run = manifest.run
         return cls(
             run_id=manifest.run_id,
             protocol_version=run.protocol,
-            codec_id=plan.codec_id,
-            fragments=plan.fragments,
-            state_bytes=plan.state_bytes,
+            codec_id=0,
+            fragments=(),
+            state_bytes=0,
             access=run.access,
             issuers=frozenset(map(PeerId.from_text, run.issuers)),
             members=frozenset(map(PeerId.from_text, run.members)),
             max_clock_gap_steps=manifest.outer.max_clock_gap_steps,
-            stage=plan.stage,
-            next_state_bytes=plan.next_state_bytes,
         )
 
     def with_plan(self, plan: ModelPlan) -> Self:

@@ -60,11 +60,7 @@ class RunManifest(Section):
     @classmethod
     def from_canonical(cls, canonical: bytes) -> Self:
         """Parse the canonical bytes of another peer, ignoring unknown keys. Raises BadManifest or WrongVersion."""
-        return cls._of_tables(_tables(canonical), canonical)
-
-    @classmethod
-    def _of_tables(cls, given: dict[str, Any], canonical: bytes) -> Self:
-        manifest = cls.checked(_known_keys(given, cls))
+        manifest = cls.checked(_known_keys(_tables(canonical), cls))
         if manifest.canonical_bytes() != canonical:
             manifest._received = canonical
         return manifest
@@ -259,9 +255,9 @@ class SignedManifest:
 
     def manifest(self) -> AnyManifest:
         """Parse and validate the manifest. Raises BadManifest or WrongVersion."""
-        tables = _tables(self.canonical)
-        kind = next((kind for version, kind in _KINDS if version == _version(tables)), Manifest)
-        return kind._of_tables(tables, self.canonical)
+        version = _version(_tables(self.canonical))
+        kind = next((kind for known, kind in _KINDS if known == version), Manifest)
+        return kind.from_canonical(self.canonical)
 
     def to_bytes(self) -> bytes:
         """Return the encoded signed manifest."""

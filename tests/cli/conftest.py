@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,7 +11,7 @@ import pytest
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
-from tests.cli.shell import Shell
+from tests.cli.shell import ROOT, Shell, Start
 
 
 @pytest.fixture
@@ -26,3 +30,21 @@ def host(shell: Shell) -> Identity:
     identity = Identity.load_or_create(home.identity)
     home.manifest.write_bytes(SignedManifest.sign(Manifest().with_host(identity.peer_id), identity).to_bytes())
     return identity
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `peer ARGUMENTS` as a process in the test's folder, with further variables in its environment."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begun(*arguments: str | Path, **variables: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-P", "-m", "gossamer.cli.main", *map(str, arguments)]
+        environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+        process = subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        started.append(process)
+        return process
+
+    yield begun
+    for process in started:
+        process.kill()
+        process.communicate()

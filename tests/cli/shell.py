@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
 from gossamer.cli.main import run
+
+ROOT = Path(__file__).parents[2]
+Start = Callable[..., subprocess.Popen[str]]
+"""Start `peer ARGUMENTS` as a process: the fixture `start`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
 from tests.cli.running import ADDRESS, Running
 from tests.cli.shell import CommandResult, Shell
+from tests.unused_port import unused_port
 
 
 def test_the_page_listens_on_this_machine_alone() -> None:
@@ -20,19 +21,10 @@ def test_the_page_listens_on_this_machine_alone() -> None:
         assert listener.getsockname()[0] == "127.0.0.1"
 
 
-def test_a_busy_port_is_refused_with_a_hint() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(BadSettings, match="in use") as caught:
-            listening(other.getsockname()[1])
+def test_a_busy_port_is_refused_with_a_hint(busy_port: int) -> None:
+    with pytest.raises(BadSettings, match="in use") as caught:
+        listening(busy_port)
     assert "--port" in caught.value.hint
-
-
-def unused_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def test_the_public_page_listens_at_every_address_or_at_the_one_that_is_given() -> None:
@@ -45,12 +37,9 @@ def test_the_public_page_listens_at_every_address_or_at_the_one_that_is_given() 
         assert public_url(listener, "run.example") == f"http://127.0.0.1:{port}/"
 
 
-def test_a_public_port_that_is_busy_or_none_is_refused_with_a_hint() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        with pytest.raises(BadSettings, match="in use") as caught:
-            listening_for_all(f"127.0.0.1:{other.getsockname()[1]}")
+def test_a_public_port_that_is_busy_or_none_is_refused_with_a_hint(busy_port: int) -> None:
+    with pytest.raises(BadSettings, match="in use") as caught:
+        listening_for_all(f"127.0.0.1:{busy_port}")
     assert "--public" in caught.value.hint
     with pytest.raises(BadSettings, match="not an IP address"):
         listening_for_all("run.example:8080")
@@ -80,8 +69,3 @@ def test_a_public_address_that_cannot_be_is_refused_before_anything_is_printed_o
     result = shell("dashboard", "--public", "99999", "--invite")
     assert (result.code, result.out) == (2, "") and "is not a port" in result.complaint[0]
     assert not Home(shell.home).invites.exists()
-
-
-def test_without_a_run_there_is_no_public_page(shell: Shell) -> None:
-    assert "holds no run" in shell("dashboard", "--public", str(unused_port())).complaint[0]
-    assert "holds no run" in shell("dashboard", "--invite").complaint[0]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import socket
-from collections.abc import Iterator
 
 import pytest
 
@@ -14,14 +12,6 @@ from gossamer.peer.doctor.examination import CHECKS
 from gossamer.peer.doctor.finding import ok, warn
 from tests.cli.shell import Shell
 from tests.peer.doctor.cases import HOUR_S, invite_text
-
-
-@pytest.fixture
-def busy_port() -> Iterator[int]:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        yield other.getsockname()[1]
 
 
 def test_several_faults_are_found_at_once(shell: Shell, busy_port: int) -> None:

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -18,12 +17,12 @@ from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import ExitCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest
+from tests.cli.shell import ROOT, Start
 from tests.cli.test_compare import ran
 from tests.peer.fine_tuned import base_model
 from tests.peer.trained_homes import tiny_manifest, trained_home
 from tests.peer.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
 START_S = 60.0  # of a node, on a busy machine
 ABSENT = """
 import sys
@@ -35,8 +34,6 @@ class Absent:
 
 sys.meta_path.insert(0, Absent())
 """
-
-Peer = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -51,23 +48,15 @@ def home(tmp_path: Path) -> Home:
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Iterator[Peer]:
+def start(start: Start, tmp_path: Path) -> Start:
     """Start `peer ARGUMENTS` as a process without the packages of these extras; its children lack them too."""
-    started: list[subprocess.Popen[str]] = []
 
     def started_without(*arguments: str, extras: tuple[str, ...] = tuple(EXTRAS)) -> subprocess.Popen[str]:
         names = {module for extra in extras for module in EXTRAS[extra][1]}
         (tmp_path / "sitecustomize.py").write_text(ABSENT.format(names=names))
-        environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}
-        command = [sys.executable, "-P", "-m", "gossamer.cli.main", *arguments]
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        started.append(process)
-        return process
+        return start(*arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
 
-    yield started_without
-    for process in started:
-        process.kill()
-        process.communicate()
+    return started_without
 
 
 def ended(process: subprocess.Popen[str]) -> tuple[int, str, str]:
@@ -117,7 +106,7 @@ def test_every_verb_is_tried() -> None:
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("verb", "arguments", "extra"), ROWS, ids=[" ".join((verb, *arguments)) for verb, arguments, _ in ROWS])
 def test_a_missing_extra_is_named_with_the_command_that_installs_it(
-    verb: str, arguments: tuple[str, ...], extra: str, home: Home, start: Peer
+    verb: str, arguments: tuple[str, ...], extra: str, home: Home, start: Start
 ) -> None:
     if verb == "compare":
         trained_home(home.path.parent / "alone", tiny_manifest(), 2)
@@ -132,32 +121,32 @@ def test_a_missing_extra_is_named_with_the_command_that_installs_it(
     assert (code, out, "Traceback" in err) == (ExitCode.BAD_INPUT, "", False)
 
 
-def test_the_doctor_names_a_missing_extra(tmp_path: Path, start: Peer) -> None:
+def test_the_doctor_names_a_missing_extra(tmp_path: Path, start: Start) -> None:
     code, out, err = ended(start("doctor", "--home", str(tmp_path / "home"), "--listen", "127.0.0.1"))
     assert code == ExitCode.BAD_INPUT and "-> pip install 'gossamer-peer[text]'" in out and not err, out + err
 
 
 @pytest.mark.parametrize("words", WITHOUT, ids=" ".join)
-def test_a_verb_that_needs_no_extra(words: tuple[str, ...], home: Home, start: Peer) -> None:
+def test_a_verb_that_needs_no_extra(words: tuple[str, ...], home: Home, start: Start) -> None:
     code, _, err = ended(start(*words, "--home", str(home.path)))
     complaint = {"status": "no peer is running", "peers": "no peer is running", "service": "no service"}.get(words[0], "")
     assert code == (ExitCode.BAD_INPUT if complaint else ExitCode.DONE) and complaint in err, err
 
 
-def test_init_without_the_packages_says_what_it_did_not_try(home: Home, start: Peer) -> None:
+def test_init_without_the_packages_says_what_it_did_not_try(home: Home, start: Start) -> None:
     code, _, err = ended(start("init", "second.toml", "--home", str(home.path)))
     assert code == ExitCode.DONE and "model and tokenizer were not tried" in err and "gossamer-peer[text]" in err
     code, _, err = ended(start("init", "third.toml", "--codec", "zip", "--home", str(home.path)))
     assert code == ExitCode.BAD_INPUT and 'codec.name = "zip"' in err
 
 
-def test_the_manual_page_needs_no_extra(start: Peer) -> None:
+def test_the_manual_page_needs_no_extra(start: Start) -> None:
     code, out, err = ended(start("man"))
     assert (code, err) == (ExitCode.DONE, "") and out.startswith(".TH PEER 1")
 
 
 @pytest.mark.timeout(120)
-def test_a_bootstrap_node_and_the_verbs_that_talk_to_it_need_no_extra(home: Home, start: Peer) -> None:
+def test_a_bootstrap_node_and_the_verbs_that_talk_to_it_need_no_extra(home: Home, start: Start) -> None:
     folder = ("--home", str(home.path))
     node = start("bootstrap", "--listen", "127.0.0.1", *folder)
     assert node.stdout is not None and "/p2p/" in node.stdout.readline()
@@ -170,7 +159,7 @@ def test_a_bootstrap_node_and_the_verbs_that_talk_to_it_need_no_extra(home: Home
 
 
 @pytest.mark.timeout(120)
-def test_an_import_of_the_package_needs_no_extra(tmp_path: Path, start: Peer) -> None:
+def test_an_import_of_the_package_needs_no_extra(tmp_path: Path, start: Start) -> None:
     start("id", "--home", str(tmp_path / "home"))  # writes the finder
     program = "import gossamer, sys; gossamer.host; assert any(type(finder).__name__ == 'Absent' for finder in sys.meta_path)"
     environment = os.environ | {"PYTHONPATH": f"{tmp_path}{os.pathsep}{ROOT}"}

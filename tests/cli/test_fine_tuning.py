@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
-import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,14 +18,12 @@ from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer.pins import pins
 from gossamer.protocol.errors import ExitCode, OperatorError
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, SignedManifest
-from tests.cli.shell import Shell
+from tests.cli.shell import Shell, Start
 from tests.peer.fine_tuned import END, base_model, conversations, pairs, tuned_manifest
 
-ROOT = Path(__file__).parents[2]
 RUN_S = 150.0  # of two peers, on a busy machine
 LOCAL = ("--listen", "127.0.0.1", "--devices", "cpu", "--threads", "1")
 Row = tuple[str, dict[str, dict[str, object]], tuple[str, ...], str, str]
-Start = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture(scope="module")
@@ -135,24 +130,6 @@ def test_a_fine_tuning_run_is_not_simulated_but_estimated(shell: Shell, made: Pa
 def test_merge_is_for_adapters(shell: Shell, host: object, tmp_path: Path) -> None:
     result = shell("export", tmp_path / "out", "--merge")
     assert result.code == ExitCode.BAD_INPUT and result.complaint[1]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Start `peer ARGUMENTS` as a process without a network beyond this machine."""
-    started: list[subprocess.Popen[str]] = []
-
-    def begun(*arguments: str | Path) -> subprocess.Popen[str]:
-        command = [sys.executable, "-P", "-m", "gossamer.cli.main", *map(str, arguments)]
-        environment = os.environ | {"PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
-        process = subprocess.Popen(command, env=environment, cwd=tmp_path, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        started.append(process)
-        return process
-
-    yield begun
-    for process in started:
-        process.kill()
-        process.communicate()
 
 
 def ended(process: subprocess.Popen[str], code: int = 0) -> str:

@@ -41,10 +41,6 @@ def test_an_invite_file_may_appear_later(shell: Shell, tmp_path: Path, monkeypat
     assert "expired" in result.complaint[0]
 
 
-def test_an_invite_and_an_invite_file_together_are_refused(shell: Shell, tmp_path: Path) -> None:
-    assert "leave out one" in shell("join", EXPIRED, "--invite-file", tmp_path / "invite").complaint[1]
-
-
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
@@ -75,12 +71,6 @@ def test_a_home_that_holds_another_run_is_left_alone(shell: Shell) -> None:
     assert result.code == 2
     assert "already holds another run" in result.complaint[0]
     assert Home(shell.home).manifest.read_bytes() == held
-
-
-def test_joining_without_an_invite_needs_a_run_in_the_home(shell: Shell) -> None:
-    result = shell("join")
-    assert result.code == 2
-    assert "holds no run" in result.complaint[0]
 
 
 def test_a_missing_data_path_is_refused(shell: Shell) -> None:

@@ -10,9 +10,3 @@ def test_the_running_peer_is_asked_to_leave(shell: Shell) -> None:
     peer = Running(shell)
     assert peer.during(lambda: shell("leave")).code == 0
     assert [request["verb"] for request in peer.asked] == ["leave"]
-
-
-def test_a_missing_peer_is_reported(shell: Shell) -> None:
-    result = shell("leave")
-    assert result.code == 2
-    assert "no peer is running" in result.complaint[0]

@@ -8,19 +8,12 @@ import pytest
 
 from gossamer.cli.screen import LiveTable, PlainLines, meter, screen
 from tests.cli.test_figures import STATUS
+from tests.clock import Clock
 
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
-
-
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def shown_lines(lines: io.StringIO) -> list[str]:

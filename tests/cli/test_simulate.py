@@ -132,7 +132,6 @@ def test_text_output_names_method_and_codec(shell: Shell, manifest: Path) -> Non
     ("arguments", "error", "hint"),
     [
         (("--method", "nolco"), "no method named 'nolco'", "noloco"),
-        (("--codec", "modul4"), "no codec named 'modul4'", "modulo4"),
         (("--set", "gamma=2.1"), "gamma must satisfy 0 < gamma < 2(1 - alpha^2)", ""),
         (("--set", "gama=1"), "no setting named 'gama'", "gamma"),
         (("--sweep", "codec"), "NAME=VALUE", "learning_rate=4e-3"),

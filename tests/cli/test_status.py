@@ -118,12 +118,6 @@ def test_all_warnings_are_shown() -> None:
     assert rows(warned={"disk": "the disk is nearly full", "clock": ""})["warnings"] == "the disk is nearly full"
 
 
-def test_a_missing_peer_is_reported(shell: Shell) -> None:
-    result = shell("status")
-    assert result.code == 2
-    assert "no peer is running" in result.complaint[0]
-
-
 def test_health_is_an_exit_code(shell: Shell) -> None:
     """0 or 1, as Docker wants it, and the reason in words."""
     peer = Running(shell)

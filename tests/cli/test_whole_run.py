@@ -88,10 +88,6 @@ def test_a_damaged_record_of_the_run_counts_as_none(shell: Shell, host: Identity
         assert "no member in sight" in shell("run").out
 
 
-def test_a_home_without_a_run_is_an_error_with_a_hint(shell: Shell) -> None:
-    assert "holds no run" in shell("run").complaint[0]
-
-
 @pytest.mark.parametrize(
     ("tables", "words"),
     [

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from gossamer.cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from gossamer.cli.local_swarm import LocalPeer, LocalSwarm
 from tests.peer.family import everybody, gone
 from tests.peer.waiting import wait_until
 
@@ -28,12 +27,6 @@ tie_word_embeddings = false
 [inner]
 sequence_length = 32
 """
-
-
-@pytest.fixture
-def swarm(tmp_path: Path, no_umask: None) -> Iterator[LocalSwarm]:
-    with local_swarm(tmp_path) as started:
-        yield started
 
 
 def status(peer: LocalPeer) -> dict[str, Any]:

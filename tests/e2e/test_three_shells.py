@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.cli.local_swarm import LocalPeer, LocalSwarm, local_swarm
+from gossamer.cli.local_swarm import LocalPeer, LocalSwarm
 from tests.cli.shell import Shell
 from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
@@ -22,12 +22,6 @@ total_steps = 100000
 inner_steps = 8
 deadline_s = 5.0
 """
-
-
-@pytest.fixture
-def swarm(tmp_path: Path, no_umask: None) -> Iterator[LocalSwarm]:
-    with local_swarm(tmp_path) as started:
-        yield started
 
 
 def completed(peer: LocalPeer) -> int:

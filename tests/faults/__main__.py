@@ -3,7 +3,8 @@
     python -m tests.faults [R1 R5 ...] [--share 0.1] [--trial 1234 | --trial 100-299]
 
 Every trial follows from its number alone; one that is violated prints the line that plays it again. R1k and R4 are of real processes:
-when their kills fall differs from time to time. All take five hours of one core: R17 two, R1k and R16 one each.
+when their kills fall differs from time to time. All take five hours of one core: R17 two, R1k and R16 one each. Ctrl-C ends the suite and
+prints the row of the trials so far.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ def main() -> None:
         outcome = run(fault, numbers)
         num_violations += len(outcome.violations)
         print(outcome.row, flush=True)
+        if outcome.is_interrupted:
+            sys.exit(130)
     sys.exit(num_violations > 0)
 
 

@@ -19,6 +19,7 @@ from gossamer.protocol.errors import BadMessage, PeerMisbehaved, Refused
 from gossamer.protocol.messages.frames import from_frame, to_frame
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Message
 from gossamer.protocol.streams.transport import Inbox, Purpose
+from tests.faults.damage import damaged
 from tests.peer.pipeline.carriers import World
 from tests.swarm.holders import Holder as Peer
 from tests.swarm.holders import StagedRun, play
@@ -107,23 +108,13 @@ class Tampering:
         return self._spoilt(frame, kind) if kind else [frame]
 
     def _spoilt(self, frame: bytes, kind: str) -> list[bytes]:
-        draws = self.draws
         match kind:
-            case "flipped":
-                data = bytearray(frame)
-                for _ in range(draws.choice((1, 1, 8))):
-                    data[draws.randrange(len(data))] ^= 1 << draws.randrange(8)
-                return [bytes(data)]
-            case "cut short":
-                return [frame[: draws.randrange(len(frame))]]
-            case "twice":
-                return [frame, frame]
             case "swapped":
                 self._held = frame
                 return []
             case "of an earlier hop":
-                return [draws.choice(self.earlier or [frame])]
-        return []
+                return [self.draws.choice(self.earlier or [frame])]
+        return damaged(frame, kind, self.draws)
 
     def read(self, message: Message) -> list[Message | PeerMisbehaved]:
         """Return what a reader makes of the frames that arrive in place of a message. An unknown kind of message ends a lane too."""

@@ -18,6 +18,7 @@ from gossamer.protocol import limits
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.streams.transport import Inbox
+from tests.faults.damage import damaged
 from tests.protocol.scripted import Doom
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.trials import CHUNK_BYTES, ENDED_S, FRAGMENT, LATE_S, QUICK_S, Death, check, deaths, go_on, trial, two_that_stand_still
@@ -139,25 +140,15 @@ class Tampering:
         return self._spoilt(frame) if len(self.frames) == self.moment else [frame]
 
     def _spoilt(self, frame: bytes) -> list[bytes]:
-        draws = self.draws
         match self.kind:
-            case "flipped":
-                data = bytearray(frame)
-                for _ in range(draws.choice((1, 1, 8))):
-                    data[draws.randrange(len(data))] ^= 1 << draws.randrange(8)
-                return [bytes(data)]
-            case "cut short":
-                return [frame[: draws.randrange(len(frame))]]
-            case "twice":
-                return [frame, frame]
             case "swapped":
                 self._held = frame
                 return []
             case "of an earlier meeting":
-                return [draws.choice(self.earlier)]
+                return [self.draws.choice(self.earlier)]
             case "of the other side":
-                return [draws.choice(self.frames[:-1] or [frame[::-1]])]
-        return []
+                return [self.draws.choice(self.frames[:-1] or [frame[::-1]])]
+        return damaged(frame, self.kind, self.draws)
 
 
 @dataclass(frozen=True)

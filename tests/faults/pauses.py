@@ -28,7 +28,7 @@ def pauses(number: int) -> Played:
         nonlocal together_s, num_absences
         for _ in range(num_peers):
             swarm.add(step_s=draws.uniform(*STEP_S)).start()
-        await swarm.until(lambda: all(peer.outcomes()["completed"] >= 3 and peer.global_step > 2 * GAP_STEPS for peer in swarm.peers))
+        await swarm.until(lambda: all(peer.num_completed >= 3 and peer.global_step > 2 * GAP_STEPS for peer in swarm.peers))
         watching = asyncio.create_task(keep_steps(swarm))
         for _ in range(draws.randint(1, 2)):
             away = draws.sample(swarm.peers, draws.randint(1, num_peers - 1))
@@ -37,9 +37,9 @@ def pauses(number: int) -> Played:
             num_absences += len(away)
             await asyncio.gather(*(be_away(peer, seconds if at_once else draws.uniform(*AWAY_S), draws) for peer in away))
         began_s = asyncio.get_running_loop().time()
-        met = {peer: peer.outcomes()["completed"] for peer in swarm.peers}
+        met = {peer: peer.num_completed for peer in swarm.peers}
         await swarm.until(
-            lambda: watching.done() or (are_together(swarm) and all(peer.outcomes()["completed"] > met[peer] for peer in swarm.peers)),
+            lambda: watching.done() or (are_together(swarm) and all(peer.num_completed > met[peer] for peer in swarm.peers)),
             within_s=TOGETHER_S,
         )
         together_s = asyncio.get_running_loop().time() - began_s

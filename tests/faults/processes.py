@@ -126,16 +126,21 @@ def killed(number: int) -> float:
         with local_swarm(Path(name)) as swarm:
             victims = _start(swarm, Path(name))
             worst_s = max(_one_kill(victims, draws) for _ in range(KILLS))
-            left = [process for victim in victims for process in everybody(victim.peer.home)]
-            for victim in victims:
-                victim.peer.ask_to_stop()
-            for victim in victims:
-                wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
-                victim.look()
-            assert gone(left, 10), "a process is left"
+            _end(victims)
         counts = Counter(meeting for victim in victims for meeting in victim.decided())
         assert max(counts.values()) <= 2, "a meeting of three"
     return worst_s
+
+
+def _end(victims: list[Victim]) -> None:
+    """End the peers in order; no process may be left."""
+    left = [process for victim in victims for process in everybody(victim.peer.home)]
+    for victim in victims:
+        victim.peer.ask_to_stop()
+    for victim in victims:
+        wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
+        victim.look()
+    assert gone(left, 10), "a process is left"
 
 
 def holder_killed(number: int) -> float:
@@ -146,13 +151,7 @@ def holder_killed(number: int) -> float:
         stages = sorted(int(Home(victim.peer.home).stage.read_text()) for victim in victims)
         assert stages == [1, 1, 2, 2], stages
         worst_s = max(_one_holder(victims, draws) for _ in range(HOLDERS_KILLS))
-        left = [process for victim in victims for process in everybody(victim.peer.home)]
-        for victim in victims:
-            victim.peer.ask_to_stop()
-        for victim in victims:
-            wait_until(lambda victim=victim: not victim.peer.refresh(), "clean end", BACK_S)  # type: ignore[misc]
-            victim.look()
-        assert gone(left, 10), "a process is left"
+        _end(victims)
     return worst_s
 
 
@@ -200,24 +199,20 @@ def _one_kill(victims: list[Victim], draws: random.Random) -> float:
     """Kill one process and wait until the peer trains again; return the seconds."""
     victim = draws.choice(victims)
     time.sleep(draws.uniform(0.0, 2.0))
-    began_s, saved, at_death, others = (
-        time.monotonic(),
-        victim.saved(),
-        victim.read_events(),
-        [other for other in victims if other is not victim],
-    )
+    others = [other for other in victims if other is not victim]
+    began_s, saved, at_death = time.monotonic(), victim.saved(), victim.read_events()
     for one in victims:
         one.give_way()
     what = victim.kill(draws)
     back, decided = victim.read_events(), victim.decided()
-    continue_from_folder = {other: other.read_events() for other in others}
+    before = {other: other.read_events() for other in others}
     wait_until(lambda: victim.read_events() > back, f"step after the death of a {what}", BACK_S)
     wait_until(lambda: victim.decided() - decided, f"meeting after the death of a {what}", BACK_S)
     took_s = time.monotonic() - began_s
     for step in victim.steps[at_death:]:
         assert step.step >= saved["own_steps"] and step.global_step >= saved["clock_steps"], f"behind its checkpoint: {what}"
     for other in others:
-        wait_until(lambda other=other: other.read_events() > continue_from_folder[other], "step of another", BACK_S)  # type: ignore[misc]
+        wait_until(lambda other=other: other.read_events() > before[other], "step of another", BACK_S)  # type: ignore[misc]
     for one in victims:
         one.look()
     return took_s

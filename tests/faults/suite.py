@@ -42,6 +42,7 @@ class Outcome:
     figures: list[float] = field(default_factory=list)
     num_faults: int = 0  # of the trials without a violation, where a trial plays several
     cpu_s: float = 0.0
+    is_interrupted: bool = False
 
     @property
     def row(self) -> str:
@@ -62,11 +63,14 @@ HEAD = f"{'':<5}{'fault':<58}{'trials':>7}{'violations':>12}{'processor':>11}"
 
 
 def run(fault: Fault, numbers: Iterable[int]) -> Outcome:
-    """Run these trials of a fault, and continue after violations."""
+    """Run these trials of a fault, and continue after violations. Ctrl-C leaves the trials before it in the outcome."""
     outcome, began_s = Outcome(fault), time.process_time()
     for number in numbers:
         try:
             played = fault.play(number)
+        except KeyboardInterrupt:
+            outcome.is_interrupted = True
+            break
         except Exception:
             outcome.violations.append(number)
             traceback.print_exc(limit=-6, file=sys.stderr)

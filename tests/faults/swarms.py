@@ -7,7 +7,7 @@ import functools
 import random
 import resource
 import tempfile
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,11 @@ from gossamer.optim.fragments import scatter
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.limits import RECORD_LIFETIME_S
-from gossamer.protocol.memory import virtual_time
-from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.messages import Refusal
 from gossamer.protocol.streams.transport import Purpose
 from tests.protocol.peers import Raw, nobody, send_raw
+from tests.swarm import healing
 from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
 from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
@@ -34,18 +33,6 @@ HEALED_S = 60.0
 CLOCKS_S = 300.0
 LARGE = 100  # trials with 30 peers, the real directory and a partition of five minutes; all others are smaller and have no directory
 QUIET = tiny_manifest(run={"total_steps": 100_000})
-
-
-def _residents(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]], seed: int) -> None:
-    """Run a scenario of peers without trainers. The scenario returns the peers that are up at its end."""
-
-    async def main() -> None:
-        network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=0.05, silence_s=10.0))
-        for resident in await story(network):
-            resident.stop()
-        await network.close()
-
-    virtual_time.run(main())
 
 
 def cut(number: int) -> float:
@@ -73,7 +60,7 @@ def cut(number: int) -> float:
         healed_s = await until_all_see_all(residents, 2 * HEALED_S)
         return residents
 
-    _residents(story, number)
+    healing.play(story, number, jitter_s=0.05)
     return healed_s
 
 
@@ -107,7 +94,7 @@ def bootstraps_lost(number: int) -> float:
             back_s = await until_all_see_all(there, HEALED_S)
         return there
 
-    _residents(story, number)
+    healing.play(story, number, jitter_s=0.05)
     return back_s
 
 
@@ -143,7 +130,7 @@ def clocks(number: int) -> float:
         await until_all_see_all(residents, CLOCKS_S)
         return residents
 
-    _residents(story, number)
+    healing.play(story, number, jitter_s=0.05)
     return seen_s
 
 
@@ -257,7 +244,7 @@ def other_builds(number: int) -> None:
 
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(2)
-        await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed for peer in peers))
         transport = swarm.network.start_peer(MALLORY.peer_id, nobody)
         for called in peers:
             good = replace(hello_to(swarm, called.peer_id), global_step=called.global_step, signature=b"")
@@ -275,8 +262,8 @@ def other_builds(number: int) -> None:
             answer = await stream.receive()
             assert isinstance(answer, Refusal) and answer.code is not RefusalCode.BAD_MESSAGE, answer
             assert not called.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
-        counts = [peer.outcomes()["completed"] for peer in peers]
-        await swarm.until(lambda: all(peer.outcomes()["completed"] > count for peer, count in zip(peers, counts, strict=True)))
+        counts = [peer.num_completed for peer in peers]
+        await swarm.until(lambda: all(peer.num_completed > count for peer, count in zip(peers, counts, strict=True)))
 
     with tempfile.TemporaryDirectory(prefix="builds-") as folder, pytest.MonkeyPatch.context() as patch:
         send_raw(patch)

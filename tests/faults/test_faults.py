@@ -41,3 +41,15 @@ def test_a_row_counts_the_faults_of_its_trials() -> None:
 @pytest.mark.parametrize(("text", "numbers"), [("7", range(7, 8)), ("100-299", range(100, 300))])
 def test_trials_are_chosen_by_their_numbers(text: str, numbers: range) -> None:
     assert numbers_of(text) == numbers
+
+
+def test_an_interrupted_fault_has_the_row_of_its_trials_so_far() -> None:
+    def play(number: int) -> float:
+        if number == 2:
+            raise KeyboardInterrupt
+        return float(number)
+
+    outcome = run(Fault("R0", "pauses", 5, play, "seconds"), range(5))
+    assert outcome.is_interrupted
+    assert outcome.num_trials == 2
+    assert outcome.row.endswith("seconds: median 1, p95 1, worst 1")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from itertools import pairwise
 
 import pytest
 import torch
@@ -156,7 +157,7 @@ def test_every_fragment_is_sent_every_h_steps_after_at_least_h(fragments: int, i
     for fragment in range(fragments):
         steps = [step for step in range(1, 10 * inner_steps) if fragment in schedule.sending(step)]
         assert inner_steps <= steps[0] < 2 * inner_steps
-        assert {after - before for before, after in zip(steps, steps[1:], strict=False)} == {inner_steps}
+        assert {after - before for before, after in pairwise(steps)} == {inner_steps}
 
 
 def train(schedule: StreamingSchedule, keep: float, steps: int, peers: int = 3, values: int = 30) -> torch.Tensor:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable
+from itertools import pairwise
 
 import pytest
 import torch
@@ -152,7 +153,7 @@ def run(countdown: Countdown, steps: int) -> list[tuple[int, int]]:
 def test_periods_have_the_right_mean_and_bounds(inner_steps: int) -> None:
     due = run(Countdown(1, inner_steps, seed=3), 4000 * inner_steps)
     steps = [step for step, _ in due]
-    periods = [after - before for before, after in zip(steps, steps[1:], strict=False)]
+    periods = [after - before for before, after in pairwise(steps)]
     assert min(periods) >= 0.5 * inner_steps
     assert max(periods) <= 1.5 * inner_steps
     assert sum(periods) / len(periods) == pytest.approx(inner_steps, rel=0.02)

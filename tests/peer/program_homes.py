@@ -30,15 +30,15 @@ def program_manifest(run: Run = RUN) -> ProgramManifest:
     return run.manifest(shapes_of(tensors(0)))
 
 
-def program_home(path: Path, manifest: ProgramManifest, fast_seed: int = 2, slow_seed: int = 1, *, is_trained: bool = True) -> Home:
-    """Make the home of this run's host; a trained one has a checkpoint with the weights of these two seeds, and an optimizer's state."""
+def program_home(path: Path, manifest: ProgramManifest, *, is_trained: bool = True) -> Home:
+    """Make the home of this run's host; a trained one has a checkpoint with fast and slow weights, and an optimizer's state."""
     home = Home(path)
     home.create()
     identity = Identity.load_or_create(home.identity)
     manifest = manifest.with_host(identity.peer_id)
     home.manifest.write_bytes(SignedManifest.sign(manifest, identity).to_bytes())
     if is_trained:
-        fast, slow = tensors(fast_seed), dict(sorted(tensors(slow_seed).items()))
+        fast, slow = tensors(2), dict(sorted(tensors(1).items()))
         kept = {f"fast/{name}": tensor for name, tensor in fast.items()} | {"optimizer/stem.weight/exp_avg": torch.ones(16, 3, 5, 5)}
         for codec in fragment_codecs(manifest, shapes_of(slow)):
             kept[f"slow/{codec.fragment.id}"] = gather(codec.fragment, slow)

@@ -6,15 +6,9 @@ import pytest
 
 from gossamer.protocol import budgets as module
 from gossamer.protocol.budgets import Allowance, Budgets
+from tests.clock import Clock
 
 IN_ALL, PER_NETWORK, PER_PEER = Allowance(1000, 8.0), Allowance(256, 8.0), Allowance(64, 8.0)
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def budgets(clock: Clock | None = None) -> Budgets:

@@ -10,9 +10,8 @@ from __future__ import annotations
 import argparse
 import asyncio
 import random
-import statistics
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +24,7 @@ from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.simulator.resident import stay_in_directory
 from gossamer.peer.simulator.stand_in import PLAN
+from gossamer.peer.simulator.swarm import Spread
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.directory import DhtDirectory
@@ -146,6 +146,18 @@ async def until_all_see_all(residents: Sequence[Resident], within_s: float) -> f
             await asyncio.sleep(0.5)
 
 
+def play(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]], seed: int = 0, *, jitter_s: float = 0.0) -> None:
+    """Let a story happen in virtual time; it returns who is up at its end."""
+
+    async def main() -> None:
+        network = MemoryNetwork(seed, Link(latency_s=0.05, jitter_s=jitter_s, silence_s=10.0))
+        for resident in await story(network):
+            resident.stop()
+        await network.close()
+
+    virtual_time.run(main())
+
+
 @dataclass(frozen=True)
 class Healed:
     """How it went with one seed."""
@@ -192,8 +204,9 @@ def main() -> None:
         ("healed after s", [trial.healed_s for trial in trials]),
         ("bytes/s of a peer", [trial.bytes_per_s for trial in trials]),
     ):
-        p95 = sorted(figures)[max(0, -(-95 * len(figures) // 100) - 1)]
-        summary = f"{name:18} median {statistics.median(figures):8.1f}   p95 {p95:8.1f}   worst {max(figures):8.1f}"
+        spread = Spread.of(figures)
+        assert spread is not None
+        summary = f"{name:18} median {spread.median:8.1f}   p95 {spread.p95:8.1f}   worst {spread.worst:8.1f}"
         sys.stdout.write(f"{summary}   ({len(figures)} seeds)\n")
 
 

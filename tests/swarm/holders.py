@@ -86,7 +86,6 @@ class ScriptedTrainer:
     lies: bool = False  # answers hops with other bytes than honest holders
     state: bytes = bytes(800)  # that others fetch
     picky_at: int | None = None  # the stage at which it adopts no state
-    num_compared: int = 0  # micro-batches with several answers
     is_up: bool = True
     has_begun: bool = False
     total_steps: int = 1_000_000
@@ -219,7 +218,6 @@ class ScriptedTrainer:
         self._need(request.hop, HopFile.PARTNER_BACKWARD)
         odd = None
         if request.copies:
-            self.num_compared += 1
             hops = [request.hop, *(hop for hop, _ in request.copies)]
             answers = {hop: bytes(self.payloads.read(hop_file(hop, HopFile.PARTNER_BACKWARD))) for hop in hops}
             (most, num), *others = Counter(answers.values()).most_common()
@@ -266,7 +264,6 @@ class Holder:
         self.condition = Condition(("trainer", "node"))
         self.failure: BaseException | None = None
         self.has_ended = False  # its node, since the last start
-        self.all_added: Counter[str] = Counter()
         self.num_moves = 0
         self.state = bytes(800)  # that its trainers give
         self.picky_at: int | None = None  # likewise: the stage at which they adopt no state
@@ -318,7 +315,6 @@ class Holder:
 
     def kill(self) -> None:
         """kill -9 of the whole peer; its checkpoint is of this moment."""
-        self.all_added += self.trainer.added
         self.saved_step = self.trainer.global_step if self.trainer.has_begun else self.saved_step
         self.run.network.kill(self.peer_id)
 

@@ -43,7 +43,6 @@ class Sybils:
         self.finished = False  # what they say of themselves
         self.result = b""
         self.asked: Counter[ContentsKind] = Counter()
-        self.bytes_given = 0
 
     async def run(self) -> None:
         """Be there until cancelled."""
@@ -92,7 +91,6 @@ class Sybils:
         header = Contents(request.kind, total, hashlib.sha256(data).digest(), self.global_step_of(), name)
         await stream.send(header.signed(key, *request.asked))
         if data:
-            self.bytes_given += len(data)
             await stream.send(Chunk(Part.CONTENTS, request.offset, data))
 
 

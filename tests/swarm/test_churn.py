@@ -29,7 +29,7 @@ def test_random_deaths(tmp_path: Path, nodes_only: bool, seed: int) -> None:
         peers = swarm.start(4)
         for peer in peers:
             peer.save()
-        await swarm.until(lambda: all(peer.outcomes()["completed"] >= 1 for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed >= 1 for peer in peers))
         for _ in range(12):
             victim = draws.choice(peers)
             victim.kill()
@@ -43,8 +43,8 @@ def test_random_deaths(tmp_path: Path, nodes_only: bool, seed: int) -> None:
         for peer in peers:
             assert all(count == 1 for count in peer.trainer.applied.values())
             assert not peer.outcomes()["misbehaved"], "an honest peer was blamed"
-        counts = [peer.outcomes()["completed"] for peer in peers]
-        await swarm.until(lambda: all(peer.outcomes()["completed"] >= n + 3 for peer, n in zip(peers, counts, strict=True)), within_s=70.0)
+        counts = [peer.num_completed for peer in peers]
+        await swarm.until(lambda: all(peer.num_completed >= n + 3 for peer, n in zip(peers, counts, strict=True)), within_s=70.0)
         await swarm.until(lambda: all(healthy(peer) for peer in peers), within_s=30.0)
 
     play(Swarm(tmp_path, seed=seed, manifest=QUIET), story)
@@ -71,8 +71,8 @@ def test_flapping_partitions_on_a_bad_line(tmp_path: Path, seed: int) -> None:
         alone = [meeting for meeting in known if sum(meeting in applied for applied in both) == 1]
         under_way = {active.meeting.pairing.meeting_id.hex() for peer in peers for active in peer.node.meetings.active.values()}
         assert not set(alone) - under_way, "nobody died, so every decision could be delivered"
-        counts = [peer.outcomes()["completed"] for peer in peers]
-        await swarm.until(lambda: all(peer.outcomes()["completed"] >= n + 3 for peer, n in zip(peers, counts, strict=True)), within_s=60.0)
+        counts = [peer.num_completed for peer in peers]
+        await swarm.until(lambda: all(peer.num_completed >= n + 3 for peer, n in zip(peers, counts, strict=True)), within_s=60.0)
 
     play(Swarm(tmp_path, seed=seed, manifest=QUIET, wire=Wire(0.1, 0.2, 20_000.0, silence_s=3.0)), story)
 

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.interface import MeetingState
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.sync import pieces
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
@@ -21,14 +22,6 @@ from tests.swarm.world import ADDRESSES, Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 JOINER = {"waits_for_start": True, "is_founder": False}
-
-
-def completed(peer: Peer) -> int:
-    return peer.outcomes()["completed"]
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 def adopted(joiner: Peer, source: Peer) -> bool:
@@ -53,7 +46,7 @@ def group(error: BaseException | None) -> BaseException | None:
 def test_a_late_joiner_takes_weights_momentum_and_global_step_and_warms_up_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         residents = swarm.start(2)
-        await swarm.until(lambda: all(completed(peer) >= 4 and peer.global_step > 40 for peer in residents))
+        await swarm.until(lambda: all(peer.num_completed >= 4 and peer.global_step > 40 for peer in residents))
         for peer in residents:
             peer.trainer.frozen = True
         await asyncio.sleep(12.0)
@@ -81,12 +74,12 @@ def test_a_joiner_begins_no_meeting_before_it_has_weights(tmp_path: Path) -> Non
         swarm.network.kill_at(resident.peer_id, sent=10_000)
         joiner = swarm.add(**JOINER).start()
         swarm.network.refuse(resident.peer_id)
-        resident.book.add_address(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+        resident.book.add_address(joiner.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
         await asyncio.sleep(20.0)
         assert not joiner.trainer.started and not joiner.meetings
         assert resident.outcomes()["refused"] >= 1
         swarm.network.refuse(resident.peer_id, False)
-        await swarm.until(lambda: completed(joiner) >= 2)
+        await swarm.until(lambda: joiner.num_completed >= 2)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -96,7 +89,7 @@ def test_a_transfer_continues_after_its_sources_die(tmp_path: Path, monkeypatch:
 
     async def story(swarm: Swarm) -> None:
         *doomed, last = swarm.start(3)
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in swarm.peers))
         for peer in swarm.peers:
             peer.trainer.frozen = True
         await asyncio.sleep(12.0)
@@ -125,7 +118,7 @@ def test_a_joiner_waits_for_sources_that_have_not_begun(tmp_path: Path) -> None:
         assert any("waiting for peers: 1 seen, 2 wanted" in reported.reason for reported in host.reported)
         joiners.append(swarm.add(**JOINER).start())
         await swarm.until(lambda: all(peer.trainer.started for peer in swarm.peers), within_s=30.0)
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in swarm.peers))
         assert max(peer.global_step for peer in swarm.peers) - min(peer.global_step for peer in swarm.peers) < 60
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -136,7 +129,7 @@ def test_a_founder_that_lost_its_disk_takes_over_the_run_that_goes_on(tmp_path: 
         founder = swarm.add(waits_for_start=True).start()
         await swarm.until(lambda: founder.trainer.started)
         rest = [swarm.add(**JOINER).start() for _ in range(2)]
-        await swarm.until(lambda: all(completed(peer) >= 3 for peer in swarm.peers))
+        await swarm.until(lambda: all(peer.num_completed >= 3 for peer in swarm.peers))
         founder.kill()
         await asyncio.sleep(25.0)
         founder.start()  # without a checkpoint
@@ -189,7 +182,7 @@ def test_a_joiner_gives_up_only_when_all_peers_refuse_it(tmp_path: Path, num_fri
             swarm.network.start_peer(stranger.peer_id, unfriendly)
         joiner = swarm.add(**JOINER).start()
         for other in (*friends, *strangers):
-            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
+            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
         await asyncio.sleep(15.0)
         if friends:
             assert joiner.trainer.started
@@ -270,16 +263,16 @@ def test_leaving_finishes_or_drops_within_the_grace_time(
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
         await swarm.until(lambda: any(active.meeting.state is state for active in a.node.meetings.active.values()), within_s=60.0)
-        began_s, num_before = now(), len(a.meetings)
+        began_s, num_before = loop_s(), len(a.meetings)
         await a.leave(3.0)
-        assert now() - began_s < 3.0 + 1.5
+        assert loop_s() - began_s < 3.0 + 1.5
         assert outcome is None or outcome in [done.outcome for done in a.meetings[num_before:]]
         for peer in (b, c):
             peer.trainer.frozen = True
         await asyncio.sleep(35.0)
         taken = sum((peer.trainer.applied for peer in swarm.peers), Counter[str]())
         assert set(taken.values()) <= {2}, "an outer step that one side took and the other did not"
-        assert sum(peer.partners()[str(a.peer_id)] for peer in (b, c)) == completed(a)
+        assert sum(peer.partners()[str(a.peer_id)] for peer in (b, c)) == a.num_completed
         assert all(fragment.meeting is None for peer in (b, c) for fragment in peer.trainer.replica.fragments)
 
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.05, bytes_per_s=bytes_per_s)), story)
@@ -288,12 +281,12 @@ def test_leaving_finishes_or_drops_within_the_grace_time(
 def test_a_peer_that_left_is_not_asked_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b, c = swarm.start(3)
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in swarm.peers))
         await a.node.meetings.leave(3.0)
         await a.presence.leave()
         await asyncio.sleep(25.0)
         for peer in (b, c):
-            assert a.peer_id not in [entry.peer_id for entry in peer.book.live(now())]
+            assert a.peer_id not in [entry.peer_id for entry in peer.book.live(loop_s())]
         assert not a.node.meetings.active
 
     play(Swarm(tmp_path, manifest=QUIET), story)

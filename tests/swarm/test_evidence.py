@@ -76,10 +76,10 @@ def after(attack: Attack | None, seed: int = 0) -> After:
             for peer in peers:
                 peer.join_with(credential_of(swarm, peer.identity, 0)).start()
             await swarm.until(lambda: all(peer.trainer.replica.own_steps >= FIRST_STEPS for peer in peers))
-            before = [peer.outcomes()["completed"] for peer in peers]
+            before = [peer.num_completed for peer in peers]
             sybils, work = begin(attack, swarm, peers)
             await asyncio.sleep(ATTACK_S)
-            met = [peer.outcomes()["completed"] - count for peer, count in zip(peers, before, strict=True)]
+            met = [peer.num_completed - count for peer, count in zip(peers, before, strict=True)]
             found.append(look(peers, met, sybils))
             if work is not None:
                 await cancel(work)

@@ -98,11 +98,11 @@ def test_a_harmful_partner_is_refused_rests_is_not_called_and_costs_no_bytes(tmp
             assert [
                 late.until - early.until >= rest_s for early, late, rest_s in zip(peer.shunned, peer.shunned[1:], RESTS_S[1:], strict=False)
             ]
-        spent, completed = [with_bad(peer, bad) for peer in good], [peer.outcomes()["completed"] for peer in good]
+        spent, completed = [with_bad(peer, bad) for peer in good], [peer.num_completed for peer in good]
         num_before, turns = len(bad.meetings), iter(range(11))
         await meet(peers, lambda: next(turns, 99) == 10)
         assert [with_bad(peer, bad) for peer in good] == spent, "it was met, or called"
-        assert all(peer.outcomes()["completed"] > count + 5 for peer, count in zip(good, completed, strict=True))
+        assert all(peer.num_completed > count + 5 for peer, count in zip(good, completed, strict=True))
         assert not bad.partners() and not any(peer.partners()[str(bad.peer_id)] for peer in good)
         assert len(bad.meetings) > num_before, "it never tried"
         for done in bad.meetings[num_before:]:
@@ -129,8 +129,8 @@ def test_a_rest_outlives_a_restart(tmp_path: Path) -> None:
         await swarm.until(lambda: victim.peer.node and victim.lifecycle.may_meet)
         assert victim.peer.records.trust(other.peer_id) == trust == Trust(False, 1.0, 16.0)
         assert victim.peer.records.rests_until_s(bad.peer_id) == until_s > swarm.network.now_s() + 60.0
-        count, spent = victim.outcomes()["completed"], with_bad(victim, bad)
-        await meet(peers, lambda: victim.outcomes()["completed"] > count + 2)
+        count, spent = victim.num_completed, with_bad(victim, bad)
+        await meet(peers, lambda: victim.num_completed > count + 2)
         assert swarm.network.now_s() < until_s and with_bad(victim, bad) == spent
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -178,7 +178,7 @@ def test_a_partner_that_always_rejects_our_messages_rests_too(tmp_path: Path) ->
         for peer in good:
             whole = max(with_bad(peer, bad))
             assert len([num for num in with_bad(peer, bad) if num > 0.5 * whole]) <= 8, "an exchange each time"
-            assert peer.outcomes()["completed"] > 13 and not peer.shunned
+            assert peer.num_completed > 13 and not peer.shunned
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from gossamer.peer.swarm.address_book import FORGET_S
+from gossamer.peer.swarm.address_book import FORGET_S, loop_s
 from gossamer.protocol.limits import RECORD_LIFETIME_S
-from gossamer.protocol.memory import virtual_time
-from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
-from tests.swarm.healing import Resident, cut_and_heal, until_all_see_all
+from tests.swarm.healing import Resident, cut_and_heal, play, until_all_see_all
 
 NIGHT_S = FORGET_S + RECORD_LIFETIME_S + 10.0  # by then nobody tries those who have gone, and nothing that was announced is in force
-
-
-def play(story: Callable[[MemoryNetwork], Awaitable[list[Resident]]]) -> None:
-    """Let a story happen in virtual time; it returns who is up at its end."""
-
-    async def main() -> None:
-        network = MemoryNetwork(link=Link(latency_s=0.05, silence_s=10.0))
-        for resident in await story(network):
-            resident.stop()
-        await network.close()
-
-    virtual_time.run(main())
-
-
-def now_s() -> float:
-    return asyncio.get_running_loop().time()
 
 
 @pytest.mark.parametrize(("seed", "directory"), [(0, False), (1, False), (2, True)])
@@ -51,7 +32,7 @@ def test_what_cannot_be_reached_is_not_forgotten_and_each_half_keeps_itself(tmp_
         for half, other in ((here, there), (there, here)):
             for resident in half:
                 assert resident.members_in_force() == {one.peer_id for one in half} - {resident.peer_id}
-                assert {entry.peer_id for entry in resident.book.known(now_s())} >= {one.peer_id for one in other}
+                assert {entry.peer_id for entry in resident.book.known(loop_s())} >= {one.peer_id for one in other}
         return residents
 
     play(story)
@@ -84,7 +65,7 @@ def test_a_peer_restarts_by_its_address_book_while_all_bootstraps_are_dead(tmp_p
         for bootstrap in bootstraps:
             bootstrap.stop()
         saved = tmp_path / "peers.json"
-        saved.write_bytes(members[0].book.to_bytes(now_s()))
+        saved.write_bytes(members[0].book.to_bytes(loop_s()))
         members[0].stop()
         await asyncio.sleep(NIGHT_S)
         again = Resident(network, 3, invited, saved=saved).start()
@@ -102,7 +83,7 @@ def test_everybody_moves_overnight_and_one_seed_that_stayed_is_enough(tmp_path: 
         for resident in before:
             home = tmp_path / str(resident.peer_id)
             home.mkdir()
-            (home / "peers.json").write_bytes(resident.book.to_bytes(now_s()))
+            (home / "peers.json").write_bytes(resident.book.to_bytes(loop_s()))
             resident.stop()
         await asyncio.sleep(NIGHT_S)
         after = []

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import PeerGone, RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
@@ -28,10 +29,6 @@ Trick = Callable[[Stream], Awaitable[None]]
 @pytest.fixture(autouse=True)
 def raw_frames(monkeypatch: pytest.MonkeyPatch) -> None:
     send_raw(monkeypatch)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 # --------------------------------------------------------------------------- a partner that is called
@@ -96,13 +93,13 @@ def test_a_bad_partner_is_dropped_and_the_next_one_is_met(tmp_path: Path, trick:
             peer.trainer.frozen = True
         swarm.network.start_peer(MALLORY.peer_id, play_trick)
         await asyncio.sleep(1.0)
-        a.book.add_address(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", now())
-        a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", now())
-        a.book.note_not_ready(b.peer_id, now())
+        a.book.add_address(MALLORY.peer_id, "/ip4/192.0.2.66/tcp/1", loop_s())
+        a.book.add_address(b.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
+        a.book.note_not_ready(b.peer_id, loop_s())
         assert await a.node.searches.search(0)
         await asyncio.sleep(5.0)
         assert [done.partner for done in a.meetings] == [str(MALLORY.peer_id), str(b.peer_id)]
-        assert a.book.is_banned(MALLORY.peer_id, now()) == is_bad
+        assert a.book.is_banned(MALLORY.peer_id, loop_s()) == is_bad
         assert (a.meetings[0].outcome == "misbehaved") == is_bad
         assert all(char.isprintable() for char in a.meetings[0].reason)
         assert all(fragment.meeting is None for fragment in a.trainer.replica.fragments)
@@ -145,9 +142,9 @@ def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None
             stream = await transport.connect(victim.peer_id, (), Purpose.MEET)
             await stream.send(message)
             await expect_no(stream, message)
-            assert victim.book.is_banned(MALLORY.peer_id, now()) == is_bad, message
+            assert victim.book.is_banned(MALLORY.peer_id, loop_s()) == is_bad, message
         assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.fragments)
-        victim.book.ban(MALLORY.peer_id, now())
+        victim.book.ban(MALLORY.peer_id, loop_s())
         for purpose in Purpose:
             with pytest.raises(Unreachable):
                 await transport.connect(victim.peer_id, (), purpose)
@@ -180,7 +177,7 @@ def test_one_caller_cannot_take_all_places(tmp_path: Path) -> None:
             answers.append(await stream.receive())
         assert isinstance(answers[0], Hello) and isinstance(answers[1], Refusal) and answers[1].code is RefusalCode.BUSY
         swarm.start(1)
-        await swarm.until(lambda: a.outcomes()["completed"] >= 3, within_s=30.0)
+        await swarm.until(lambda: a.num_completed >= 3, within_s=30.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -203,13 +200,13 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
 
     async def story(swarm: Swarm) -> None:
         victim, other = swarm.start(2, step_s=0.5)
-        await swarm.until(lambda: victim.outcomes()["completed"] >= 3)
+        await swarm.until(lambda: victim.num_completed >= 3)
         tasks = [asyncio.create_task(pester(swarm, victim, caller, number)) for number, caller in enumerate(callers)]
         await asyncio.sleep(150.0)  # their rests have grown
-        count, solos = victim.outcomes()["completed"], len(victim.trainer.solo)
+        count, solos = victim.num_completed, len(victim.trainer.solo)
         failed = victim.outcomes()["failed"]
         await asyncio.sleep(120.0)
-        assert victim.outcomes()["completed"] > count + 30, "its fragments are taken"
+        assert victim.num_completed > count + 30, "its fragments are taken"
         assert victim.outcomes()["failed"] - failed <= 8 and len(victim.trainer.solo) - solos <= 6
         assert victim.partners()[str(other.peer_id)]
         await cancel(*tasks)
@@ -230,10 +227,10 @@ def test_a_dishonest_trainer_harms_no_other_peer(tmp_path: Path, nan: bool, reha
         bad, *good = swarm.start(3)
         spoil_payload(bad, nan=nan, rehash=rehash, cut=cut)
         await swarm.until(lambda: all(outcomes & peer.outcomes().keys() for peer in good), within_s=60.0)
-        await swarm.until(lambda: all(peer.outcomes()["completed"] >= 5 for peer in good))
+        await swarm.until(lambda: all(peer.num_completed >= 5 for peer in good))
         for peer in good:
             assert not peer.partners()[str(bad.peer_id)] and bool(peer.fast.isfinite().all())
-            assert peer.book.is_banned(bad.peer_id, now()) == bool(peer.outcomes()["misbehaved"])
+            assert peer.book.is_banned(bad.peer_id, loop_s()) == bool(peer.outcomes()["misbehaved"])
             assert peer.outcomes()["misbehaved"] <= 2
         assert not bad.partners()
 

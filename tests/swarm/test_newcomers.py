@@ -34,7 +34,7 @@ def test_a_newcomer_gets_the_weights_that_most_heads_give(tmp_path: Path, num_ke
         await swarm.until(lambda: joiner.transfers, within_s=30.0)
         assert {*joiner.transfers[0].sources} <= {str(resident.peer_id) for resident in residents}
         assert any("sources" in reported.reason for reported in joiner.reported), "it says what it found"
-        await swarm.until(lambda: joiner.outcomes()["completed"] >= 2)
+        await swarm.until(lambda: joiner.num_completed >= 2)
         await cancel(work)
 
     play(Swarm(tmp_path, manifest=INVITES), story)

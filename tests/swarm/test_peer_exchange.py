@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.address_book import KnownPeer, loop_s
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Hello, Refusal
@@ -19,12 +19,8 @@ from tests.swarm.world import Peer, Swarm, play
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def known(peer: Peer, other: Identity) -> KnownPeer:
-    return next(entry for entry in peer.book.announced(now()) if entry.peer_id == other.peer_id)
+    return next(entry for entry in peer.book.announced(loop_s()) if entry.peer_id == other.peer_id)
 
 
 async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
@@ -43,7 +39,7 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
 def test_a_forged_record_is_dropped_and_its_relayer_not_blamed(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
-        await swarm.until(lambda: a.book.announced(now()))
+        await swarm.until(lambda: a.book.announced(loop_s()))
         for peer in (a, b):
             peer.trainer.frozen = True
         await swarm.until(lambda: not a.node.meetings.active)
@@ -52,7 +48,7 @@ def test_a_forged_record_is_dropped_and_its_relayer_not_blamed(tmp_path: Path) -
         forged = record(swarm, b.identity, held.sequence + 1).signed(MALLORY)
         await gossip(swarm, a, forged, record(swarm, b.identity, held.sequence - 1))
         assert known(a, b.identity).record == held
-        assert not a.book.is_banned(MALLORY.peer_id, now()) and not a.book.is_banned(b.peer_id, now())
+        assert not a.book.is_banned(MALLORY.peer_id, loop_s()) and not a.book.is_banned(b.peer_id, loop_s())
         later = record(swarm, b.identity, held.sequence + 1)
         await gossip(swarm, a, later)
         assert known(a, b.identity).record == later, "true words pass the same way"
@@ -74,7 +70,7 @@ def test_strangers_are_neither_met_nor_remembered(tmp_path: Path) -> None:
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_INVITED
         await asyncio.sleep(25.0)  # with a directory lookup
-        await swarm.until(lambda: a.outcomes()["completed"] >= 3)
+        await swarm.until(lambda: a.num_completed >= 3)
         assert len(a.book) == 1 and a.book.get(b.peer_id).has_global_step
 
     play(swarm, story)

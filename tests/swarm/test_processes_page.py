@@ -73,7 +73,7 @@ async def meeting(swarm: Swarm, entered: Entered) -> None:
         peer.trainer.frozen = True
     await swarm.until(lambda: all(peer.lifecycle.may_meet and peer.book.live(asyncio.get_running_loop().time()) for peer in peers))
     entered.is_on, peers[0].trainer.frozen = True, False
-    await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in peers))
+    await swarm.until(lambda: all(peer.num_completed for peer in peers))
     entered.is_on = False
 
 

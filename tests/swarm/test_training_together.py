@@ -82,7 +82,7 @@ def test_meetings_keep_the_mean_of_the_slow_weights_and_shrink_their_spread(tmp_
                 for fragment in range(3):
                     await peer.node.meetings.try_next(fragment, set())
                     _follow(peer)
-        num_meetings = sum(peer.outcomes()["completed"] for peer in peers)
+        num_meetings = sum(peer.num_completed for peer in peers)
         assert num_meetings >= 130
         assert swarm.spread() < 0.1 * spread
         drift = (torch.stack([peer.slow for peer in peers]).double().mean(0) - mean).abs().max()
@@ -130,7 +130,7 @@ def test_two_peers_that_call_each_other_at_once_have_one_meeting(tmp_path: Path)
             await swarm.until(lambda a=a, b=b: a.lifecycle.may_meet and b.lifecycle.may_meet)
             searches = [peer.node.searches.search(0) for peer in (a, b)]
             assert await asyncio.gather(*searches) == [True, True]
-            assert a.outcomes()["completed"] == b.outcomes()["completed"] == 1
+            assert a.num_completed == b.num_completed == 1
             assert not a.outcomes()["misbehaved"] and not b.outcomes()["misbehaved"]
 
     play(Swarm(tmp_path), story)

@@ -21,10 +21,6 @@ def list_peers(*peers: Peer) -> None:
             peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", asyncio.get_running_loop().time())
 
 
-def completed(peer: Peer) -> int:
-    return peer.outcomes()["completed"]
-
-
 def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         swarm.network.counted = frozenset({Purpose.MEET})
@@ -48,12 +44,12 @@ def test_a_partner_dies_in_the_middle_and_the_next_one_is_tried(tmp_path: Path) 
 def test_without_an_answer_the_fragment_takes_a_solo_step_at_the_deadline(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
-        await swarm.until(lambda: completed(a) >= 3)
+        await swarm.until(lambda: a.num_completed >= 3)
         swarm.network.refuse(b.peer_id)
         b.kill()
-        num_solo, num_met = len(a.trainer.solo), completed(a)
+        num_solo, num_met = len(a.trainer.solo), a.num_completed
         await asyncio.sleep(60.0)
-        assert completed(a) <= num_met + 1
+        assert a.num_completed <= num_met + 1
         assert len(a.trainer.solo) >= num_solo + 9
         assert a.trainer.replica.own_steps >= 230, "training waited"
         assert set(a.trainer.solo) == {0, 1, 2}
@@ -70,7 +66,7 @@ def test_without_partners_defer_waits(tmp_path: Path) -> None:
         assert peer.trainer.replica.fragments[0].since.tokens == peer.trainer.replica.tokens, "what was learnt still counts"
         (late,) = swarm.start(1)
         late.trainer.replica.global_step = peer.global_step
-        await swarm.until(lambda: completed(peer) >= 3)
+        await swarm.until(lambda: peer.num_completed >= 3)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(outer={"no_partner": "defer"})), story)
 
@@ -78,12 +74,12 @@ def test_without_partners_defer_waits(tmp_path: Path) -> None:
 def test_host_and_bootstrap_are_killed_and_the_rest_go_on(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         host, *rest = swarm.start(4)
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in swarm.peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in swarm.peers))
         host.kill()
-        counts = [completed(peer) for peer in rest]
+        counts = [peer.num_completed for peer in rest]
         await asyncio.sleep(25.0)
         for peer, count in zip(rest, counts, strict=True):
-            assert completed(peer) >= count + 6
+            assert peer.num_completed >= count + 6
         assert all(peer.trainer.replica.own_steps > 95 for peer in rest), "training waited"
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -92,7 +88,7 @@ def test_host_and_bootstrap_are_killed_and_the_rest_go_on(tmp_path: Path) -> Non
 def test_a_killed_peer_restarts_from_its_checkpoint_and_is_met_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
-        await swarm.until(lambda: all(completed(peer) >= 4 for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed >= 4 for peer in peers))
         victim = peers[1]
         victim.save()
         saved = victim.hash
@@ -101,8 +97,8 @@ def test_a_killed_peer_restarts_from_its_checkpoint_and_is_met_again(tmp_path: P
         await asyncio.sleep(5.0)
         victim.start()
         assert victim.hash == saved
-        count = completed(victim)
-        await swarm.until(lambda: completed(victim) > count + 2 and len(victim.partners()) == 2, within_s=30.0)
+        count = victim.num_completed
+        await swarm.until(lambda: victim.num_completed > count + 2 and len(victim.partners()) == 2, within_s=30.0)
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -110,7 +106,7 @@ def test_a_killed_peer_restarts_from_its_checkpoint_and_is_met_again(tmp_path: P
 def test_a_partition_heals(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(4)
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in peers))
         sides = peers[:2], peers[2:]
         swarm.network.partition(*([peer.peer_id for peer in side] for side in sides))
         await asyncio.sleep(15.0)
@@ -160,7 +156,7 @@ def test_a_thin_line_drops_meetings_and_never_the_training(tmp_path: Path) -> No
             assert not peer.outcomes()["misbehaved"], "slow is not bad"
             assert peer.trainer.replica.own_steps >= 235
             assert len(peer.trainer.solo) >= 10
-            assert peer.trainer.applied.total() == completed(peer)
+            assert peer.trainer.applied.total() == peer.num_completed
 
     play(Swarm(tmp_path, manifest=QUIET, wire=Wire(latency_s=0.3, bytes_per_s=200.0)), story)
 
@@ -169,7 +165,7 @@ def test_node_is_restarted_and_what_was_due_is_still_met(tmp_path: Path) -> None
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
         swarm.kills_nodes_only = True
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in peers))
         victim, steps = peers[0], peers[0].trainer.replica.own_steps
         for _ in range(5):
             victim.kill()
@@ -177,8 +173,8 @@ def test_node_is_restarted_and_what_was_due_is_still_met(tmp_path: Path) -> None
             victim.start_node()
             await asyncio.sleep(2.2)
         assert victim.trainer.replica.own_steps >= steps + 5 * 14 - 1, "training waited for the node"
-        count = completed(victim)
-        await swarm.until(lambda: completed(victim) >= count + 6, within_s=20.0)
+        count = victim.num_completed
+        await swarm.until(lambda: victim.num_completed >= count + 6, within_s=20.0)
         assert max(victim.trainer.applied.values()) == 1
 
     play(Swarm(tmp_path, manifest=QUIET), story)
@@ -187,15 +183,15 @@ def test_node_is_restarted_and_what_was_due_is_still_met(tmp_path: Path) -> None
 def test_trainer_is_restarted_and_the_node_finds_it_again(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peers = swarm.start(3)
-        await swarm.until(lambda: all(completed(peer) >= 2 for peer in peers))
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in peers))
         victim = peers[0]
         for _ in range(5):
             victim.save()
             victim.kill_trainer()
             await asyncio.sleep(1.1)
             victim.restart_trainer()
-            count = completed(victim)
-            await swarm.until(lambda count=count: completed(victim) > count, within_s=15.0)
+            count = victim.num_completed
+            await swarm.until(lambda count=count: victim.num_completed > count, within_s=15.0)
         for peer in peers:
             assert not peer.outcomes()["misbehaved"]
 

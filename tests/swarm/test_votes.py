@@ -31,7 +31,7 @@ async def honest(swarm: Swarm) -> list[Peer]:
     peers = [swarm.add() for _ in range(NUM_HONEST)]
     for number, peer in enumerate(peers, 1):
         peer.join_with(credential_of(swarm, peer.identity, number), place=number).start()
-    await swarm.until(lambda: all(peer.trainer.replica.own_steps >= FIRST_STEPS and peer.outcomes()["completed"] >= 4 for peer in peers))
+    await swarm.until(lambda: all(peer.trainer.replica.own_steps >= FIRST_STEPS and peer.num_completed >= 4 for peer in peers))
     return peers
 
 
@@ -119,7 +119,7 @@ def test_a_peer_restarted_among_many_strangers_follows_those_it_has_met(tmp_path
         await swarm.until(
             lambda: back.global_step >= min(peer.global_step for peer in peers[1:]) - INVITES.outer.max_clock_gap_steps, within_s=60.0
         )
-        await swarm.until(lambda: back.outcomes()["completed"] >= 6, within_s=60.0)
+        await swarm.until(lambda: back.num_completed >= 6, within_s=60.0)
         assert back.global_step <= max(peer.global_step for peer in peers[1:]) + INVITES.outer.nominal_steps
         await cancel(work)
 

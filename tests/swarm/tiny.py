@@ -66,7 +66,7 @@ def tiny_manifest(**sections: dict[str, Any]) -> Manifest:
 
 def tiny_terms(manifest: Manifest) -> RunTerms:
     codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in _initial().named_parameters()})
-    return RunTerms.from_manifest(manifest, model_plan(codecs, manifest.outer.alpha))
+    return RunTerms.from_manifest(manifest).with_plan(model_plan(codecs, manifest.outer.alpha))
 
 
 @functools.cache

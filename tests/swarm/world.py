@@ -165,6 +165,10 @@ class Peer:
         """Whether its journal holds a meeting."""
         return bool(self.home.journal.read_bytes())
 
+    @property
+    def num_completed(self) -> int:
+        return self.outcomes()["completed"]
+
     def outcomes(self) -> Counter[str]:
         return Counter(done.outcome for done in self.meetings)
 

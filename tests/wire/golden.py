@@ -54,11 +54,11 @@ def manifest() -> Manifest:
 
 def padding(num_bytes: int) -> bytes:
     """Return a field that no version knows (number 15, bytes), large enough to matter."""
-    return b"\x7a" + _varint(num_bytes) + bytes(num_bytes)
+    return b"\x7a" + varint(num_bytes) + bytes(num_bytes)
 
 
-def _varint(number: int) -> bytes:
-    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + _varint(number >> 7)
+def varint(number: int) -> bytes:
+    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
 
 
 def short_nonce() -> bytes:

@@ -9,7 +9,6 @@ import json
 import re
 import socket
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from tests.cli.page.answer import Answer
 
 NOW_S = 1_800_000_000.0
 MANIFEST = Manifest.checked({"run": {"name": "<script>alert(1)</script> & more", "access": "open"}, "data": {"source": "text"}})
@@ -39,13 +39,6 @@ SECRETS = ("peer_id", "12D3Koo", "/ip4/", "/ip6/", "token=", "gossamer1", "ident
 @pytest.fixture(scope="module")
 def view() -> RunView:
     return run_of(8, MANIFEST, NOW_S)
-
-
-@dataclass
-class Answer:
-    code: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
 
 
 class Visitor:
@@ -68,11 +61,7 @@ class Visitor:
             raise AssertionError("it reads what strangers send")
 
         async def send(message: Any) -> None:
-            if message["type"] == "http.response.start":
-                answer.code = message["status"]
-                answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-            else:
-                answer.body += message.get("body", b"")
+            answer.take(message)
 
         await self._app(scope, receive, send)
         return answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,19 +21,11 @@ from gossamer.peer.supervisor.pauses import Pause, asked_pause, ruled_pause
 from gossamer.peer.supervisor.surroundings import Surroundings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from tests.cli.page.answer import Answer
 
 TOKEN, PORT = "a-token", 4321
 HERE = {"host": f"127.0.0.1:{PORT}"}
 STATUS = apply(Status(peer_id="12D3KooX"), changed("training"))
-
-
-@dataclass
-class Answer:
-    """What came back: of a stream that does not end, the first piece."""
-
-    code: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
 
 
 async def request(homes: list[Path], path: str, headers: dict[str, str], token: str | None = TOKEN, body: bytes | None = None) -> Answer:
@@ -56,11 +47,8 @@ async def request(homes: list[Path], path: str, headers: dict[str, str], token: 
         return {"type": "http.disconnect"}
 
     async def send(message: Any) -> None:
-        if message["type"] == "http.response.start":
-            answer.code = message["status"]
-            answer.headers = {name.decode(): value.decode() for name, value in message["headers"]}
-        else:
-            answer.body += message.get("body", b"")
+        answer.take(message)
+        if message["type"] != "http.response.start":
             has_piece.set()
 
     async with asyncio.timeout(20):

@@ -14,7 +14,8 @@ SIZES = [1, 2, 3, 127, 128, 255, 256, 257, 1000, 1024, 1025, 4096, 5000]
 SCALES = [1e-30, 1e-6, 1e-2, 1.0, 1e4, 1e20]
 
 
-def exchange(coder: Codec, first: Tensor, second: Tensor, seed: int = 1) -> tuple[Gap, Gap]:
+def exchange(coder: Codec, first: Tensor, second: Tensor, seed: int = 7) -> tuple[Gap, Gap]:
+    """Return the gaps that each side finds in the other's message."""
     sketches = coder.sketch(first, seed), coder.sketch(second, seed)
     one = coder.encode(first, seed, sketches[0], sketches[1])
     two = coder.encode(second, seed, sketches[1], sketches[0])

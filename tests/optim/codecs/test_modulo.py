@@ -9,6 +9,7 @@ from torch import Tensor
 from gossamer.optim.codecs import Gap, codec
 from gossamer.optim.codecs.hadamard import hadamard_matrix, sign_pool, window
 from gossamer.optim.codecs.modulo import Modulo
+from tests.optim.codecs.test_interface import exchange
 
 pytestmark = pytest.mark.usefixtures("coding")
 
@@ -19,13 +20,6 @@ def modulo(name: str) -> Modulo:
     known = codec(name)
     assert isinstance(known, Modulo)
     return known
-
-
-def exchange(coder: Modulo, first: Tensor, second: Tensor, seed: int = 7) -> tuple[Gap, Gap]:
-    sketches = coder.sketch(first, seed), coder.sketch(second, seed)
-    one = coder.encode(first, seed, sketches[0], sketches[1])
-    two = coder.encode(second, seed, sketches[1], sketches[0])
-    return coder.gap(one, two.payload), coder.gap(two, one.payload)
 
 
 def near_pair(num_values: int, spread: float, seed: int = 0) -> tuple[Tensor, Tensor]:

@@ -88,11 +88,8 @@ def test_another_peer_on_the_same_home(tmp_path: Path) -> None:
     names(found("other peer", home.path), Level.OK)
 
 
-def test_a_port_that_is_taken(tmp_path: Path) -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        names(found("port", tmp_path / "home", port=other.getsockname()[1]), Level.FAIL, "in use")
+def test_a_port_that_is_taken(tmp_path: Path, busy_port: int) -> None:
+    names(found("port", tmp_path / "home", port=busy_port), Level.FAIL, "in use")
 
 
 def test_an_address_of_another_machine(tmp_path: Path) -> None:

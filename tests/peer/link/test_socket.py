@@ -2,8 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import tempfile
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +19,6 @@ from tests.peer.waiting import eventually
 UNASKED = messages.ANSWERS.write(messages.Applied(1))
 PLAN = ModelPlan(16, (FragmentTerms(0, 1000, 0), FragmentTerms(64, 900, 20)), 800)
 PROGRESS = messages.Progress(5, RunPhase.TRAIN, True)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="link-") as name:  # pytest's own paths are too long for a socket
-        yield Path(name)
 
 
 class Pair:

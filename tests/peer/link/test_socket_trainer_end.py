@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,12 +14,6 @@ from gossamer.peer.link.socket import SOCKET_NAME, TrainerEnd
 from gossamer.protocol.messages.messages import RunPhase
 
 PROGRESS = messages.Progress(5, RunPhase.TRAIN, True)
-
-
-@pytest.fixture
-def folder() -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="link-") as name:  # pytest's own paths are too long for a socket
-        yield Path(name)
 
 
 def raw_node(folder: Path) -> socket.socket:

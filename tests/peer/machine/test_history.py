@@ -14,10 +14,11 @@ def point(second: float, step: int, loss: float) -> HistoryPoint:
     return HistoryPoint(1000.0 + second, step, loss, 10.0, 0.01, 0, 0, 0, 0)
 
 
-def falling(seconds: int, nats_per_step: float = 0.01) -> History:
+def falling(seconds: int) -> History:
+    """A loss that falls by 0.01 nats a step, two steps a second."""
     history = History()
     for second in range(seconds):
-        history = history.add(point(second, 2 * second, 5.0 - 2 * second * nats_per_step))
+        history = history.add(point(second, 2 * second, 5.0 - 0.01 * 2 * second))
     return history
 
 

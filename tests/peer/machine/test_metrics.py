@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import urllib.request
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from gossamer.peer.machine.partners import Partner
 from gossamer.peer.machine.states import STATES
 from gossamer.peer.machine.status import Status
 from gossamer.protocol.errors import BadSettings
+from tests.unused_port import unused_port
 
 ROOT = Path(__file__).parents[3]
 STATUS = Status(
@@ -24,15 +24,9 @@ STATUS = Status(
 )  # fmt: skip
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def scraped(status: Status) -> dict[tuple[str, ...], float]:
     """Every sample, by its name and the values of its labels."""
-    port = free_port()
+    port = unused_port()
     with serving_metrics("127.0.0.1", port, lambda: status):
         request = urllib.request.Request(f"http://127.0.0.1:{port}/metrics", headers={"Connection": "close"})
         with urllib.request.urlopen(request, timeout=10) as answer:
@@ -86,10 +80,6 @@ def test_the_dashboard_of_grafana_asks_for_metrics_that_are_there() -> None:
     assert asked <= {key[0] for key in scraped(STATUS)}
 
 
-def test_a_busy_port_is_refused() -> None:
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(BadSettings, match="in use"), serving_metrics("127.0.0.1", port, Status):
-            pass
+def test_a_busy_port_is_refused(busy_port: int) -> None:
+    with pytest.raises(BadSettings, match="in use"), serving_metrics("127.0.0.1", busy_port, Status):
+        pass

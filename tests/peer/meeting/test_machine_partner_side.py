@@ -20,9 +20,9 @@ SKETCH, PAYLOAD = b"s" * 64, bytes(range(250)) * 4
 NO_SKETCH = hashlib.sha256().digest()
 
 
-def commitment_to(sketch: bytes, payload: bytes = PAYLOAD) -> Commitment:
+def commitment_to(sketch: bytes) -> Commitment:
     """A commitment to a partner without a sketch."""
-    digest = exchange_digest(hashlib.sha256(sketch).digest(), NO_SKETCH, hashlib.sha256(payload).digest())
+    digest = exchange_digest(hashlib.sha256(sketch).digest(), NO_SKETCH, hashlib.sha256(PAYLOAD).digest())
     return Commitment(MEETING_ID, digest).signed(ALICE)
 
 

@@ -43,7 +43,7 @@ def test_a_revoked_invite_ends_the_membership_of_all_its_holders(tmp_path: Path,
         a, b, guest = (swarm.add() for _ in range(3))
         for peer, invite in ((a, 0), (b, 0), (guest, 1)):
             peer.join_with(credential_of(swarm, peer.identity, invite)).start()
-        await swarm.until(lambda: guest.outcomes()["completed"] >= 2)
+        await swarm.until(lambda: guest.num_completed >= 2)
         await swarm.until(lambda: guest.peer_id in [entry.peer_id for entry in a.book.announced(asyncio.get_running_loop().time())])
         credential = credential_of(swarm, guest.identity, 1)
         renewals = [await renewal_of(peer) for peer in (a, b)]
@@ -55,10 +55,10 @@ def test_a_revoked_invite_ends_the_membership_of_all_its_holders(tmp_path: Path,
         with pytest.raises(Refused, match="revoked"):
             check_member(guest.peer_id, credential, renewals[0].terms, swarm.network.now_s())
         check_member(b.peer_id, credential_of(swarm, b.identity, 0), renewals[0].terms, swarm.network.now_s())
-        count, num_under_way = guest.outcomes()["completed"], len(guest.node.meetings.active)
+        count, num_under_way = guest.num_completed, len(guest.node.meetings.active)
         await asyncio.sleep(20.0)
-        assert guest.outcomes()["completed"] <= count + num_under_way
-        assert a.outcomes()["completed"] and not any(renewal.warned for renewal in renewals)
+        assert guest.num_completed <= count + num_under_way
+        assert a.num_completed and not any(renewal.warned for renewal in renewals)
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 
@@ -70,7 +70,7 @@ def test_only_the_issuers_revocation_ends_a_training_peer(tmp_path: Path, monkey
         a, b, guest = (swarm.add() for _ in range(3))
         for peer, invite in ((a, 0), (b, 0), (guest, 1)):
             peer.join_with(credential_of(swarm, peer.identity, invite)).start()
-        await swarm.until(lambda: guest.outcomes()["completed"] >= 1)
+        await swarm.until(lambda: guest.num_completed >= 1)
         watch, *known = [await renewal_of(peer) for peer in (guest, a, b)]
         monkeypatch.setattr(server, "check_fetch", refuse_members)
         await swarm.until(lambda: "others say" in watch.warned, within_s=60.0)
@@ -193,8 +193,8 @@ def test_a_revoked_member_does_not_come_back_under_a_new_key_and_the_others_stay
         with pytest.raises(BaseExceptionGroup):  # the guest hears of it and ends
             await swarm.until(lambda: False, within_s=60.0)
         guest.failure = None
-        before = member.outcomes()["completed"]
-        await swarm.until(lambda: member.outcomes()["completed"] > before + 1, within_s=120.0)
+        before = member.num_completed
+        await swarm.until(lambda: member.num_completed > before + 1, within_s=120.0)
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 

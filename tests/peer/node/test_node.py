@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.presence import FAREWELL_S
 from gossamer.peer.sync.client import FetchClient
@@ -22,10 +23,6 @@ from tests.swarm.world import Swarm, play
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
 
-def now() -> float:
-    return asyncio.get_running_loop().time()
-
-
 def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
@@ -35,9 +32,9 @@ def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path:
 
         await swarm.until(lambda: a.node.meetings.active)
         assert await announced() == {a.peer_id, b.peer_id}
-        began_s = now()
+        began_s = loop_s()
         await a.leave(2.0)
-        assert now() - began_s <= 2.0 + 1.0, "the grace, and a second for the directory"
+        assert loop_s() - began_s <= 2.0 + 1.0, "the grace, and a second for the directory"
         await asyncio.sleep(FAREWELL_S)
         assert await announced() == {b.peer_id}
 
@@ -47,12 +44,12 @@ def test_leaving_takes_no_longer_than_the_grace_even_in_a_slow_meeting(tmp_path:
 def test_the_supervisor_gets_every_meeting(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         a, b = swarm.start(2)
-        await swarm.until(lambda: a.outcomes()["completed"] >= 4)
+        await swarm.until(lambda: a.num_completed >= 4)
         for peer in (a, b):
             peer.trainer.frozen = True
         await asyncio.sleep(15.0)
         shown = a.status
-        assert shown.meetings["completed"] == a.outcomes()["completed"] and sum(shown.meetings.values()) == len(a.meetings)
+        assert shown.meetings["completed"] == a.num_completed and sum(shown.meetings.values()) == len(a.meetings)
         assert shown.bytes["sent"] == sum(done.bytes_sent for done in a.meetings) > 0
         assert {done.route for done in a.meetings if done.outcome == "completed"} == {"memory"} and shown.peers_seen == 1
         assert shown.addresses == ["/ip4/192.0.2.1/tcp/4001"]
@@ -65,7 +62,7 @@ def test_a_banned_peer_gets_no_manifest(tmp_path: Path) -> None:
         (peer,) = swarm.start(1)
         asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(MALLORY.peer_id, nobody))
         assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
-        peer.book.ban(MALLORY.peer_id, now())
+        peer.book.ban(MALLORY.peer_id, loop_s())
         with pytest.raises(Unreachable, match="rejected the stream"):
             await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)
 

@@ -13,6 +13,7 @@ import pytest
 from gossamer.peer.link import messages
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.node.meetings import Meetings
+from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import GossamerError, RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Refusal, RunPhase
@@ -26,10 +27,6 @@ ADDRESS = "/ip4/192.0.2.1/tcp/4001"
 RUN = {"total_steps": 100_000}
 QUIET = tiny_manifest(run=RUN)
 DUE = messages.Due(0, RunPhase.TRAIN)
-
-
-def now() -> float:
-    return asyncio.get_running_loop().time()
 
 
 async def still(swarm: Swarm) -> Peer:
@@ -74,15 +71,15 @@ def test_a_search_waits_for_its_partner_without_polling(tmp_path: Path, monkeypa
 
     async def story(swarm: Swarm) -> None:
         a, b = await still(swarm), await still(swarm)
-        await swarm.until(lambda: a.lifecycle.may_meet and b.lifecycle.may_meet and bool(a.book.live(now())))
+        await swarm.until(lambda: a.lifecycle.may_meet and b.lifecycle.may_meet and bool(a.book.live(loop_s())))
         assert all(await asyncio.gather(*(a.node.searches.search(fragment) for fragment in range(3))))
         assert tries <= 10
         for _ in range(3):
-            a.book.note_refusal(b.peer_id, now())
+            a.book.note_refusal(b.peer_id, loop_s())
         free_s, before = a.book.get(b.peer_id).backs_off_until_s, tries
-        assert free_s > now() + 3.0
+        assert free_s > loop_s() + 3.0
         assert await a.node.searches.search(0)
-        assert free_s <= now() < free_s + 2.0 and tries - before <= 12
+        assert free_s <= loop_s() < free_s + 2.0 and tries - before <= 12
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
@@ -102,7 +99,7 @@ def test_without_a_partner_by_the_deadline_the_manifest_decides(
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
         swarm.network.start_peer(MALLORY.peer_id, refuses)
-        peer.book.add_address(MALLORY.peer_id, ADDRESS, now())
+        peer.book.add_address(MALLORY.peer_id, ADDRESS, loop_s())
         for _ in range(2):  # the second moves the goal of the search that is under way
             peer.node.on_report(DUE)
         await asyncio.sleep(1.0)
@@ -120,7 +117,7 @@ def test_without_a_partner_by_the_deadline_the_manifest_decides(
 def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from_its_solo_step(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         peer = await still(swarm)
-        peer.book.add_address(MALLORY.peer_id, ADDRESS, now())
+        peer.book.add_address(MALLORY.peer_id, ADDRESS, loop_s())
         swarm.network.start_peer(MALLORY.peer_id, refuses)
 
         async def pester() -> None:
@@ -148,11 +145,11 @@ def test_a_meeting_that_the_partner_began_satisfies_the_search(tmp_path: Path) -
     async def story(swarm: Swarm) -> None:
         a, b = await still(swarm), await still(swarm)
         for peer, other in ((a, b), (b, a)):
-            peer.book.add_address(other.peer_id, ADDRESS, now())
-        a.book.note_not_ready(b.peer_id, now())
+            peer.book.add_address(other.peer_id, ADDRESS, loop_s())
+        a.book.note_not_ready(b.peer_id, loop_s())
         a.node.on_report(DUE)
         await b.node.meetings.try_next(0, set())
         await asyncio.sleep(15.0)
-        assert a.outcomes()["completed"] == 1 and len(a.meetings) == 1 and not notified(a, messages.Solo)
+        assert a.num_completed == 1 and len(a.meetings) == 1 and not notified(a, messages.Solo)
 
     play(Swarm(tmp_path, manifest=QUIET), story)

@@ -7,7 +7,8 @@ from pathlib import Path
 
 from gossamer.peer.machine.events import CurveTold, Event, MembersSeen
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.run_view import RunPoint, RunView
+from gossamer.peer.machine.run_view import RunView
+from gossamer.peer.machine.told_curve import RunPoint
 from gossamer.peer.node.run_curve import READ_S, OwnCurve, encoded, points_of
 from gossamer.protocol.limits import CURVE_POINTS
 from gossamer.protocol.messages.replies import RunCurve
@@ -35,7 +36,7 @@ def test_a_late_member_is_told_by_the_others(tmp_path: Path) -> None:
         residents = swarm.start(3)
         for resident in residents:
             kept(resident.home)
-        await swarm.until(lambda: all(peer.outcomes()["completed"] for peer in residents))
+        await swarm.until(lambda: all(peer.num_completed for peer in residents))
         joiner = swarm.add(waits_for_start=True, is_founder=False)
         events: list[Event] = []
         joiner.forward = events.append

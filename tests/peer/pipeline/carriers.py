@@ -33,7 +33,7 @@ from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.pipeline.lane import MOST_PATIENCE_S, DownLane, UpLane
 from gossamer.protocol.errors import PeerMisbehaved
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.messages.messages import Chunk, HopForward, HopNotice, Message, NoticeKind, Part
+from gossamer.protocol.messages.messages import Chunk, HopForward, HopNotice, Message, NoticeKind
 from gossamer.protocol.messages.terms import StageTerms
 
 TOKEN_BYTES, VALUE_BYTES, IN_BATCH = 20, 60, 4
@@ -80,7 +80,6 @@ class Holder:
     faults: list[str] = field(default_factory=list)  # that it blamed on partners
     begun: set[int] = field(default_factory=set)  # at stage 0: hops that its trainer was asked to begin, and that are not over
     arrived_s: dict[int, float] = field(default_factory=dict)  # when each hop was first there
-    is_working: bool = False
     num_doubled: int = 0  # backward passes with several answers
     life: int = 0
     trainer: int = 0  # number of its trainer
@@ -378,8 +377,3 @@ class World:
     def cut(self, wire: Wire) -> None:
         """Break a lane."""
         self.close(wire, None)
-
-
-def parts_of(stage: StageTerms) -> tuple[tuple[Part, int], ...]:
-    """Return what follows a HopForward."""
-    return (Part.TOKENS, stage.token_bytes), (Part.ACTIVATIONS, stage.value_bytes)

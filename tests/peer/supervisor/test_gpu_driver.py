@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.status import power_text
-from gossamer.peer.machine.config import LocalSettings
-from gossamer.peer.machine.events import GpuPowerRead
+from gossamer.peer.machine.config import LocalSettings, PeerConfig
+from gossamer.peer.machine.events import Event, GpuPowerRead
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor.gpu_driver import GPU_TOOL, GpuReading, gpus_in
 from gossamer.peer.supervisor.pauses import Pauses, ruled_pause
 from gossamer.peer.supervisor.surroundings import Lookout, Surroundings
+from tests.peer.waiting import wait_until
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()
 TWO = "54, 61.32, 300.00\n71, 250.00, 350.00\n"
@@ -35,11 +36,8 @@ def tool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def looked(lookout: Lookout, settings: LocalSettings) -> Surroundings:
-    """Look, and again when the tool has ended."""
-    lookout.look(settings)
-    process = lookout._heat.gpus._command._process
-    assert process is not None, "the tool runs"
-    process.wait(30.0)
+    """Look until the tool has ended."""
+    wait_until(lambda: lookout.look(settings).gpus, "reading")
     return lookout.look(settings)
 
 
@@ -71,8 +69,13 @@ def test_a_driver_that_tells_no_limit_is_a_warning(tool: Path, tmp_path: Path) -
 
 def test_the_status_shows_what_each_gpu_draws_and_may(tool: Path, tmp_path: Path) -> None:
     pauses = Pauses(Home(tmp_path / "home"))
-    pauses._around = looked(pauses._lookout, LocalSettings())
-    (event,) = pauses.look(Status())
+    config = PeerConfig(home=tmp_path / "home")
+
+    def look() -> list[Event]:
+        pauses.current_pause(config)
+        return list(pauses.look(Status()))
+
+    (event,) = wait_until(look, "reading")
     assert event == GpuPowerRead(((61.32, 300.0), (250.0, 350.0)))
     status = apply(Status(), event)
     assert status.to_json()["gpu_power"][0] == {"draw_watts": 61.32, "limit_watts": 300.0}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import shlex
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import datetime
-from math import inf
 from pathlib import Path
 
 import psutil
@@ -27,6 +27,8 @@ from gossamer.peer.supervisor.surroundings import (
     Thermometer,
     others_cpu_s,
 )
+from tests.clock import Clock
+from tests.peer.waiting import wait_until
 
 NOON_S = datetime(2026, 11, 22, 12, 0).timestamp()  # a Sunday, local time
 CALM = Surroundings()
@@ -107,86 +109,93 @@ def test_this_machine_can_be_asked(tmp_path: Path) -> None:
     assert seen.home_bytes == 1000
 
 
-def polled(command: PolledCommand, words: Sequence[str], runs: int) -> int:
-    """Poll a command until it has ended so many times; return the last one's process group, 0 if it did not start."""
-    group = 0
-    now_s = max(0.0, command._began_s)
-    for _ in range(runs):
-        now_s += ASK_S
+def polled(command: PolledCommand, words: Sequence[str], now_s: float, is_seen: Callable[[], object]) -> None:
+    """Poll a command at one time until its end is seen."""
+
+    def look() -> object:
         command.poll(words, now_s)
-        while command._process is not None:
-            group = command._process.pid
-            command._process.wait(30.0)
-            command.poll(words, now_s)
-    return group
+        return is_seen()
+
+    wait_until(look, "end of the command")
 
 
 def test_a_command_of_the_operator_is_asked_again_and_again(tmp_path: Path) -> None:
     command, flag = PolledCommand(ASK_S), tmp_path / "game"
     words = ("test", "-e", str(flag))
-    polled(command, words, 1)
-    assert (command.code, command.failure) == (1, "")
+    polled(command, words, 0.0, lambda: command.code == 1)
     flag.touch()
-    command.poll(words, ASK_S + 1.0)
-    assert command.code == 1, "it is not asked again so soon"
-    polled(command, words, 2)
-    assert (command.code, command.failure) == (0, "")
-    polled(command, ("/nowhere/at/all",), 2)
+    command.poll(words, ASK_S - 1.0)
+    assert (command.code, command.failure) == (1, ""), "it is not asked again so soon"
+    polled(command, words, ASK_S, lambda: command.code == 0)
+    assert command.failure == ""
+    polled(command, ("/nowhere/at/all",), 2 * ASK_S, lambda: command.failure)
     assert command.code is None and "No such file" in command.failure
 
 
-def test_a_command_that_hangs_is_killed_with_its_children_and_waited_for_by_nobody() -> None:
-    command = PolledCommand(ASK_S)
-    command.poll(("sh", "-c", "sleep 1000 & sleep 1000"), 0.0)
-    process = command._process
-    assert process is not None
+def has_ended(process: psutil.Process) -> bool:
+    with suppress(psutil.NoSuchProcess):
+        return process.status() == psutil.STATUS_ZOMBIE
+    return True
+
+
+def test_a_command_that_hangs_is_killed_with_its_children_and_waited_for_by_nobody(tmp_path: Path) -> None:
+    command, ids = PolledCommand(ASK_S), tmp_path / "ids"
+    command.poll(("sh", "-c", f"sleep 1000 & echo $$ $! > {ids}; sleep 1000"), 0.0)
+    wait_until(lambda: ids.exists() and ids.read_text().endswith("\n"), "command and its child")
+    processes = [psutil.Process(int(word)) for word in ids.read_text().split()]
     command.poll((), COMMAND_S)
-    assert process.poll() is None and command.failure == ""
+    assert not any(map(has_ended, processes)) and command.failure == ""
     command.poll((), COMMAND_S + 1.0)
-    assert process.returncode == -9 and command.failure == "it took longer than 30 s"
+    assert command.failure == "it took longer than 30 s"
+    wait_until(lambda: all(map(has_ended, processes)), "end of both")
     command.close()
 
 
 def test_a_command_that_prints_much_or_leaves_a_child_behind_is_read_at_once() -> None:
     command = PolledCommand(ASK_S)
-    group = polled(command, ("sh", "-c", "yes | head -c 200000; sleep 1000 & exit 1"), 1)
+    polled(command, ("sh", "-c", "echo $$; yes | head -c 200000; sleep 1000 & exit 1"), 0.0, lambda: command.code is not None)
     assert (command.code, len(command.output), command.failure) == (1, MOST_OUTPUT_BYTES, "")
-    os.killpg(group, signal.SIGKILL)  # the child is still there: nobody has waited for it
+    os.killpg(int(command.output.split()[0]), signal.SIGKILL)  # the child is still there: nobody has waited for it
 
 
-def test_what_a_run_printed_before_the_one_that_failed_is_forgotten() -> None:
-    thermometer = Thermometer(lambda: None, tool=("echo", "95"))
-    command = thermometer.gpus._command
-    polled(command, ("echo", "95"), 1)
-    assert thermometer.look(80, command._began_s) == "a GPU has 95 C"
-    polled(command, ("/nowhere/at/all",), 1)
-    assert thermometer.look(80, command._began_s) == "" and thermometer.is_blind
+def test_what_a_run_printed_before_the_one_that_failed_is_forgotten(tmp_path: Path) -> None:
+    tool = tmp_path / "tool"
+    tool.write_text("#!/bin/sh\necho 95\n")
+    tool.chmod(0o755)
+    thermometer = Thermometer(lambda: None, tool=(str(tool),))
+    assert wait_until(lambda: thermometer.look(80, 0.0), "temperature") == "a GPU has 95 C"
+    tool.unlink()
+    assert thermometer.look(80, ASK_S) == "" and thermometer.is_blind
 
 
 def test_another_command_starts_without_the_answer_of_the_one_before(tmp_path: Path) -> None:
     lookout = Lookout(tmp_path)
-    lookout._question = "true"
-    polled(lookout._asked, ("true",), 1)
-    assert lookout._says_pause("true", lookout._asked._began_s)
-    assert not lookout._says_pause("sleep 1000", lookout._asked._began_s)
+    wait_until(lambda: lookout.look(LocalSettings(pause_when="true")).says_pause, "pause")
+    assert not lookout.look(LocalSettings(pause_when="sleep 1000")).says_pause
     lookout.close()
 
 
 def test_what_a_command_says_pauses_and_what_it_cannot_say_is_a_warning(tmp_path: Path) -> None:
-    lookout = Lookout(tmp_path)
+    clock, flag = Clock(), tmp_path / "game"
+    lookout = Lookout(tmp_path, clock)
 
-    def look(command: str) -> tuple[bool, str]:
-        lookout._asked, lookout._question = PolledCommand(ASK_S), command
-        polled(lookout._asked, shlex.split(command), 1)
-        lookout._asked._began_s = inf  # it is not due again
-        return lookout.look(LocalSettings(pause_when=command)).says_pause, lookout.warnings["pause_when"]
+    def says_pause(command: str) -> bool:
+        return lookout.look(LocalSettings(pause_when=command)).says_pause
 
-    assert look("true") == (True, "")
-    assert look("false") == (False, "")
-    assert look("sh -c 'exit 3'") == (False, "pause_when has no effect: it exits with 3; 0 pauses, 1 trains")
-    paused, warning = look("/nowhere/at/all")
-    assert not paused and "pause_when has no effect" in warning
-    assert lookout.look(LocalSettings()).says_pause is False and lookout.warnings["pause_when"] == ""
+    def warning(command: str) -> str:
+        return "" if says_pause(command) else lookout.warnings["pause_when"]
+
+    flag.touch()
+    while_it_is_there = shlex.join(("test", "-e", str(flag)))
+    wait_until(lambda: says_pause(while_it_is_there), "pause")
+    flag.unlink()
+    clock.now_s += ASK_S
+    wait_until(lambda: not says_pause(while_it_is_there), "end of the pause")
+    assert lookout.warnings["pause_when"] == ""
+    fault = wait_until(lambda: warning("sh -c 'exit 3'"), "warning")
+    assert fault == "pause_when has no effect: it exits with 3; 0 pauses, 1 trains"
+    assert "pause_when has no effect" in warning("/nowhere/at/all")
+    assert not says_pause("") and lookout.warnings["pause_when"] == ""
 
 
 def test_a_machine_that_was_too_hot_must_cool_down() -> None:
@@ -202,8 +211,7 @@ def test_a_machine_that_was_too_hot_must_cool_down() -> None:
 def test_the_hottest_gpu_counts_and_no_reading_is_said() -> None:
     tool = ("printf", "61, 40.1, 300.00\\n84, 60.0, 300.00\\n7, 9, 9\\n")
     hot = Thermometer(lambda: 50.0, tool=tool)
-    polled(hot.gpus._command, tool, 1)
-    assert hot.look(80, ASK_S) == "a GPU has 84 C" and not hot.is_blind
+    assert wait_until(lambda: hot.look(80, 0.0), "temperature") == "a GPU has 84 C" and not hot.is_blind
     blind = Thermometer(lambda: None, tool=("/nowhere/at/all",))
     assert blind.look(80, 0.0) == "" and blind.is_blind
 

@@ -184,7 +184,7 @@ def test_a_paused_peer_can_leave(tmp_path: Path) -> None:
 def test_a_bootstrap_node_cannot_pause(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path, node="seed", trains=False, schedule="mon 00:00-00:01") as (running, _):
-            await eventually(lambda: running.status.state == "serving", "a seed")
+            await eventually(lambda: running.status.state == "serving", "a bootstrap node")
             with pytest.raises(BadSettings, match="does not train"):
                 await control(running, verb="pause", seconds=None)
 

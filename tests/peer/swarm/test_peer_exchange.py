@@ -121,7 +121,7 @@ def test_a_record_that_expires_at_once_is_a_farewell() -> None:
 PEERS = [Identity(bytes([number]) * 32) for number in range(20, 60)]
 
 
-def passed_on(prepare: Callable[[PeerExchange], None], most: int, times: int = 20) -> list[set[PeerId]]:
+def passed_on(prepare: Callable[[PeerExchange], None], most: int) -> list[set[PeerId]]:
     """Return the peers whose records Alice gets, several times, from a peer of an open run that knows all PEERS."""
 
     async def main() -> list[set[PeerId]]:
@@ -129,7 +129,7 @@ def passed_on(prepare: Callable[[PeerExchange], None], most: int, times: int = 2
         for identity in PEERS:
             peer_exchange.take(record_of(identity))
         prepare(peer_exchange)
-        lists = [peer_exchange.records_for(ALICE.peer_id, most) for _ in range(times)]
+        lists = [peer_exchange.records_for(ALICE.peer_id, most) for _ in range(20)]
         assert all(len(records) <= most for records in lists)
         return [{MemberRecord.from_bytes(raw).peer_id for raw in records} for records in lists]
 
@@ -156,13 +156,13 @@ def test_a_stranger_sets_news_until_the_book_is_full_and_a_lost_peer_always_does
     run(main(), start_s=1000.0)
 
 
-def size_of(swarm: list[Identity], times: int = 120) -> float:
+def size_of(swarm: list[Identity]) -> float:
     """Return Bob's estimate of the size of the swarm after many random samples of sixteen records."""
 
     async def main() -> float:
         peer_exchange, draws = open_exchange(), random.Random(1)
         records = [record_of(identity).to_bytes() for identity in swarm]
-        for _ in range(times):
+        for _ in range(120):
             peer_exchange.list_peers(draws.sample(records, 16), ALICE.peer_id)
         return len(peer_exchange.book.announced(loop_s())) / peer_exchange.familiar
 

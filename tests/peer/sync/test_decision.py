@@ -15,12 +15,12 @@ from gossamer.peer.sync.decision import (
     UNSERVED_S,
     Act,
     Decision,
+    SyncView,
     Wanted,
     decide,
     fragment_to_sync,
     wanted,
 )
-from gossamer.peer.sync.view import SyncView
 
 IN_STEP = SyncView(state_bytes=8, total_steps=1000, gap_steps=60, own_global_step=300, typical_steps=300, others_steps=300)
 BEGINNING = replace(IN_STEP, own_global_step=0, typical_steps=0, others_steps=0, is_waiting=True)

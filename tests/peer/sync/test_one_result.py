@@ -118,7 +118,7 @@ def test_the_writer_is_killed_before_it_leaves_and_ends_with_its_result_when_all
 def test_one_that_trains_on_against_the_result_takes_it_when_the_other_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
         quick, late = swarm.start(2)
-        await swarm.until(lambda: late.outcomes()["completed"] and quick.global_step > 20)
+        await swarm.until(lambda: late.num_completed and quick.global_step > 20)
         dislike(late, monkeypatch, num_splits=1)
         late.trainer.frozen = True
         await swarm.until(lambda: quick.is_done, within_s=WAIT_S + WITHIN_S)

@@ -131,9 +131,9 @@ class Told(ProbeGate):
         return Judgement(Gain(0.1, 0.01, 1.0, 100), "" if found is not None else "harmful", found or 0.0, 0.0)
 
 
-def judged_side(told: Told, codec_name: str = "modulo4") -> tuple[MeetingSide, Probe]:
+def judged_side(told: Told) -> tuple[MeetingSide, Probe]:
     """A side that has accepted and measured a message."""
-    side, other = MeetingSide(state(1.01, codec_name)), MeetingSide(state(1.02, codec_name))
+    side, other = MeetingSide(state(1.01, "modulo4")), MeetingSide(state(1.02, "modulo4"))
     sketches = [one.prepare(RULE, 0.5, 7) for one in (side, other)]
     side.encode(sketches[1])
     assert side.judge(other.encode(sketches[0])) == ""

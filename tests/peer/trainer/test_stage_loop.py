@@ -244,28 +244,34 @@ def test_backward_passes_come_first_and_new_micro_batches_last(tmp_path: Path) -
     assert [type(reply) for reply in holder.taken()] == [Returned, Returned, Forwarded]
 
 
-def test_a_driver_has_two_batches_under_way_at_most(tmp_path: Path) -> None:
-    holder = first_holder(tmp_path)
-    most = BATCHES_AWAY * 3
-    for hop in range(most + 2):
+@pytest.mark.parametrize(("batch_size", "in_batch", "ahead"), [(6, 3, 1), (16, 8, 2)])
+def test_a_driver_begins_a_small_part_of_the_next_batch_before_its_step(tmp_path: Path, batch_size: int, in_batch: int, ahead: int) -> None:
+    manifest = staged_manifest(batch_size=batch_size)
+    holder, most = Holder(manifest, manifest_cuts(manifest)[0], tmp_path), in_batch + ahead
+    for hop in range(2 * BATCHES_AWAY * in_batch):
         holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
-    holder.serve()
-    assert len(holder.taken()) == most
+    assert not holder.serve()
+    assert holder.taken() == [Forwarded(hop) for hop in range(most)]
     holder.hops.forget(0)  # the node has lost it
-    holder.serve()
+    assert not holder.serve()
     assert holder.taken() == [Forwarded(most)]
-    holder.backward(1, coded(torch.ones(2, 16, 64)), 5.0)
-    holder.serve()
-    assert holder.taken() == [Returned(1, 5.0), Forwarded(most + 1)]
+    for hop in range(1, in_batch):
+        holder.backward(hop, coded(torch.ones(2, 16, 64)), 5.0)
+    assert not holder.serve()
+    assert holder.taken() == [Returned(hop, 5.0) for hop in range(1, in_batch)], "a micro-batch that is back makes no room before the step"
+    holder.backward(in_batch, coded(torch.ones(2, 16, 64)), 5.0)
+    assert holder.serve()
+    assert not holder.serve()
+    assert [reply.hop for reply in holder.taken()] == [in_batch, *range(most + 1, most + 1 + in_batch)]
 
 
 def test_a_driver_takes_the_windows_of_its_text_in_order(tmp_path: Path) -> None:
     holder, corpus = first_holder(tmp_path), small_corpus(staged_manifest())
-    for hop in range(6):
+    for hop in range(4):
         holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
     holder.serve()
-    read = torch.cat([torch.frombuffer(bytearray(holder.own(hop, HopFile.OWN_TOKENS)), dtype=torch.int32).view(2, 17) for hop in range(6)])
-    assert torch.equal(read.long(), torch.cat([corpus.batch(0), corpus.batch(1)]))
+    read = torch.cat([torch.frombuffer(bytearray(holder.own(hop, HopFile.OWN_TOKENS)), dtype=torch.int32).view(2, 17) for hop in range(4)])
+    assert torch.equal(read.long(), torch.cat([corpus.batch(0), corpus.batch(1)[:2]]))
 
 
 def test_lost_hops_are_declined_where_they_wait(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Bulk streams: bytes beside a call of two real p2pds, and what a stranger can do at their door."""
+"""Bulk streams: bytes beside a call of two real p2pds, and what a stranger can do with an inbound one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 from gossamer.protocol.errors import PeerGone
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import bulk
-from gossamer.protocol.libp2p.bulk import READY, TOKEN_BYTES, BulkDoor
+from gossamer.protocol.libp2p.bulk import READY, TOKEN_BYTES, InboundBulk
 from gossamer.protocol.libp2p.grpc_stream import GrpcStream
 from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
@@ -184,7 +184,7 @@ def test_a_partner_without_bulk_streams_serves_chunks(monkeypatch: pytest.Monkey
     converse(giver, story)
 
 
-# ------------------------------------------------------------------ the door
+# ------------------------------------------------------------------ inbound bulk streams
 
 
 class Listening:
@@ -194,16 +194,16 @@ class Listening:
         assert protocol == bulk.PROTOCOL
 
 
-class Door:
-    """A door for bulk streams, and those who come to it."""
+class Inbound:
+    """The receiving end of bulk streams, and those who open them."""
 
     def __init__(self, stack: AsyncExitStack, folder: Path) -> None:
-        self.door = BulkDoor(folder / "bulk.sock")
+        self.bulk = InboundBulk(folder / "bulk.sock")
         self._stack, self._path = stack, folder / "bulk.sock"
 
     def call_of(self, partner: PeerId, token: bytes) -> GrpcStream:
         stream = GrpcStream(partner, nothing, lambda _: None)
-        self._stack.enter_context(self.door.expecting(token, stream, CarriedBytes()))
+        self._stack.enter_context(self.bulk.expecting(token, stream, CarriedBytes()))
         self._stack.callback(stream.close_now)
         return stream
 
@@ -219,14 +219,14 @@ async def nothing(_: bytes) -> None:
     return
 
 
-def at_door(story: Callable[[Door], Coroutine[Any, Any, None]]) -> None:
+def with_inbound(story: Callable[[Inbound], Coroutine[Any, Any, None]]) -> None:
     async def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             async with AsyncExitStack() as stack:
-                door = Door(stack, Path(folder))
+                inbound = Inbound(stack, Path(folder))
                 control: Any = Listening()
-                await stack.enter_async_context(door.door.serving(control))
-                await story(door)
+                await stack.enter_async_context(inbound.bulk.serving(control))
+                await story(inbound)
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
@@ -234,7 +234,7 @@ def at_door(story: Callable[[Door], Coroutine[Any, Any, None]]) -> None:
 
 
 async def answer(pair: Pair) -> bytes:
-    """Return what the door answers, nothing once it has hung up."""
+    """Return what the receiving end answers, nothing once it has hung up."""
     async with asyncio.timeout(5.0):
         try:
             return await pair[0].read(10)
@@ -243,54 +243,54 @@ async def answer(pair: Pair) -> bytes:
 
 
 def test_a_bulk_stream_is_attached_to_the_call_that_it_names() -> None:
-    async def story(door: Door) -> None:
-        one, other = door.call_of(OPENER, TOKEN), door.call_of(OPENER, TOKEN[::-1])
-        assert await answer(await door.come(OPENER, TOKEN[::-1])) == READY
+    async def story(inbound: Inbound) -> None:
+        one, other = inbound.call_of(OPENER, TOKEN), inbound.call_of(OPENER, TOKEN[::-1])
+        assert await answer(await inbound.come(OPENER, TOKEN[::-1])) == READY
         assert (one.answer_bytes, other.answer_bytes) == (CHUNK_BYTES, ANSWER_BYTES)
 
-    at_door(story)
+    with_inbound(story)
 
 
 @pytest.mark.parametrize(
     ("who", "token"), [(OPENER, bytes(TOKEN_BYTES)), (OTHER, TOKEN), (seeded(3).peer_id, TOKEN)], ids=["token", "caller", "nobody"]
 )
 def test_a_bulk_stream_that_no_call_expects_is_ended(who: PeerId, token: bytes) -> None:
-    async def story(door: Door) -> None:
-        calls = door.call_of(OPENER, TOKEN), door.call_of(OTHER, TOKEN[::-1])
-        assert not await answer(await door.come(who, token))
+    async def story(inbound: Inbound) -> None:
+        calls = inbound.call_of(OPENER, TOKEN), inbound.call_of(OTHER, TOKEN[::-1])
+        assert not await answer(await inbound.come(who, token))
         assert all(call.answer_bytes == CHUNK_BYTES for call in calls)
 
-    at_door(story)
+    with_inbound(story)
 
 
 def test_a_call_has_one_bulk_stream() -> None:
-    async def story(door: Door) -> None:
-        door.call_of(OPENER, TOKEN)
-        assert await answer(await door.come(OPENER, TOKEN)) == READY
-        assert not await answer(await door.come(OPENER, TOKEN))
+    async def story(inbound: Inbound) -> None:
+        inbound.call_of(OPENER, TOKEN)
+        assert await answer(await inbound.come(OPENER, TOKEN)) == READY
+        assert not await answer(await inbound.come(OPENER, TOKEN))
 
-    at_door(story)
+    with_inbound(story)
 
 
 def test_a_partner_holds_no_more_places_than_it_has_calls() -> None:
-    async def story(door: Door) -> None:
-        call = door.call_of(OPENER, TOKEN)
-        silent = await door.come(OPENER, b"")
+    async def story(inbound: Inbound) -> None:
+        call = inbound.call_of(OPENER, TOKEN)
+        silent = await inbound.come(OPENER, b"")
         await asyncio.sleep(0)
-        assert not await answer(await door.come(OPENER, TOKEN))
+        assert not await answer(await inbound.come(OPENER, TOKEN))
         drop(silent[1])
         async with asyncio.timeout(5.0):
             while call.answer_bytes == CHUNK_BYTES:
-                await answer(await door.come(OPENER, TOKEN))
+                await answer(await inbound.come(OPENER, TOKEN))
 
-    at_door(story)
+    with_inbound(story)
 
 
 def test_a_bulk_stream_that_names_nothing_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bulk, "OPEN_S", 0.05)
 
-    async def story(door: Door) -> None:
-        door.call_of(OPENER, TOKEN)
-        assert not await answer(await door.come(OPENER, TOKEN[:-1]))
+    async def story(inbound: Inbound) -> None:
+        inbound.call_of(OPENER, TOKEN)
+        assert not await answer(await inbound.come(OPENER, TOKEN[:-1]))
 
-    at_door(story)
+    with_inbound(story)

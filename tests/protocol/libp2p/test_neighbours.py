@@ -8,6 +8,7 @@ import pytest
 
 from gossamer.protocol.libp2p import neighbours as module
 from gossamer.protocol.libp2p.neighbours import BUCKET, Held, Holdings, Neighbours, place_of
+from tests.clock import Clock
 from tests.protocol.libp2p.test_record_store import record
 from tests.protocol.peers import seeded
 from tests.protocol.samples import ALICE, NOW_S
@@ -18,13 +19,6 @@ ME = seeded(1).peer_id
 def held(number: int, sequence: int = 1, lifetime_s: int = 100) -> Held:
     made = record(seeded(number), sequence, lifetime_s)
     return Held(made, made.to_bytes())
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
 
 
 def farthest(num: int) -> list[Held]:

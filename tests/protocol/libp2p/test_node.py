@@ -26,8 +26,10 @@ from gossamer.protocol.libp2p.record_store import RecordStore
 from gossamer.protocol.messages.records import MemberRecord, announceable
 from gossamer.protocol.streams import admission
 from gossamer.protocol.streams.transport import Purpose
+from tests.peer.waiting import eventually
 from tests.protocol.peers import chunk, echo, number_of, seeded
 from tests.protocol.samples import RECORD, RUN_ID
+from tests.unused_port import unused_port
 
 Test = Callable[[Libp2pNode, Libp2pNode], Coroutine[Any, Any, None]]
 
@@ -60,12 +62,6 @@ def record_at(addresses: tuple[str, ...], folder: Path, sequence: int) -> Member
     return replace(made, signature=b"").signed(who)
 
 
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
-        while not condition():  # noqa: ASYNC110 (it comes true in another process)
-            await asyncio.sleep(0.01)
-
-
 def play(test: Test) -> None:
     """Run a test with a host and a peer that was told the host's address; both have announced themselves."""
 
@@ -74,7 +70,7 @@ def play(test: Test) -> None:
             async with AsyncExitStack() as stack:
                 host = await stack.enter_async_context(new_node(folder / "host"))
                 peer = await stack.enter_async_context(new_node(folder / "peer", lambda: host.addresses))
-                await until(lambda: host.num_neighbours == peer.num_neighbours == 1)
+                await eventually(lambda: host.num_neighbours == peer.num_neighbours == 1, "neighbours")
                 await host.announce(record_of(host, folder / "host", 1))
                 await peer.announce(record_of(peer, folder / "peer", 1))
                 await test(host, peer)
@@ -101,13 +97,13 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
         with pytest.raises(PeerGone):
             await stream.receive()
         await stream.close()
-        await until(lambda: host.daemon_pid == 0)
+        await eventually(lambda: host.daemon_pid == 0, "end of p2pd")
         for attempt in (host.members(), host.connect(peer.peer_id, (), Purpose.MEET), host.connected()):
             with pytest.raises(Unreachable, match="restarting"):
                 await attempt
-        await until(lambda: host.daemon_pid not in (0, pid))
+        await eventually(lambda: host.daemon_pid not in (0, pid), "other p2pd")
         assert (host.addresses, host.peer_id) == (addresses, name)
-        await until(lambda: host.num_neighbours == 1)
+        await eventually(lambda: host.num_neighbours == 1, "neighbour")
         assert {record.peer_id for record in await host.members()} == {host.peer_id, peer.peer_id}
         await talks_to(peer, host)
         await talks_to(host, peer)
@@ -208,7 +204,7 @@ def test_ipv6_is_as_good() -> None:
             async with AsyncExitStack() as stack:
                 host = await stack.enter_async_context(new_node(folder / "host", at="::1"))
                 peer = await stack.enter_async_context(new_node(folder / "peer", lambda: host.addresses, at="::1"))
-                await until(lambda: host.num_neighbours == peer.num_neighbours == 1)
+                await eventually(lambda: host.num_neighbours == peer.num_neighbours == 1, "neighbours")
                 await talks_to(peer, host)
                 assert all(address.startswith("/ip6/::1/tcp/") for address in host.addresses)
                 assert set((await peer.routes()).values()) == {"local"}
@@ -221,8 +217,8 @@ def test_a_hung_p2pd_is_replaced_too() -> None:
     async def test(host: Libp2pNode, peer: Libp2pNode) -> None:
         pid = host.daemon_pid
         os.kill(pid, signal.SIGSTOP)
-        await until(lambda: host.daemon_pid not in (0, pid))
-        await until(lambda: host.num_neighbours == 1)
+        await eventually(lambda: host.daemon_pid not in (0, pid), "other p2pd")
+        await eventually(lambda: host.num_neighbours == 1, "neighbour")
         await talks_to(peer, host)
 
     play(test)
@@ -230,16 +226,14 @@ def test_a_hung_p2pd_is_replaced_too() -> None:
 
 def test_a_bootstrap_that_comes_later_is_found() -> None:
     async def main() -> None:
-        with home() as folder, socket.socket() as spot:
-            spot.bind(("127.0.0.1", 0))
-            port = spot.getsockname()[1]
-            spot.close()
+        with home() as folder:
+            port = unused_port()
             identity = Identity.load_or_create(folder / "host" / "key")
             address = f"/ip4/127.0.0.1/tcp/{port}/p2p/{identity.peer_id}"
             async with new_node(folder / "peer", lambda: ("nonsense", "/ip4/127.0.0.1/tcp/9", address)) as peer:
                 assert await peer.connected() == {}
                 async with new_node(folder / "host", port=port) as host:
-                    await until(lambda: peer.num_neighbours == 1)
+                    await eventually(lambda: peer.num_neighbours == 1, "neighbour")
                     assert await peer.connected() == {host.peer_id: f"/ip4/127.0.0.1/tcp/{port}"}
 
     asyncio.run(main())
@@ -265,14 +259,14 @@ def test_a_port_lost_while_p2pd_was_down_is_replaced_when_it_was_not_asked_for()
         port = int(host.addresses[0].split("/")[4])
         pid = host.daemon_pid
         os.kill(pid, signal.SIGKILL)
-        await until(lambda: host.daemon_pid == 0)
+        await eventually(lambda: host.daemon_pid == 0, "end of p2pd")
         with socket.socket() as thief:
             thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             thief.bind(("127.0.0.1", port))
             thief.listen()
-            await until(lambda: host.daemon_pid != 0)
+            await eventually(lambda: host.daemon_pid != 0, "p2pd")
         assert f"/tcp/{port}/" not in host.addresses[0]
-        await until(lambda: host.num_neighbours == 1)  # through the peer's record
+        await eventually(lambda: host.num_neighbours == 1, "neighbour")  # through the peer's record
 
     play(test)
 

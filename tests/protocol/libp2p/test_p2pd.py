@@ -107,14 +107,10 @@ def test_a_busy_port_is_reported(settings: DaemonSettings, reuse: bool) -> None:
     assert str(port) in caught.value.hint
 
 
-def test_a_port_taken_after_the_check_is_reported(settings: DaemonSettings, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_taken_after_the_check_is_reported(settings: DaemonSettings, busy_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(daemon, "_check_port", lambda host, port: None)
-    with socket.socket() as other:
-        other.bind(("127.0.0.1", 0))
-        other.listen()
-        port = other.getsockname()[1]
-        with pytest.raises(BadSettings, match=f"port {port} is in use"):
-            asyncio.run(start(replace(settings, port=port)))
+    with pytest.raises(BadSettings, match=f"port {busy_port} is in use"):
+        asyncio.run(start(replace(settings, port=busy_port)))
 
 
 def test_a_foreign_host_is_rejected(settings: DaemonSettings) -> None:

@@ -13,21 +13,14 @@ from gossamer.protocol.libp2p.neighbours import Held
 from gossamer.protocol.libp2p.record_store import RecordStore, join_records, split_reply
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.wire import peer_pb2
+from tests.clock import Clock
 from tests.protocol.peers import seeded
 from tests.protocol.samples import ALICE, BOB, CREDENTIAL, NOW_S, OTHER_RUN_ID, RECORD, RUN_ID
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now_s = float(NOW_S)
-
-    def __call__(self) -> float:
-        return self.now_s
-
-
 @pytest.fixture
 def clock() -> Clock:
-    return Clock()
+    return Clock(NOW_S)
 
 
 @pytest.fixture

@@ -44,9 +44,9 @@ class World:
             self.under_way -= 1
 
 
-def walk(world: World, num: int = 4, most_calls: int = 40) -> tuple[list[Held], float]:
+def walk(world: World, most_calls: int = 40) -> tuple[list[Held], float]:
     async def main() -> tuple[list[Held], float]:
-        found = await Walk(PLACE, world.ask).run(BY_PLACE[-3:], num, most_calls)
+        found = await Walk(PLACE, world.ask).run(BY_PLACE[-3:], 4, most_calls)
         assert world.under_way == 0, "every call should have ended"
         return found, asyncio.get_running_loop().time()
 

@@ -35,6 +35,7 @@ from gossamer.protocol.messages.replies import PeerList, Sighting
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.wire import peer_pb2
 from tests.protocol.samples import CREDENTIAL, HELLO, ISSUED, MEETING_ID, MESSAGES
+from tests.wire.golden import varint
 
 
 def exactly(num_bytes: int) -> st.SearchStrategy[bytes]:
@@ -220,7 +221,3 @@ def test_a_frame_of_only_tiny_fields_is_rejected() -> None:
     empty_records = b"\x7a\x00" * (limits.FRAME_BYTES // 2 - 8)
     with pytest.raises(BadMessage):
         from_frame(b"\x0a" + varint(len(empty_records)) + empty_records)
-
-
-def varint(number: int) -> bytes:
-    return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)

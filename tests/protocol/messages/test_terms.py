@@ -271,7 +271,7 @@ def test_a_record_of_a_nonmember_is_rejected() -> None:
 def test_terms_follow_from_the_manifest() -> None:
     manifest = Manifest().with_host(ISSUER.peer_id)
     fragments = (FragmentTerms(0, 10, 0),)
-    terms = RunTerms.from_manifest(manifest, ModelPlan(2, fragments, 80))
+    terms = RunTerms.from_manifest(manifest).with_plan(ModelPlan(2, fragments, 80))
     assert terms == RunTerms(manifest.run_id, 1, 2, fragments, 80, "invite", frozenset({ISSUER.peer_id}), frozenset(), 200)
     assert RunTerms.from_manifest(manifest) == replace(terms, codec_id=0, fragments=(), state_bytes=0)
 

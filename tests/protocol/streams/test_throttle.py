@@ -30,14 +30,14 @@ def bucket() -> Bucket:
     return made
 
 
-async def pour(into: Bucket, seconds: float, num_bytes: int = CHUNK_BYTES, *, is_low_priority: bool = False) -> int:
+async def pour(into: Bucket, seconds: float, *, is_low_priority: bool = False) -> int:
     """Take frames until these seconds have passed; return the bytes that passed."""
     until_s, passed = now_s() + seconds, 0
     while True:
-        await into.take(num_bytes, is_low_priority=is_low_priority)
+        await into.take(CHUNK_BYTES, is_low_priority=is_low_priority)
         if now_s() >= until_s:
             return passed
-        passed += num_bytes
+        passed += CHUNK_BYTES
 
 
 def test_a_rate_holds_over_a_minute_for_any_number_of_streams() -> None:
