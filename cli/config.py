@@ -42,7 +42,7 @@ def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME
             value = str(Path(value).expanduser().absolute())  # the peer may run in another folder
         change(folder, key, value)
         if key in COMMANDS and value is not None and not value.startswith(WEB):
-            warn_without_program(value)
+            warn_without_program(key, value)
     shown = settings_in_force(folder)
     if as_json:
         print(json.dumps(shown if key is None else {key: shown[key]}))
@@ -63,11 +63,12 @@ def change(folder: Home, key: str, value: str | None) -> None:
         save_settings(folder, changed)
 
 
-def warn_without_program(command: str) -> None:
+def warn_without_program(key: str, command: str) -> None:
     """Warn of a command whose program is not here. It is no error: the peer may run with another search path."""
     program = next(iter(shlex.split(command)), "")
     if program and shutil.which(program) is None:
-        print(f"warning: there is no program {program!r} on this machine's search path; a URL begins with https://", file=sys.stderr)
+        url = "; a URL begins with https://" if key == "notify" else ""
+        print(f"warning: there is no program {program!r} on this machine's search path{url}", file=sys.stderr)
 
 
 def settings_in_force(folder: Home) -> dict[str, Any]:

@@ -88,18 +88,18 @@ def dashboard(
     from gossamer.cli.page.server import application
 
     shown, machines = homes or [home], machines_of(others or [])
-    invite = invite_link(Home(shown[0]), uses) if show_invite else ""
     if public:
         run_shown(shown[0])  # raises where there is no run
     with ExitStack() as stack:
+        outside = stack.enter_context(listening_for_all(public)) if public else None
         listener = stack.enter_context(listening(port))
         port = listener.getsockname()[1]
+        invite = invite_link(Home(shown[0]), uses) if show_invite else ""
         token = secrets.token_urlsafe(16)
         servers = [(server(application(shown, token, port, invite, machines)), listener)]
         print(f"http://{HERE}:{port}/{'runs/0/page' if run else ''}?token={token}", flush=True)
         print("Ctrl-C stops the page; from another machine: ssh -L", f"{port}:{HERE}:{port}", "this-machine", file=sys.stderr)
-        if public:
-            outside = stack.enter_context(listening_for_all(public))
+        if outside is not None:
             names = [*(public_name or []), socket.gethostname()]
             page = PublicPage(RunPage(partial(run_shown, shown[0]), invite=invite), names)
             servers.append((server(page, BriefConnection), outside))
@@ -136,6 +136,10 @@ def invite_link(folder: Home, uses: int | None) -> str:
 def watch(homes: Homes = None, home: HomeFolder = DEFAULT_HOME) -> None:
     """Show the peers of this machine in a full-screen terminal view: state, charts, partners. Press q to quit."""
     need_extra("watch")
+    if sys.__stderr__ is None or not sys.__stderr__.isatty():  # where textual draws
+        raise BadSettings(
+            "`peer watch` needs a terminal", hint="`peer status` prints the same once, and `peer dashboard` shows it in a browser"
+        )
     from gossamer.cli.full_screen import FullScreen  # textual: slow to import, and needed only now
 
     FullScreen(homes or [home]).run()

@@ -12,7 +12,7 @@ import typer
 from gossamer.cli import options
 from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.invite import issued_to_anybody
-from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, pins_of, read_manifest, tried, with_pins
+from gossamer.cli.manifests import START_AGAIN, RunOptions, changed, need_fit, pins_of, read_manifest, tried, with_pins
 from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
@@ -61,14 +61,16 @@ def host(
     wanted = changed(read_manifest(manifest, own_text=config.data is not None), changes)
     with undone_if_it_fails(folder):
         folder.create()
-        if not folder.manifest.exists():
+        if is_new := not folder.manifest.exists():
             need_stage(wanted, folder, config.stage)
-            wanted = tried(wanted, config.model, config.data, config.devices)
+            wanted = tried(wanted, config.model, config)
         identity = Identity.load_or_create(folder.identity)
         wanted = wanted.with_host(identity.peer_id)
         signed = run_to_host(folder, identity, wanted, must_match=manifest is not None or bool(changes))
         need_stage(signed.manifest(), folder, config.stage)
         need_start(folder, config, signed)
+        if not is_new and not folder.holder():
+            need_fit(need_text(signed.manifest(), START_AGAIN), config)
         hold_session(config, identity, signed, None, invite_line(folder, identity, signed, write_invite, uses or USES), metrics)
 
 

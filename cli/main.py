@@ -109,7 +109,7 @@ def report_failure(failure: BaseException) -> ExitCode:
             _report(str(failure), failure.hint)
             return failure.exit_code
         case typer.TyperException():
-            message = failure.format_message().strip().removesuffix(".")
+            message = failure.format_message().strip().removesuffix(".").replace("Value error, ", "", 1)  # pydantic's prefix
             _report(message[:1].lower() + message[1:], _usage_hint(failure))
             return ExitCode.BAD_INPUT
         case KeyboardInterrupt() | typer.Abort():

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from gossamer.peer.machine.config import Setting, WithOptions
+from gossamer.peer.machine.config import PeerConfig, Setting, WithOptions
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.model.abilities import need_abilities
 from gossamer.protocol.errors import BadManifest
@@ -96,23 +96,33 @@ def pins_of(manifest: Manifest) -> dict[str, Any]:
     return {name: values.get(section, {}).get(key) for name, (section, key) in PINS.items()}
 
 
-def tried(manifest: Manifest, folder: Path | None, data: Path | None = None, devices: str = "") -> Manifest:
+def tried(manifest: Manifest, folder: Path | None, config: PeerConfig | None = None) -> Manifest:
     """Try a run, and return its manifest with the digests of its layout and tokenizer, where the tokenizer is not just bytes.
 
-    `folder` may hold the tokenizer, and must hold the weights under an adapter; `data` is the host's own text and
-    `devices` its setting; without devices neither is tried.
+    `folder` may hold the tokenizer, and must hold the weights under an adapter. With the host's settings, its text is tried too, and
+    whether its machine has room for the run, as its trainer counts it.
     A process of its own does it: torch and transformers take much memory. Raises BadManifest for a run that cannot train here; names that
     do not exist are found first, without that process.
     """
     need_abilities(manifest)
     need_extra("text")
-    arguments = [*(str(path or "") for path in (folder, data)), devices]
-    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins", *arguments]
-    done = subprocess.run(program, input=manifest.to_toml(), capture_output=True, text=True, check=False)  # noqa: S603
+    return with_pins(manifest, _reply_to({"model": str(folder) if folder else None}, manifest, config))
+
+
+def need_fit(manifest: Manifest, config: PeerConfig) -> None:
+    """Raise BadManifest, in the words of the trainer, for a run that has no room on the machine of a host with these settings."""
+    _reply_to({"room_only": True}, manifest, config)
+
+
+def _reply_to(trial: dict[str, Any], manifest: Manifest, config: PeerConfig | None) -> dict[str, Any]:
+    """Have another process try a run; return its reply. Raises BadManifest."""
+    trial |= {"manifest": manifest.to_toml(), "config": None if config is None else config.model_dump(mode="json")}
+    program = [sys.executable, "-P", "-m", "gossamer.peer.trainer.pins"]
+    done = subprocess.run(program, input=json.dumps(trial), capture_output=True, text=True, check=False)  # noqa: S603
     if done.returncode:
         sys.stderr.write(done.stderr)  # with the traceback that a report of this bug needs
         done.check_returncode()
-    found = json.loads(done.stdout)
+    found: dict[str, Any] = json.loads(done.stdout)
     if "error" in found:
         raise BadManifest(found["error"], hint=found["hint"])
-    return with_pins(manifest, found)
+    return found

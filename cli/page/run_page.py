@@ -14,7 +14,9 @@ from gossamer.cli.whole_run import CLAIMS, curve_rows, join_text, last_loss_text
 from gossamer.peer.machine.units import bytes_text
 
 # Beside colours.
-SIGNS: Final = {"training": "\u25cf", "paused": "II", "joining": "\u2026", "finished": "\u2713", "silent": "?", "left": "\u25cb"}
+SIGNS: Final = {
+    "training": "\u25cf", "paused": "II", "joining": "\u2026", "starting": "\u2026", "finished": "\u2713", "silent": "?", "left": "\u25cb",
+}  # fmt: skip
 CHANGE_SIGNS: Final = {"joined": "+", "first seen": "+", "came back": "+", "left": "\u2212", "silent": "?"}
 CHANGES: Final = 12
 Section = tuple[str, str]  # its id, and its HTML
@@ -102,7 +104,7 @@ def _members(shown: Mapping[str, Any]) -> str:
     holders = shown["stage_holders"]
     cells = [member_cells(row, shown["now"], holders) for row in members]
     table = _table("live members", member_columns(holders), cells) if cells else ""
-    left = f'<p class="note">{gone} more have taken part and left.</p>' if gone else ""
+    left = f'<p class="note">{gone} more {"has" if gone == 1 else "have"} taken part and left.</p>' if gone else ""
     details = f"<details><summary>All figures of the live members</summary>{table}</details>" if table else ""
     return (
         f'<h2>Members <span class="count">{len(members)} live</span></h2>'

@@ -16,7 +16,7 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, kept_port
-from gossamer.peer.machine.room import held_bytes, memory_room
+from gossamer.peer.machine.room import at_most, held_bytes, home_room, memory_room
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.peer.machine.units import rate_bytes_per_s
 from gossamer.protocol.errors import BadSettings, GossamerError
@@ -96,11 +96,11 @@ class Case:
     def _need(self) -> Need | None:
         from gossamer.peer.model.accelerator import choose_devices, has_own_memory  # torch: seconds to import
         from gossamer.peer.model.weights import saved_shapes
-        from gossamer.peer.trainer.need import device_room, least_need, program_need
+        from gossamer.peer.trainer.need import least_need, program_need
 
         try:
             devices, _ = choose_devices(self.devices)
-            kind, count, room = devices[0].type, len(devices), device_room(devices) if has_own_memory(devices[0].type) else None
+            kind, count, room = devices[0].type, len(devices), self.device_room() if has_own_memory(devices[0].type) else None
         except BadSettings:  # reported by another check
             kind, count, room = "cuda", 1, None
         manifest = self.manifest()
@@ -114,12 +114,20 @@ class Case:
         shapes = manifest.model.shapes or (by_name(saved[0]) if saved else None)
         return program_need(manifest, shapes, kind, saved[1] if saved else 0) if shapes else None
 
+    def memory_room(self) -> Room:
+        """Return the memory that the machine and the settings leave."""
+        return at_most(memory_room(held_bytes(os.getpid())), self.settings.max_memory, "max_memory")
+
+    def disk_room(self) -> Room:
+        """Return the disk space that the machine and the settings leave the home."""
+        return at_most(home_room(self.home), self.settings.max_disk, "max_disk")
+
     def device_room(self) -> Room:
-        """Return the least free memory of the devices. Raises BadSettings if one is absent."""
+        """Return the least free memory of the devices, as far as the settings allow. Raises BadSettings if one is absent."""
         from gossamer.peer.model.accelerator import choose_devices
         from gossamer.peer.trainer.need import device_room
 
-        return device_room(choose_devices(self.devices)[0])
+        return at_most(device_room(choose_devices(self.devices)[0]), self.settings.gpu_memory, "gpu_memory")
 
     def payload_folder(self) -> Path:
         """Return where node and trainer would exchange payloads. Raises BadSettings if no folder has room."""
@@ -166,7 +174,7 @@ class Case:
         room = self.device_room() if has_own_memory(devices[0].type) else None
         need = least_need(manifest, devices[0].type, room, len(devices))
         try:
-            need_memory(need, memory_room(held_bytes(os.getpid())))
+            need_memory(need, self.memory_room())
             if room is not None:
                 need_device_memory(need, room)
         except BadSettings as error:

@@ -6,7 +6,6 @@ An error that a check raises becomes a failed finding.
 
 from __future__ import annotations
 
-import os
 import resource
 import threading
 import time
@@ -19,7 +18,7 @@ from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, Level, fail, failed_by, skipped, warn
 from gossamer.peer.machine.bill import STEP_S
 from gossamer.peer.machine.extras import installed_version
-from gossamer.peer.machine.room import disk_room, free_files, held_bytes, home_room, memory_room
+from gossamer.peer.machine.room import disk_room, free_files
 from gossamer.protocol.errors import ExitCode, GossamerError
 
 if TYPE_CHECKING:
@@ -47,9 +46,9 @@ CHECKS: Mapping[str, Check] = {
     "device": lambda case: machine_checks.device(case.devices, *case.computed()),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     "run": home_checks.run,
-    "memory": _counted(lambda case, need: machine_checks.memory(need, memory_room(held_bytes(os.getpid())))),
+    "memory": _counted(lambda case, need: machine_checks.memory(need, case.memory_room())),
     "device memory": _counted(lambda case, need: machine_checks.device_memory(need, case.device_room)),
-    "disk": _counted(lambda case, need: machine_checks.disk(need, home_room(case.home), free_files(case.home.path))),
+    "disk": _counted(lambda case, need: machine_checks.disk(need, case.disk_room(), free_files(case.home.path))),
     "shared memory": _counted(lambda case, need: machine_checks.shared_memory(need, case.payload_folder(), disk_room)),
     "home": lambda case: home_checks.home(case.home.path),
     "key": home_checks.key,

@@ -168,7 +168,8 @@ def read(file: Path, home: Home, passphrase: str) -> Restored:
             restored.path.rename(home.path)
             return Restored(about.peer_id, generation, dropped)
     except (*UNREADABLE_ERRORS, pyrage.DecryptError, pyrage.IdentityError) as error:
-        raise BadSettings(f"{file} is no whole backup of a peer: {error}", hint=UNREADABLE) from error
+        why = error if zipfile.is_zipfile(file) else "it is another file, or its end is missing"
+        raise BadSettings(f"{file} is no whole backup of a peer: {why}", hint=UNREADABLE) from error
     except OSError as error:
         raise BadSettings(
             f"{error.filename or file}: {error.strerror}", hint="name a backup that you can read, and a home with room"

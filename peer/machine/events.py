@@ -399,7 +399,7 @@ class MemberSeen:
     """One member by its newest signed record. Every figure is the member's own claim; None where its release publishes none."""
 
     peer_id: str  # base58
-    state: str  # training finished paused
+    state: str  # training finished paused starting
     sequence: int  # of the record
     expires: float  # Unix seconds of this machine; a member that leaves publishes a record that expires at once
     step: int  # the member's global step

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.units import bytes_text
+from gossamer.peer.machine.units import bytes_text, size_bytes
 from gossamer.protocol.errors import BadSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -27,6 +27,7 @@ class Room:
 
     num_bytes: int
     limit: str
+    setting: str = ""  # of the peer, if that is the limit
 
 
 def container_size(num_bytes: float) -> str:
@@ -35,30 +36,43 @@ def container_size(num_bytes: float) -> str:
 
 
 def summed(parts: Mapping[str, int]) -> str:
-    """Return a sum and its parts as text, the largest first, without parts below the rounding."""
+    """Return a sum and its parts as text."""
+    return f"{bytes_text(sum(parts.values()))}: {listed(parts)}"
+
+
+def listed(parts: Mapping[str, int]) -> str:
+    """Return the parts of a sum as text, the largest first, without parts below the rounding."""
     total = sum(parts.values())
     largest = sorted(parts.items(), key=lambda part: -part[1])
-    return f"{bytes_text(total)}: " + " + ".join(f"{bytes_text(size)} {what}" for what, size in largest if size > 0.005 * total)
+    return " + ".join(f"{bytes_text(size)} {what}" for what, size in largest if size > 0.005 * total)
 
 
 def need_program_memory(trains: bool, room: Room) -> None:
     """Raise BadSettings if memory does not suffice to load a peer's programs. What the run needs is checked later, from the manifest."""
     parts = {"for the programs that reach others": OTHERS_BYTES} | ({"for the one that trains": TRAINER_BYTES} if trains else {})
-    way_out = (
-        "give it more, and room for the model beside: a container with --memory 1g holds a small one" if trains else "give it that much"
-    )
-    need_room("memory", parts, room, way_out, "a peer")
+    more = "give it more, and room for the model beside: a container with --memory 1g holds a small one" if trains else "give it that much"
+    need_room("memory", parts, room, more, "a peer")
 
 
-def need_room(what: str, parts: Mapping[str, int], room: Room, way_out: str, whose: str = "this run") -> None:
-    """Raise BadSettings, with the sum, if these parts of `whose` do not fit."""
+def need_room(what: str, parts: Mapping[str, int], room: Room, more: str, whose: str, less: str = "") -> None:
+    """Raise BadSettings, with the sum, if these parts of `whose` do not fit.
+
+    Its hint: `more`, how to give it more, or the peer's setting that is the limit; then `less`, what would need less.
+    """
     total = sum(parts.values())
     if total > room.num_bytes:
+        more = f"raise {room.setting} to {math.ceil(total / 1e6)} MB or more" if room.setting else more
         raise BadSettings(
             f"{whose} needs {bytes_text(total)} of {what}, and there are {bytes_text(max(0, room.num_bytes))} ({room.limit}); "
-            f"it needs {summed(parts)}",
-            hint=way_out,
+            f"it needs {listed(parts)}",
+            hint=f"{more}; {less}" if less else more,
         )
+
+
+def at_most(room: Room, size: str, setting: str) -> Room:
+    """Return the room as far as a setting with this size allows."""
+    allowed = size_bytes(size)
+    return room if room.num_bytes <= allowed else Room(int(allowed), f"the setting {setting} = {size}", setting)
 
 
 def memory_room(held_bytes: int) -> Room:

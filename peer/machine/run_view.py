@@ -49,7 +49,7 @@ class MemberView:
             return "left"
         if now_s - self.heard > SILENT_S and not self.seen.is_own:
             return "silent"
-        return "joining" if self.seen.state == "paused" and not self.seen.step else self.seen.state
+        return "joining" if self.seen.state in ("starting", "training") and not self.seen.step else self.seen.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,11 +395,11 @@ def _moved(member: MemberView, seconds: float) -> MemberView:
 
 
 def _with_figures(one: MemberSeen, before: MemberSeen) -> MemberSeen:
-    """Return a record with what it lacks, from the one before: a node that was restarted knows no step until its trainer reports."""
-    if one.state != "paused" or one.step or not before.step:
+    """Return a record with what it lacks, from the one before: a node knows no step before its trainer reports, nor shows figures."""
+    if one.state not in ("starting", "paused"):
         return one
-    lacks = [name for name in ("own_steps", "loss", "joined", "carried_mb") if getattr(one, name) is None]
-    kept = {name: getattr(before, name) for name in ("step", *lacks)}
+    lacks = [name for name in ("own_steps", "joined", "carried_mb") if getattr(one, name) is None]
+    kept = {name: getattr(before, name) for name in (*([] if one.step else ["step"]), *lacks)}
     return replace(one, tokens=max(one.tokens, before.tokens), **kept)
 
 

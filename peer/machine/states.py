@@ -42,7 +42,7 @@ NO_HOLDER: Final = (
 )
 WITHOUT_WORK: Final[Mapping[str, str]] = {
     STARVED: NO_HOLDER,
-    PAUSED: "goes on when one of them resumes; `peer status` there says why it is paused",
+    PAUSED: "goes on when one of them trains again; `peer status` there says what it does",
     REFUSED: "goes on by itself when one of them opens a lane; if this lasts, correct what it says, or invite another holder of that stage",
     IDLE: "goes on by itself with the next micro-batch; `peer status` shows the lanes, and which neighbour is slow",
 }

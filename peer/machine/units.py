@@ -23,6 +23,7 @@ DURATIONS: Final = {  # in seconds
 }  # fmt: skip
 MAX_DURATION_S: Final = 100 * 365 * 86400.0
 RATE_EXAMPLES: Final = ("kbit/s", "Mbit/s", "Gbit/s", "kB/s", "MB/s", "GB/s")
+LEAST_LIKENESS: Final = 0.4  # of a unit that is offered in place of an unknown one
 SIZE_EXAMPLES: Final = ("kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(\S*)")
@@ -94,8 +95,9 @@ def _unknown(number: str, unit: str, known: Iterable[str], example: str) -> Valu
     if not unit:
         return ValueError(f"write it like {example}")
     by_lower = {name.lower(): name for name in known}
-    near = by_lower[difflib.get_close_matches(unit.lower(), by_lower, n=1, cutoff=0.0)[0]]
-    return ValueError(f"there is no unit {unit!r}; did you mean {number} {near}?")
+    near = difflib.get_close_matches(unit.lower(), by_lower, n=1, cutoff=LEAST_LIKENESS)
+    what_would_do = f"did you mean {number} {by_lower[near[0]]}?" if near else f"write it like {example}"
+    return ValueError(f"there is no unit {unit!r}; {what_would_do}")
 
 
 def bytes_text(num_bytes: float) -> str:

@@ -163,7 +163,7 @@ class StageReport:
             refusal = self._refusals.get(missing)
             return REFUSED, f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
         if names := [entry.peer_id.short() for entry in self.book.claimed(missing, loop_s()) if entry.paused]:
-            return PAUSED, f"the holders of {name} are paused: {', '.join(names[:NAMED])}"
+            return PAUSED, f"the holders of {name} are paused, or just start: {', '.join(names[:NAMED])}"
         seen_s = self.book.last_seen_s(missing)
         return STARVED, f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
 

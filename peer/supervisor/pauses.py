@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -150,12 +150,12 @@ class MonthlyTraffic:
 
 
 class Pauses:
-    """Polled about once a second. `asked` is a pause that only the operator ends."""
+    """Polled about once a second. `asked` is a pause that only the operator ends; `now_s`: a monotonic clock."""
 
-    def __init__(self, home: Home) -> None:
+    def __init__(self, home: Home, now_s: Callable[[], float] = time.monotonic) -> None:
         self.asked: Pause | None = None
         self.month = MonthlyTraffic(home.traffic, time.time())
-        self._lookout = Lookout(home.path)
+        self._lookout = Lookout(home.path, now_s)
         self._around = Surroundings()
 
     def look(self, status: Status) -> Iterator[Event]:

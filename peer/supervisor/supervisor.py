@@ -220,7 +220,8 @@ class Supervisor:
             return "stopped before training began"
         if trainer is not None and trainer.code == 0:
             return "saved and stopped"
-        return "stopped; the trainer did not save in time, so the last checkpoint is the newest state"
+        why = "did not save in time" if self.condition.trains else "had not started again"
+        return f"stopped; the trainer {why}, so the last checkpoint is the newest state"
 
     def pid(self, name: str) -> int:
         """Return a child's process id, for benchmarks and diagnosis. Raises KeyError before its first start."""

@@ -65,6 +65,11 @@ class Lifecycle:
         """Whether this peer has no trainer now, or soon will have none; it is announced as paused, so that no peer calls it."""
         return self.state in (LifecycleState.PAUSED, LifecycleState.UNKNOWN)
 
+    @property
+    def is_starting(self) -> bool:
+        """Whether the trainer has not reported yet, in this start of the node or since the last pause."""
+        return self.state is LifecycleState.UNKNOWN
+
     async def until(self, condition: Callable[[], bool]) -> None:
         """Wait until a condition on this lifecycle holds."""
         await self._changes.until(condition)

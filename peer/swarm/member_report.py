@@ -45,7 +45,7 @@ class MemberReporter:
         exchange, figures = self._peer_exchange, record.figures
         return MemberSeen(
             peer_id=str(record.peer_id),
-            state="paused" if record.paused else "finished" if record.finished else "training",
+            state=_state(record),
             sequence=record.sequence,
             expires=record.expires_s - exchange.time.ahead_s,
             step=record.global_step,
@@ -58,3 +58,9 @@ class MemberReporter:
             stage=record.stage,
             group=group,
         )
+
+
+def _state(record: MemberRecord) -> str:
+    if record.is_starting:
+        return "starting"
+    return "paused" if record.paused else "finished" if record.finished else "training"

@@ -19,6 +19,7 @@ from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.addresses import NEAR
 from gossamer.protocol.errors import GossamerError, RunRefusesUs
 from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.records import GENERATION, MemberRecord, announceable
 from gossamer.protocol.streams.transport import Directory
 
@@ -74,7 +75,7 @@ class Presence:
     async def _announce_for_ever(self) -> None:
         """Announce regularly once there is a trainer or a stage, and at once when this peer ends, pauses, resumes, or has other addresses.
 
-        A stage is announced before its trainer is ready, as paused: others that choose one meanwhile count it.
+        A stage is announced before its trainer is ready, as that of a peer that starts: others that choose one meanwhile count it.
         """
         await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN or self.lifecycle.stage > 0)
         while True:
@@ -87,9 +88,14 @@ class Presence:
                     async with asyncio.timeout(REPORT_S):
                         await self.lifecycle.until(lambda: self._announced_state() != announced)  # noqa: B023 (awaited here)
 
-    def _announced_state(self) -> tuple[bool, bool, int, tuple[str, ...]]:
-        lifecycle = self.lifecycle
-        return lifecycle.finished, lifecycle.is_paused, lifecycle.stage, announceable(self.addresses(), self.membership.identity.peer_id)
+    def _announced_state(self) -> tuple[bool, bool, bool, int, tuple[str, ...]]:
+        lifecycle, addresses = self.lifecycle, announceable(self.addresses(), self.membership.identity.peer_id)
+        shows_start = lifecycle.is_paused and self._figures() is None
+        return lifecycle.finished, lifecycle.is_paused, shows_start, lifecycle.stage, addresses
+
+    def _figures(self) -> MemberFigures | None:
+        """Return the figures to announce; none while the trainer starts, so that the record shows no pause."""
+        return None if self.lifecycle.is_starting else self.lifecycle.figures
 
     async def _look_for_ever(self) -> None:
         pause_s = LOOK_S[0]
@@ -105,7 +111,7 @@ class Presence:
 
     async def _report_for_ever(self) -> None:
         while True:
-            self.reporter.report(len(self.peer_exchange.book.everybody(loop_s())), self.addresses())
+            self.reporter.report(len(self.peer_exchange.book.announced(loop_s())), self.addresses())
             await asyncio.sleep(REPORT_S)
 
     async def leave(self) -> None:
@@ -121,7 +127,7 @@ class Presence:
     def _record(self, lifetime_s: int) -> MemberRecord:
         membership, now_s = self.membership, int(self.peer_exchange.time.now_s())
         self._sequence = max(self._sequence + 1, membership.generation * GENERATION + now_s)  # so that it also grows over restarts
-        figures = self.lifecycle.figures
+        figures = self._figures()
         record = MemberRecord(
             run_id=membership.terms.run_id,
             peer_id=membership.identity.peer_id,

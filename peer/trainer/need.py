@@ -19,17 +19,26 @@ from gossamer.optim.inner import divide_parameters, num_state_values
 from gossamer.optim.resting import most_values_at_once
 from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.room import OTHERS_BYTES, TRAINER_BYTES, Room, container_size, disk_room, home_room, memory_room, need_room
-from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.machine.room import (
+    OTHERS_BYTES,
+    TRAINER_BYTES,
+    Room,
+    at_most,
+    container_size,
+    disk_room,
+    home_room,
+    memory_room,
+    need_room,
+)
 from gossamer.peer.model.accelerator import has_own_memory, memory_bytes
 from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import Computing
-from gossamer.peer.model.model import frozen_shapes, need_layout, parameter_shapes
+from gossamer.peer.model.model import frozen_shapes, model_config, need_layout, parameter_shapes
 from gossamer.peer.model.plan import fragment_codecs, model_plan
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.run.layout import Shapes
-from gossamer.protocol.run.manifest import Manifest, ProgramManifest
+from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, ProgramManifest
 
 VALUE_BYTES: Final = 4  # f32 everywhere
 GPU_RUNTIME_BYTES: Final = 600_000_000  # what CUDA takes for itself; other kinds are not measured
@@ -44,6 +53,8 @@ WORKING: Final = "for the part of the optimizer that steps"  # optim/resting.py
 BROUGHT: Final = "for the model while it is built, or another peer's while it is judged"  # on its way to a device with its own memory
 SYNCED: Final = "for fragments that are synchronized, until all have come"  # peer/trainer/fragment_syncs.py
 COPY: Final = "for the copy that a checkpoint is written from"  # peer/trainer/saver.py
+HOPS_BYTES: Final = 60_000_000  # of node and trainer of a stage: two holders held 33 and 47 MB more than was counted without it
+STAGED: Final = "; so does a run in stages, of which each peer holds one: its host starts it with `peer host --stages N`"
 
 Parts = Mapping[str, int]
 
@@ -58,6 +69,9 @@ class Need:
     disk: Parts  # of the home's
     plan: ModelPlan
     num_params: int
+    whose: str = "this run"
+    less: str = "a run with a smaller model needs less"
+    can_be_cut: bool = False  # into stages, as far as the model's config tells
 
 
 def run_need(manifest: Manifest, device: str, computing: Computing | None = None) -> Need:
@@ -71,7 +85,14 @@ def run_need(manifest: Manifest, device: str, computing: Computing | None = None
     need_layout(manifest.model, shapes)
     num_rows = computing.micro_batch or computing.rows(manifest.inner.batch_size)
     left = activation_bytes(manifest.model, num_rows, manifest.inner.sequence_length, computing.dtype, computing.recompute)
-    return model_need(manifest, shapes, device, computing, left)
+    return replace(model_need(manifest, shapes, device, computing, left), can_be_cut=_can_be_cut(manifest))
+
+
+def _can_be_cut(manifest: Manifest) -> bool:
+    if manifest.run.access == "open" or isinstance(manifest, FineTuningManifest) or manifest.model.hub is not None:
+        return False
+    config = model_config(manifest.model)
+    return bool(getattr(config, "base_model_pp_plan", None)) and getattr(config, "num_hidden_layers", 1) > 1
 
 
 def model_need(
@@ -216,14 +237,9 @@ def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_byte
 
 def within(there: Rooms, settings: LocalSettings) -> Rooms:
     """Return the rooms as far as the peer's settings allow."""
-    memory, disk = _at_most(there.memory, settings.max_memory, "max_memory"), _at_most(there.disk, settings.max_disk, "max_disk")
-    device = _at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None
+    memory, disk = at_most(there.memory, settings.max_memory, "max_memory"), at_most(there.disk, settings.max_disk, "max_disk")
+    device = at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None
     return Rooms(memory, device, there.payloads, disk)
-
-
-def _at_most(room: Room, size: str, key: str) -> Room:
-    allowed = size_bytes(size)
-    return room if room.num_bytes <= allowed else Room(int(allowed), f"the setting {key} = {size}")
 
 
 def device_room(devices: Sequence[torch.device]) -> Room:
@@ -241,28 +257,36 @@ def need_to_fit(need: Need, there: Rooms) -> None:
 
 
 def need_memory(need: Need, room: Room) -> None:
-    """Raise BadSettings unless the machine's memory is enough."""
+    """Raise BadSettings unless the machine's memory is enough, with what would need less if any model would fit."""
     fixed, total = need.memory[PROGRAMS], sum(need.memory.values())
     num_params = int(need.num_params * (room.num_bytes - fixed) / (total - fixed))
-    fits = f"{num_params / 1e6:.3g} million of its {need.num_params / 1e6:.3g} million parameters" if num_params > 0 else "no model at all"
-    container = f"(a container: --memory {container_size(total)})"
-    need_room("memory", need.memory, room, f"give it that much {container}, or join a run with a smaller model: here would fit {fits}")
+    fits = f"here would fit {num_params / 1e6:.3g} of its {need.num_params / 1e6:.3g} million parameters"
+    staged = STAGED if need.can_be_cut and (total - fixed) / 2 > HOPS_BYTES else ""
+    less = f"{fits}; {need.less}{staged}" if num_params > 0 else ""
+    need_room("memory", need.memory, room, f"give it that much (a container: --memory {container_size(total)})", need.whose, less)
 
 
 def need_device_memory(need: Need, room: Room) -> None:
     """Raise BadSettings unless the device's memory is enough."""
-    need_room("memory on the device", need.device, room, "use --devices cpu, or a device with more memory")
+    need_room(
+        "memory on the device",
+        need.device,
+        room,
+        "use --devices cpu, or a device with more memory",
+        need.whose,
+        need.less + (STAGED if need.can_be_cut else ""),
+    )
 
 
 def need_payload_room(need: Need, room: Room) -> None:
     """Raise BadSettings unless the payload folder can hold enough."""
     wanted = container_size(2 * sum(need.payloads.values()))
-    need_room("shared memory", need.payloads, room, f"give /dev/shm more room (a container: --shm-size {wanted})")
+    need_room("shared memory", need.payloads, room, f"give /dev/shm more room (a container: --shm-size {wanted})", need.whose)
 
 
 def need_disk(need: Need, room: Room) -> None:
     """Raise BadSettings unless the home's disk can hold enough."""
-    need_room("disk space", need.disk, room, "free some space, or choose a folder on a larger disk with --home DIR")
+    need_room("disk space", need.disk, room, "free some space, or choose a folder on a larger disk with --home DIR", need.whose)
 
 
 def needs(manifest: Manifest) -> dict[str, Need]:

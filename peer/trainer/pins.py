@@ -1,9 +1,8 @@
-"""`python -m gossamer.peer.trainer.pins`: read a manifest from stdin, try it, and print the digests that the host pins, as JSON.
+"""`python -m gossamer.peer.trainer.pins`: read a Trial from stdin, try its run, and print the digests that the host pins, as JSON.
 
 The host tries a run before it signs the manifest: model and tokenizer are built without weights, and the first text is read, so that an
 error is said before an invite is printed. It pins the digests of the layout, of the tokenizer, and of its chat template. Of a fine-tuning
-run, the weights under the adapter are tried too. This is a process of its own because it loads torch and transformers. Its arguments are
-the folder of the model, the path of the text, each empty if there is none, and the devices setting, empty if only the manifest is tried.
+run, the weights under the adapter are tried too. This is a process of its own because it loads torch and transformers.
 """
 
 from __future__ import annotations
@@ -11,13 +10,14 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
+from pydantic import BaseModel
 
-from gossamer.peer.machine.room import held_bytes, memory_room
+from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.room import held_bytes
+from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.model import check_fit, model_config, parameter_shapes
 from gossamer.peer.model.start import need_base
@@ -28,22 +28,28 @@ from gossamer.protocol.run.layout import layout_digest
 from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, StagedManifest
 
 
-def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: str) -> dict[str, Any]:
+class Trial(BaseModel):
+    """What is tried."""
+
+    manifest: str  # as TOML
+    model: Path | None = None  # the folder with the tokenizer, and with the weights under an adapter
+    config: PeerConfig | None = None  # of the host; None: only the manifest is tried, with neither text nor machine
+    room_only: bool = False  # whether the host continues a run that was tried before, so only the machine is
+
+
+def pins(manifest: Manifest, folder: Path | None, config: PeerConfig | None) -> dict[str, Any]:
     """Return the digests of a run, empty where there is none, and the blocks of each stage, by the names that `with_pins` gives them.
 
-    Raises OperatorError.
-
-    `devices`: as in the settings; empty: neither devices nor text are tried. What is slow to import is imported last: most errors are found
-    before.
+    Raises OperatorError. Arguments as in Trial. What is slow to import is imported last: most errors are found before.
     """
-    chosen = choose_devices(devices)[0] if devices else ()
+    if config is not None:
+        choose_devices(config.devices)
     need_base(manifest.model, folder)
-    config = model_config(manifest.model)
     tokenizer = load_tokenizer(manifest.tokenizer, folder)
-    check_fit(config, tokenizer.vocab_size, manifest.inner.sequence_length)
-    if devices:
-        _try_text(manifest, tokenizer, data)
-    _try_model(manifest, chosen)
+    check_fit(model_config(manifest.model), tokenizer.vocab_size, manifest.inner.sequence_length)
+    if config is not None:
+        _try_text(manifest, tokenizer, config.data)
+    _try_model(manifest, config)
     if isinstance(manifest, FineTuningManifest):
         _try_weights(manifest, folder)
     blocks = _cut(manifest) if isinstance(manifest, StagedManifest) else ()
@@ -57,23 +63,25 @@ def pins(manifest: Manifest, folder: Path | None, data: Path | None, devices: st
     }
 
 
-def _try_model(manifest: Manifest, devices: Sequence[torch.device]) -> None:
-    """Build the model on the meta device and let it compute; with devices, the least that it needs must fit."""
-    from gossamer.peer.model.accelerator import has_own_memory
-    from gossamer.peer.trainer.need import device_room, least_need, need_device_memory, need_memory
-
-    kind = devices[0].type if devices else "cpu"
-    room = device_room(devices) if has_own_memory(kind) else None
-    if isinstance(manifest, StagedManifest):
+def _try_model(manifest: Manifest, config: PeerConfig | None) -> None:
+    """Build the model on the meta device and let it compute; with settings, the host's trainer must have room for it."""
+    if config is not None:
+        try_room(manifest, config)
+    elif isinstance(manifest, StagedManifest):
         from gossamer.peer.trainer.stage_need import least_stage_need
 
-        need = least_stage_need(manifest, kind, room)
+        least_stage_need(manifest, "cpu", None)
     else:
-        need = least_need(manifest, kind, room)
-    if devices:
-        need_memory(need, memory_room(held_bytes(os.getpid())))
-    if room is not None:
-        need_device_memory(need, room)
+        from gossamer.peer.trainer.need import least_need
+
+        least_need(manifest, "cpu", None)
+
+
+def try_room(manifest: Manifest, config: PeerConfig) -> None:
+    """Raise BadSettings unless the trainer of a host with these settings has room for the run."""
+    from gossamer.peer.trainer.fit import need_fit
+
+    need_fit(manifest, config, place_for(PAYLOAD_BYTES, config.home), held_bytes(os.getppid()))
 
 
 def _cut(manifest: StagedManifest) -> tuple[int, ...]:
@@ -105,8 +113,12 @@ def _template(manifest: Manifest, tokenizer: Tokenizer) -> str:
 
 if __name__ == "__main__":
     try:
-        model, text, devices = sys.argv[1:4]
-        reply = pins(Manifest.from_toml(sys.stdin.read()), Path(model) if model else None, Path(text) if text else None, devices)
+        trial = Trial.model_validate_json(sys.stdin.read())
+        manifest, reply = Manifest.from_toml(trial.manifest), dict[str, Any]()
+        if trial.config is not None and trial.room_only:
+            try_room(manifest, trial.config)
+        else:
+            reply = pins(manifest, trial.model, trial.config)
     except GossamerError as error:
         reply = {"error": str(error), "hint": error.hint}
     sys.stdout.write(json.dumps(reply))

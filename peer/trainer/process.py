@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch
-from torch.utils._triton import has_triton
 
 from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.peer.machine.child import Child
@@ -20,7 +19,7 @@ from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.abilities import need_abilities
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.adapter import has_adapter
-from gossamer.peer.model.computing import Computing, compute_dtype
+from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, frozen_shapes, placed
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
@@ -28,7 +27,7 @@ from gossamer.peer.model.throughput import flops_per_token, peak_flops
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
-from gossamer.peer.trainer.need import computing_that_fits, rooms, within
+from gossamer.peer.trainer.fit import computing_here
 from gossamer.peer.trainer.own_text import load_text
 from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.text_training import TextProgram, TextReplica, TextTrainer, emit_built
@@ -44,12 +43,10 @@ def _build_program(child: Child, home: Home, manifest: Manifest) -> TextProgram:
     """Build the model with its initial weights, and its text. Raises OperatorError, before any download, for a run that does not fit."""
     need_abilities(manifest)
     need_base(manifest.model, folder := base_folder(home, child.settings.config.model))
-    settings, inner = child.settings, manifest.inner
+    settings = child.settings
     devices, _ = choose_devices(settings.config.devices)
     device = devices[0]
-    there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), settings.config)
-    wanted = _wanted_computing(settings.config, compute_dtype(inner.precision, device), devices)
-    computing = computing_that_fits(manifest, device.type, there, wanted)
+    computing = computing_here(manifest, settings.config, settings.runtime, held_bytes(os.getppid()))
     processes = _start_ranks(child, home, devices, computing) if len(devices) > 1 else None
     keep_within(device, size_bytes(settings.config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, settings.config.model, home.tokenizer, folder)
@@ -59,7 +56,7 @@ def _build_program(child: Child, home: Home, manifest: Manifest) -> TextProgram:
     model = initial_model(manifest, folder)
     if has_adapter(manifest.model) and folder is not None:
         keep_base(home, folder)
-    check_fit(model.config, tokenizer.vocab_size, inner.sequence_length)
+    check_fit(model.config, tokenizer.vocab_size, manifest.inner.sequence_length)
     mask_as_run(model, manifest, home.tokenizer)
     corpus = load_text(child, home, manifest, tokenizer)
     model = placed(model, device)
@@ -77,12 +74,6 @@ def _start_ranks(child: Child, home: Home, devices: Sequence[torch.device], comp
     if (threads := threads_each(config, devices)) != 0:
         torch.set_num_threads(threads)
     return processes
-
-
-def _wanted_computing(config: PeerConfig, dtype: torch.dtype, devices: Sequence[torch.device]) -> Computing:
-    """Return how the operator wants the peer to compute; without a setting, compiled on a GPU that supports it."""
-    compiles = devices[0].type != "cpu" and has_triton() if config.compile is None else config.compile
-    return Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices), config.optimizer_on_host)
 
 
 def _reason_for(computing: Computing, config: PeerConfig, manifest: Manifest) -> str:

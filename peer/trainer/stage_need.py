@@ -14,7 +14,7 @@ from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import need_layout, parameter_shapes
 from gossamer.peer.model.stages import Cut, manifest_cuts, stage_operations, stage_shapes
 from gossamer.peer.trainer.interval import step_hop_bytes
-from gossamer.peer.trainer.need import PROGRAMS, Need, Rooms, model_need, need_to_fit
+from gossamer.peer.trainer.need import HOPS_BYTES, PROGRAMS, Need, Rooms, model_need, need_to_fit
 from gossamer.peer.trainer.stage_loop import next_state_bytes, stage_terms
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import ModelPlan, StageTerms, stage_name
@@ -22,7 +22,6 @@ from gossamer.protocol.run.manifest import StagedManifest
 
 HOPS: Final = "for micro-batches under way"
 WARD: Final = "for copies of the next stage"
-HOPS_BYTES: Final = 60_000_000  # of node and trainer, for hops: two holders held 33 and 47 MB more than was counted without it
 COPIES: Final = 2  # the last one, and the one that is being fetched
 SMALLER: Final = "a run with more stages, or with a smaller model, needs less memory of each peer"
 
@@ -35,7 +34,8 @@ def stage_need(manifest: StagedManifest, cut: Cut, device: str, computing: Compu
     left = activation_bytes(manifest.model, rows, inner.sequence_length, computing.dtype, computing.recompute, cut)
     need = model_need(manifest, stage_shapes(manifest.model, cut), device, computing, left, {HOPS: hops})
     memory = {**need.memory, PROGRAMS: need.memory[PROGRAMS] + HOPS_BYTES}
-    return replace(need, memory=memory, disk={**need.disk, WARD: COPIES * next_state_bytes(manifest, cut)})
+    disk = {**need.disk, WARD: COPIES * next_state_bytes(manifest, cut)}
+    return replace(need, memory=memory, disk=disk, whose=stage_name(cut.stage + 1, len(cut.blocks)), less=SMALLER)
 
 
 def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: Computing, only: int | None = None) -> dict[int, Computing]:
@@ -44,7 +44,7 @@ def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: 
     `only`: the stage that the operator wants, counted from one. Raises BadSettings, with the sum of each stage, if none fits.
     """
     need_layout(manifest.model, parameter_shapes(manifest.model))
-    fitting, refusals = dict[int, Computing](), list[str]()
+    fitting, refusals = dict[int, Computing](), list[BadSettings]()
     for alike in _alike([cut for cut in manifest_cuts(manifest) if only in (None, cut.stage + 1)]):
         for computing in _tries(wanted, device):
             try:
@@ -52,13 +52,13 @@ def fitting_stages(manifest: StagedManifest, device: str, there: Rooms, wanted: 
                 fitting |= dict.fromkeys((cut.stage for cut in alike), computing)
                 break
             except BadSettings as error:
-                refusal = f"{stage_name(alike[0].stage + 1, len(alike[0].blocks))}: {error}"
+                refusal = error
         else:
             refusals.append(refusal)
     if not fitting and only is not None:
-        raise BadSettings(refusals[0], hint=f"leave out --stage, so that this peer takes a stage that fits; {SMALLER}")
+        raise BadSettings(str(refusals[0]), hint=f"leave out --stage, so that this peer takes a stage that fits, or {refusals[0].hint}")
     if not fitting:
-        raise BadSettings("no stage of this run fits. " + " ".join(refusals), hint=SMALLER)
+        raise BadSettings("no stage of this run fits: " + "; ".join(map(str, refusals)), hint=refusals[0].hint)
     return dict(sorted(fitting.items()))
 
 

@@ -17,22 +17,19 @@ from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.checkpoint import latest_shapes
-from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.model import check_fit, placed
 from gossamer.peer.model.stages import build_stage, manifest_cuts, mask_stage, stage_flops_per_token
 from gossamer.peer.model.throughput import peak_flops
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
+from gossamer.peer.trainer.fit import stages_here
 from gossamer.peer.trainer.hop_queue import HopQueue
-from gossamer.peer.trainer.need import rooms, within
 from gossamer.peer.trainer.own_text import load_text
 from gossamer.peer.trainer.replica import FAST, peer_seed
 from gossamer.peer.trainer.stage_loop import StageLoop
-from gossamer.peer.trainer.stage_need import fitting_stages
 from gossamer.peer.trainer.stage_training import StagedExchange, StageProgram, StageReplica
 from gossamer.peer.trainer.text_training import TextTrainer, emit_built
-from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.manifest import StagedManifest
 
@@ -43,14 +40,8 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
     Raises BadSettings, before anything is built, where no stage fits.
     """
     settings, config, inner = child.settings, child.settings.config, manifest.inner
-    devices, _ = choose_devices(config.devices)
-    if len(devices) > 1:
-        raise BadSettings("a stage is trained on one device", hint="start a peer with its own --home for each device")
-    device = devices[0]
-    there = within(rooms(devices, home, settings.runtime, held_bytes(os.getppid())), config)
-    dtype, rows = compute_dtype(inner.precision, device), manifest.stages.micro_batch
-    wanted = Computing(dtype, rows, config.recompute, bool(config.compile), optimizer_on_host=config.optimizer_on_host)
-    fitting = fitting_stages(manifest, device.type, there, wanted, config.stage)
+    fitting = stages_here(manifest, config, settings.runtime, held_bytes(os.getppid()))
+    device = choose_devices(config.devices)[0][0]
     keep_within(device, size_bytes(config.gpu_memory))
     tokenizer = load_tokenizer(manifest.tokenizer, config.model, home.tokenizer, None)
 

@@ -38,7 +38,7 @@ class MemberRecord(Signed):
     tokens: int = 0  # trained by the peer since it joined
     release: int = 0  # the peer's software release as one number (peer/swarm/presence.py); 0 if unknown
     signature: bytes = b""  # the peer's, over every other field but the figures
-    figures: MemberFigures | None = None  # of the peer's own part in the run, signed by themselves: an older peer drops them
+    figures: MemberFigures | None = None  # of its own part, signed by themselves as an older peer drops them; none before it trains
     stage: int = 0  # in a staged run: the stage that the peer holds, plus one; 0: none yet
 
     def __post_init__(self) -> None:
@@ -96,10 +96,16 @@ class MemberRecord(Signed):
         return self.paused and not self.global_step and not self.tokens
 
     @property
+    def is_starting(self) -> bool:
+        """Return whether the peer is not paused by anybody: its trainer has not reported yet in this start, or since the last pause."""
+        return self.paused and self.figures is None
+
+    @property
     def gist(self) -> bytes:
-        """Return a hash (8 bytes) of the parts that matter to other peers: peer id, addresses, stage, `finished` and `paused`."""
+        """Return a hash (8 bytes) of the parts that matter to other peers: peer id, addresses, stage, and the flags."""
         stage = [f"stage {self.stage}"] if self.stage else []
-        parts = (str(self.peer_id), str(int(self.finished)), str(int(self.paused)), *stage, *self.addresses)
+        flags = str(int(self.finished)), str(int(self.paused)), *(["starting"] if self.is_starting else [])
+        parts = (str(self.peer_id), *flags, *stage, *self.addresses)
         return hashlib.sha256("\n".join(parts).encode()).digest()[:GIST_BYTES]
 
     def supersedes(self, other: MemberRecord) -> bool:

@@ -47,6 +47,7 @@ def test_a_command_whose_program_is_missing_is_kept_with_a_warning(shell: Shell)
         result = shell("config", key, value)
         assert result.code == 0 and result.out.strip() == value
         assert ("there is no program" in result.err) == warns, (value, result.err)
+        assert ("a URL begins with" in result.err) == (warns and key == "notify")
 
 
 def test_a_pause_needs_a_valid_duration(shell: Shell) -> None:

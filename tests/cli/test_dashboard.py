@@ -62,3 +62,10 @@ def test_an_invite_on_the_page_needs_an_issuer(shell: Shell, host: Identity) -> 
     home.identity.unlink()
     with pytest.raises(BadSettings, match="may not write invites"):
         invite_link(home, None)
+
+
+@pytest.mark.usefixtures("host")
+def test_a_public_address_that_cannot_be_is_refused_before_anything_is_printed_or_issued(shell: Shell) -> None:
+    result = shell("dashboard", "--public", "99999", "--invite")
+    assert (result.code, result.out) == (2, "") and "is not a port" in result.complaint[0]
+    assert not Home(shell.home).invites.exists()

@@ -78,6 +78,7 @@ COMMANDS: dict[str, list[tuple[tuple[str, ...], str, str]]] = {  # by verb: argu
         (("--port", "70000"), "--port", "--help"),
         (("absent.toml",), "absent.toml", "peer init"),
         (("--max-upload", "fast"), "max_upload", "rate"),
+        (("--checkpoint-every", "2x"), "'--checkpoint-every': there is no unit 'x'; write it like 30m", "5min"),
         (("--write-invite", "/nowhere/at/all"), "/nowhere/at/all", "folder"),
     ],
     "join": [

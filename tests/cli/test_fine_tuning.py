@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import EvalDone, MeetingDone, read_events
 from gossamer.peer.machine.home import Home
 from gossamer.peer.trainer.pins import pins
@@ -106,7 +107,7 @@ def test_a_run_that_cannot_train_here_is_refused_before_it_is_hosted(
     given = dict(zip(arguments[::2], arguments[1::2], strict=True))
     folder, data = (made / given[option] if option in given else None for option in ("--model", "--data"))
     with pytest.raises(OperatorError, match=re.escape(error)) as caught:
-        pins(tuned_manifest(made / "base", **keys), folder, data, "cpu")
+        pins(tuned_manifest(made / "base", **keys), folder, PeerConfig(home=made / "home", data=data, devices="cpu"))
     assert hint in caught.value.hint
 
 

@@ -105,6 +105,19 @@ def test_a_home_that_cannot_be_used_is_refused_before_the_run_is_tried(shell: Sh
     assert result.code == 2 and "is not a folder" in result.complaint[0]
 
 
+@pytest.mark.timeout(240)  # a process that loads torch and transformers
+def test_a_run_that_no_longer_fits_its_host_prints_no_invite_and_is_kept(shell: Shell) -> None:
+    home = Home(shell.home)
+    home.create()
+    identity = Identity.load_or_create(home.identity)
+    held = SignedManifest.sign(own(identity), identity).to_bytes()
+    home.manifest.write_bytes(held)
+    result = shell("host", "--max-memory", "570MB", "--listen", "127.0.0.1")
+    assert (result.code, result.out) == (2, "")
+    assert "(the setting max_memory = 570MB)" in result.complaint[0] and "raise max_memory" in result.complaint[1]
+    assert home.manifest.read_bytes() == held and not home.invites.exists()
+
+
 HEADS = "[model]\nconfig = {hidden_size = 128, num_attention_heads = 5}\n"
 SMALL = "[model]\nconfig = {hidden_size = 64, num_hidden_layers = 1, num_attention_heads = 2, vocab_size = 100}\n"
 IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
@@ -116,6 +129,9 @@ IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
     ("whole", "", ("--stage", "1"), "this run has no stages", "leave out --stage"),
     ("no such stage", "", ("--stages", "2", "--stage", "3"), "there is no stage 3: the model is cut into 2 stages", "from 1 to 2"),
     ("devices", "", ("--devices", "cpu:99"), "too few", "use --devices cpu:"),
+    ("memory", "", ("--max-memory", "570MB"), "and there are 570 MB (the setting max_memory = 570MB)", "a smaller model needs less"),
+    ("memory of a stage", "", ("--stages", "2", "--max-memory", "620 MB"), "no stage of this run fits: stage 1 of 2 needs ", "more stages"),
+    ("disk", "", ("--max-disk", "1MB"), "of disk space, and there are 1.0 MB (the setting max_disk = 1MB)", "raise max_disk to"),
     ("text", "", ("--data", "{folder}"), "holds 6 tokens", "give --data more text"),
 ]
 

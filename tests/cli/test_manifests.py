@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli.manifests import changed, pins_of, read_manifest, tried, with_pins
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.model.model import parameter_shapes
 from gossamer.peer.text.tokenizer import byte_tokenizer, load_tokenizer
 from gossamer.peer.trainer.pins import pins
@@ -47,16 +48,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(240)  # a process that loads torch and transformers
 def test_a_host_pins_the_layout_and_the_tokenizer_unless_it_is_bytes(tmp_path: Path) -> None:
-    bytes_only = Manifest()
-    assert with_pins(bytes_only, pins(bytes_only, None, None, "cpu")) == bytes_only
+    bytes_only, config = Manifest(), PeerConfig(home=tmp_path / "home", devices="cpu")
+    assert with_pins(bytes_only, pins(bytes_only, None, config)) == bytes_only
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"eos_token": "the end"})
     tokenizer.save_pretrained(tmp_path)
     wanted = Manifest.checked({"tokenizer": {"name": str(tmp_path)}, "model": {"config": DEMO_LLAMA | {"vocab_size": 300}}})
-    found = tried(wanted, None, devices="cpu")
+    found = tried(wanted, None, config)
     assert found.tokenizer.digest == load_tokenizer(found.tokenizer).digest
     assert found.model.layout == layout_digest(parameter_shapes(found.model))
-    assert with_pins(wanted, pins_of(found)) == found == with_pins(found, pins(found, None, None, "cpu"))
+    assert with_pins(wanted, pins_of(found)) == found == with_pins(found, pins(found, None, config))
 
 
 def test_stages_make_a_staged_run_whose_protocol_follows() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from pathlib import Path
 
 from textual.widgets import Sparkline, Static
@@ -46,3 +48,10 @@ def test_the_full_screen_shows_the_answers_of_the_peers(tmp_path: Path) -> None:
         assert view.return_code == 0
 
     asyncio.run(test())
+
+
+def test_a_pipe_is_no_terminal(tmp_path: Path) -> None:
+    command = [sys.executable, "-P", "-m", "gossamer.cli.main", "watch", "--home", str(tmp_path / "home")]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "needs a terminal" in done.stderr and "`peer status`" in done.stderr

@@ -21,6 +21,7 @@ from gossamer.peer.supervisor import supervisor as module
 from gossamer.peer.supervisor.child_process import ChildExit, ChildProcess
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping
+from gossamer.peer.supervisor.pauses import Pauses
 from gossamer.peer.supervisor.supervisor import Supervisor
 from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.protocol.memory.network import EPOCH_S
@@ -205,7 +206,7 @@ class SwarmSupervisor(Supervisor):
     def __init__(self, peer: Peer, watch: Callable[[Status], None], **config: object) -> None:
         super().__init__(PeerConfig.model_validate({"home": peer.home.path, **config}), str(peer.peer_id), watch)
         self.peer = peer
-        self._housekeeping = Housekeeping(peer.home, time.monotonic)
+        self._housekeeping, self._pauses = Housekeeping(peer.home, time.monotonic), Pauses(peer.home, time.monotonic)
 
     async def _started(self, name: str) -> ChildProcess | GuestProcess:
         make = NodeTask if name == NODE else TrainerTask

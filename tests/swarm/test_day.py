@@ -10,7 +10,7 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import psutil
 import pytest
@@ -18,9 +18,14 @@ import pytest
 from gossamer.cli.peers import described, with_records
 from gossamer.cli.status import description
 from gossamer.peer.machine import events
+from gossamer.peer.machine.config import TRAINER
 from gossamer.peer.machine.log_lines import Log
+from gossamer.peer.machine.run_view import RunView
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.status import Status, apply
+from gossamer.peer.supervisor.child_process import ChildProcess
+from gossamer.peer.supervisor.guest import GuestProcess
+from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.peer.swarm.partner_records import PartnerRecords
 from gossamer.protocol.memory.conversation import Link as Wire
 from tests.swarm.supervised import SwarmSupervisor, WallClock, prepare
@@ -126,6 +131,54 @@ def test_every_sentence_of_a_day_holds_when_it_is_read(tmp_path: Path, monkeypat
         prepare(patch, clock)
         play(Swarm(tmp_path, manifest=MANIFEST), story)
     time.tzset()
+
+
+class SlowBuilder(SwarmSupervisor):
+    """A supervisor whose trainer takes a minute and a half to build its model."""
+
+    async def _started(self, name: str) -> ChildProcess | GuestProcess:
+        child = await super()._started(name)
+        if name == TRAINER:
+            await asyncio.sleep(90.0)
+        return child
+
+
+@pytest.mark.timeout(300)
+def test_others_read_that_a_peer_starts_once_its_pause_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock, seen = WallClock(), list[str]()
+
+    async def watch(swarm: Swarm, host: Peer, peer: Peer) -> None:
+        """Note each state in which another member shows the peer."""
+        view = RunView()
+        view.begin(swarm.manifest.run_id.hex(), swarm.manifest.run.total_steps, 0)
+        reporter = MemberReporter(lambda event: view.take(cast(events.MembersSeen, event)), host.member.gossip)
+        while True:
+            reporter.report()
+            if (member := view.members.get(str(peer.peer_id))) is not None and [member.state(clock.now_s())] != seen[-1:]:
+                seen.append(member.state(clock.now_s()))
+            await asyncio.sleep(1.0)
+
+    async def story(swarm: Swarm) -> None:
+        clock.loop_s = asyncio.get_running_loop().time
+        swarm.kills_nodes_only = True
+        first, _ = swarm.start(2, step_s=STEP_S)
+        await asyncio.sleep(600.0)
+        peer = newcomer(swarm, first, clock)
+        supervisor = SlowBuilder(peer, lambda status: None)
+        work = [asyncio.create_task(one) for one in (supervisor.run(tmp_path), watch(swarm, first, peer))]
+        await swarm.until(lambda: seen[-1:] == ["training"], 900.0)
+        await asyncio.sleep(60.0)
+        supervisor.ask(verb="pause", seconds=600)
+        await swarm.until(lambda: seen[-1] == "paused", 60.0)
+        await swarm.until(lambda: seen[-1] == "training", 900.0)
+        supervisor.leave("the story is over")
+        await swarm.until(work[0].done, 60.0)
+        work[1].cancel()
+
+    with monkeypatch.context() as patch:
+        prepare(patch, clock)
+        play(Swarm(tmp_path, manifest=MANIFEST), story)
+    assert seen[-4:] == ["training", "paused", "starting", "training"], seen
 
 
 def newcomer(swarm: Swarm, host: Peer, clock: WallClock) -> Peer:

@@ -10,6 +10,7 @@ import pytest
 
 from gossamer.peer.machine.room import (
     Room,
+    at_most,
     cgroup_rooms,
     disk_room,
     free_files,
@@ -86,10 +87,19 @@ def test_a_sum_names_its_parts() -> None:
 
 
 def test_a_need_beyond_the_room_is_refused_with_the_sum() -> None:
-    need_room("memory", {"for this": GB}, Room(GB, "free"), "buy some")
-    with pytest.raises(BadSettings, match=r"needs 1.5 GB of memory, and there are 1.0 GB \(free\)") as caught:
-        need_room("memory", {"for this": GB, "for that": GB // 2}, Room(GB, "free"), "buy some")
-    assert caught.value.hint == "buy some" and "500 MB for that" in str(caught.value)
+    parts = {"for this": GB, "for that": GB // 2}
+    need_room("memory", {"for this": GB}, Room(GB, "free"), "buy some", "a peer")
+    with pytest.raises(BadSettings, match=r"a peer needs 1.5 GB of memory, and there are 1.0 GB \(free\)") as caught:
+        need_room("memory", parts, Room(GB, "free"), "buy some", "a peer", "a nap needs less")
+    assert caught.value.hint == "buy some; a nap needs less" and "500 MB for that" in str(caught.value)
+
+
+def test_a_limit_that_the_operator_has_set_is_what_to_raise() -> None:
+    assert at_most(Room(GB, "free"), "2 GB", "max_memory") == Room(GB, "free")
+    limited = at_most(Room(3 * GB, "free"), "2 GB", "max_memory")
+    with pytest.raises(BadSettings, match=r"there are 2.0 GB \(the setting max_memory = 2 GB\)") as caught:
+        need_room("memory", {"for this": 2 * GB + 1}, limited, "buy some", "a peer")
+    assert caught.value.hint == "raise max_memory to 2001 MB or more"
 
 
 def test_a_machine_that_cannot_even_load_a_peer_is_refused() -> None:

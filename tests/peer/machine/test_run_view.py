@@ -163,10 +163,25 @@ def test_a_paused_member_whose_node_was_restarted_keeps_its_figures() -> None:
     assert (kept["joined"], kept["carried_mb"]) == (int(NOW_S) - 5000, 10)
 
 
+def test_a_member_that_comes_back_is_starting_until_it_trains_and_keeps_its_figures() -> None:
+    found = view((NOW_S, [seen(1, NOW_S, 90), seen(2, NOW_S, 90)]))
+    states = list[tuple[str, int, int]]()
+    for place, (state, step) in enumerate((("paused", 90), ("starting", 90), ("starting", 0), ("training", 95)), 1):
+        now_s, shows = NOW_S + 10 * place, state != "starting"
+        figures = {} if shows else {"own_steps": None, "loss": None, "joined": None, "carried_mb": None}
+        found.take(MembersSeen((replace(seen(1, now_s, 90, state=state, **figures), step=step),), ts=now_s))
+        shown = row(found.to_json(now_s), 1)
+        states.append((shown["state"], shown["step"], shown["own_steps"]))
+    assert states == [("paused", 90, 90), ("starting", 90, 90), ("starting", 90, 90), ("training", 95, 90)]
+
+
 def test_a_member_that_has_not_trained_yet_is_joining_and_not_paused() -> None:
-    newcomer = replace(seen(1, NOW_S, state="paused", tokens=0, own_steps=None, loss=None, joined=None, carried_mb=None), step=0)
+    newcomer = replace(seen(1, NOW_S, state="starting", tokens=0, own_steps=None, loss=None, joined=None, carried_mb=None), step=0)
     found = view((NOW_S, [newcomer, seen(2, NOW_S)]))
     assert row(found.to_json(NOW_S), 1)["state"] == "joining"
+    waiting = replace(seen(1, NOW_S + 5, own_steps=0, tokens=0, loss=None), step=0)  # its trainer waits for weights
+    found.take(MembersSeen((waiting,), ts=NOW_S + 5))
+    assert row(found.to_json(NOW_S + 5), 1)["state"] == "joining"
     found.take(MembersSeen((seen(1, NOW_S + 10, 120, own_steps=3, tokens=3 * STEP_TOKENS),), ts=NOW_S + 10))
     assert row(found.to_json(NOW_S + 10), 1)["state"] == "training"
 

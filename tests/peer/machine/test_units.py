@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import pytest
 
@@ -67,6 +68,14 @@ def test_a_rate_that_may_be_bits_or_bytes_is_refused_with_both() -> None:
 def test_an_unknown_unit_is_refused_with_the_nearest_one(text: str, nearest: str) -> None:
     with pytest.raises(ValueError, match=f"did you mean {nearest}"):
         rate_bytes_per_s(text)
+
+
+@pytest.mark.parametrize(
+    ("read", "text", "example"), [(duration_s, "2x", "30m"), (rate_bytes_per_s, "2xx", "5 Mbit/s"), (size_bytes, "2q", "20 GB")]
+)
+def test_a_unit_that_is_like_no_other_is_refused_with_an_example(read: Callable[[str], float], text: str, example: str) -> None:
+    with pytest.raises(ValueError, match=f"there is no unit .*; write it like {example}"):
+        read(text)
 
 
 @pytest.mark.parametrize("text", ["5", "5 fortnights", "", "-2h", "1e9 days"])

@@ -60,6 +60,25 @@ def test_a_pause_ends_the_trainer_and_keeps_the_node(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_leave_before_the_trainer_is_back_from_a_pause_loses_nothing_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LEAVE_S", {"node": 5.0, "trainer": 0.0})
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            await control(running, verb="pause", seconds=None)
+            await until_paused(running)
+            running.does("trainer", "wait")
+            before = running.supervisor.pid("trainer")
+            await control(running, verb="resume")
+            await eventually(lambda: running.supervisor.pid("trainer") not in (0, before), "the next trainer")
+            running.supervisor.leave("asked to leave")
+            await work
+            assert running.status.reason == "stopped; the trainer had not started again, so the last checkpoint is the newest state"
+
+    run(test())
+
+
 def test_a_pause_of_some_length_ends_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.05)
 

@@ -18,12 +18,12 @@ def test_a_paused_peer_meets_only_after_resume_and_the_next_report() -> None:
     lifecycle = training()
     lifecycle.pause()
     lifecycle.update(4, RunPhase.TRAIN, True)  # the last report of the old trainer
-    assert (lifecycle.refusal, lifecycle.is_paused) == (RefusalCode.NOT_READY, True)
+    assert (lifecycle.refusal, lifecycle.is_paused, lifecycle.is_starting) == (RefusalCode.NOT_READY, True, False)
     lifecycle.resume()
-    assert (lifecycle.refusal, lifecycle.is_paused) == (RefusalCode.NOT_READY, True)
+    assert (lifecycle.refusal, lifecycle.is_paused, lifecycle.is_starting) == (RefusalCode.NOT_READY, True, True)
     lifecycle.update(4, RunPhase.TRAIN, True)
     assert lifecycle.may_meet
-    assert not lifecycle.is_paused
+    assert not (lifecycle.is_paused or lifecycle.is_starting)
 
 
 def test_resume_without_a_pause_changes_nothing() -> None:

@@ -56,6 +56,11 @@ def test_own_and_others_records_are_reported_with_their_figures_and_once_each() 
     assert [(member.peer_id, member.state) for member in second.members] == [(str(B.peer_id), "paused")]
 
 
+def test_a_peer_whose_trainer_starts_shows_no_figures_and_is_not_paused() -> None:
+    (seen,) = reported([replace(record(B, paused=True), figures=None)])
+    assert [member.state for member in seen.members] == ["starting"]
+
+
 def test_members_that_nobody_has_met_are_one_group_in_an_open_run_and_this_peer_is_in_none() -> None:
     (seen,) = reported([record(A), record(B), record(MALLORY)])
     own, *others = seen.members

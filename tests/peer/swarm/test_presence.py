@@ -111,6 +111,37 @@ def test_the_figures_of_a_peer_are_announced_in_its_record() -> None:
     play(story)
 
 
+def test_the_pause_of_a_peer_and_its_start_after_it_are_announced_at_once() -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        async def announced() -> tuple[bool, bool]:
+            await asyncio.sleep(1.0)
+            (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
+            return record.paused, record.is_starting
+
+        b.lifecycle.figures = MemberFigures(own_steps=9, loss_milli=2501, joined_s=400, carried_mb=3)
+        b.lifecycle.update(70, RunPhase.TRAIN, True)
+        await asyncio.sleep(ANNOUNCE_S + 1.0)
+        seen = [await announced()]
+        b.lifecycle.pause()
+        seen.append(await announced())
+        b.lifecycle.resume()
+        seen.append(await announced())
+        b.lifecycle.update(70, RunPhase.TRAIN, True)
+        seen.append(await announced())
+        assert seen == [(False, False), (True, False), (True, True), (False, False)]
+
+    play(story)
+
+
+def test_a_peer_of_the_last_session_is_in_sight_once_its_record_is_here() -> None:
+    async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
+        a.book.add_address(Identity(bytes(31) + b"d").peer_id, "/ip4/203.0.113.9/tcp/4001", 0.0)  # as the book is loaded
+        await asyncio.sleep(3 * LOOK_S[0])
+        assert [event for event in a.events if isinstance(event, PeersSeen)] == [PeersSeen(0), PeersSeen(1)]
+
+    play(story)
+
+
 def test_a_peer_that_leaves_is_removed_at_once_and_one_that_dies_expires() -> None:
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)

@@ -31,6 +31,8 @@ from gossamer.peer.trainer.need import (
     within,
 )
 from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.run.manifest import Manifest
+from gossamer.protocol.run.sections import DEMO_LLAMA
 from tests.peer.small import LLAMA, small_manifest, small_replica
 
 GB = 10**9
@@ -167,11 +169,31 @@ def test_too_little_memory_is_refused_with_what_would_fit() -> None:
     with pytest.raises(BadSettings, match=r"needs 4.0 GB of memory, and there are 2.0 GB \(the memory limit") as caught:
         need_memory(need(), Room(2 * GB, "the memory limit of this container"))
     assert "3.0 GB for the rest + 1.0 GB for the programs" in str(caught.value)
-    assert "here would fit 10 million of its 30 million parameters" in caught.value.hint
+    assert "here would fit 10 of its 30 million parameters; a run with a smaller model needs less" in caught.value.hint
     assert "--memory 3815m" in caught.value.hint
     with pytest.raises(BadSettings) as caught:
         need_memory(need(), Room(GB // 2, "free"))
-    assert "no model at all" in caught.value.hint
+    assert "smaller" not in caught.value.hint, "the programs alone do not fit"
+
+
+def test_the_way_out_names_stages_where_the_model_can_be_cut() -> None:
+    def hint(manifest: Manifest) -> str:
+        need = run_need(manifest, "cpu")
+        with pytest.raises(BadSettings) as caught:
+            need_memory(need, Room(need.memory[PROGRAMS] + 10**6, "free"))
+        return caught.value.hint
+
+    wide = DEMO_LLAMA | {"hidden_size": 512, "intermediate_size": 2048}
+    assert "; so does a run in stages, of which each peer holds one: its host starts it with `peer host --stages N`" in hint(
+        Manifest.checked({"model": {"config": wide}})
+    )
+    for other in (
+        Manifest(),  # so small that what carries micro-batches would take more
+        Manifest.checked({"run": {"access": "open"}, "model": {"config": wide}}),
+        Manifest.checked({"model": {"config": wide | {"num_hidden_layers": 1}}}),
+        Manifest.checked({"model": {"architecture": "gpt2", "config": {"n_embd": 512, "n_layer": 4, "n_head": 4, "vocab_size": 256}}}),
+    ):
+        assert "smaller model" in hint(other) and "stages" not in hint(other)
 
 
 def test_a_small_run_fits_here(tmp_path: Path) -> None:
@@ -194,8 +216,8 @@ def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:
     assert within(there, LocalSettings()) == there
     less = within(there, LocalSettings(max_memory="400 MB", gpu_memory="100 MB", max_disk="60 GB"))
     assert (less.memory, less.device) == (
-        Room(4 * 10**8, "the setting max_memory = 400 MB"),
-        Room(10**8, "the setting gpu_memory = 100 MB"),
+        Room(4 * 10**8, "the setting max_memory = 400 MB", "max_memory"),
+        Room(10**8, "the setting gpu_memory = 100 MB", "gpu_memory"),
     )
     assert less.disk == there.disk
     need = run_need(small_manifest(), "cpu")

@@ -135,6 +135,13 @@ def test_only_a_later_record_of_the_same_peer_supersedes() -> None:
     assert not replace(later, peer_id=BOB.peer_id).supersedes(RECORD)
 
 
+def test_a_paused_record_without_figures_is_of_a_peer_that_starts_and_has_another_gist() -> None:
+    starting = replace(RECORD, paused=True)
+    paused = starting.with_figures(FIGURES, ALICE)
+    assert (RECORD.is_starting, starting.is_starting, paused.is_starting) == (False, True, False)
+    assert len({RECORD.gist, starting.gist, paused.gist}) == 3
+
+
 def test_the_gist_covers_the_relevant_fields_and_is_stable() -> None:
     later = replace(RECORD, global_step=121, sequence=8, expires_s=RECORD.expires_s + 20, tokens=9, signature=b"").signed(ALICE)
     assert later.gist == RECORD.gist == hashlib.sha256(f"{ALICE.peer_id}\n0\n0\n/ip4/203.0.113.5/tcp/4001".encode()).digest()[:8]
