@@ -23,7 +23,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
     "serving": ("serving as a bootstrap node", "ends with `peer leave`"),
     "leaving": ("asked to leave", "ends within seconds; a second Ctrl-C stops at once"),
     "left": ("gone", "`peer join` continues from here"),
-    "done": ("the run is over", f"the run is complete: {export_text()}"),
+    "done": ("the run is over", export_text()),
     "failed": ("stopped by an error", "correct the cause, then start the peer again with the same command"),
 }
 

@@ -186,8 +186,7 @@ class Supervisor:
         """Stop the node, which ends its meetings, then the trainer, which saves."""
         is_leaving = not work[0].done() and self.condition.ending is None
         if work[0].done() and self.condition.ending is None:
-            way_out = f"the run is complete: {export_text(is_staged=True)}" if self.status.stage else ""
-            self._set_final_state("done", "the run is over", way_out)
+            self._set_final_state("done", "the run is over", export_text(is_staged=bool(self.status.stage)))
         self._pauses.month.save(time.time())
         await cancel(*work, looking)  # no more restarts
         exits = {}
