@@ -1,4 +1,4 @@
-"""Cancel asyncio tasks without leaks, and wait for state that other tasks change."""
+"""Cancel asyncio tasks without leaks, wait for state that other tasks change, and read the clock that they share."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+
+
+def loop_s() -> float:
+    """Return the running event loop's time in seconds: a monotonic clock, which tests make virtual."""
+    return asyncio.get_running_loop().time()
 
 
 async def cancel(*tasks: asyncio.Future[Any]) -> None:

@@ -19,12 +19,12 @@ from gossamer.peer.meeting import commands, events
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.line import Exchange, Line
 from gossamer.peer.meeting.machine import Meeting
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Commit, Committed, Message, Outcome, Part, Resolve, chunks
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 
 FRAMES_AHEAD = 16  # received frames that the machine has not handled yet: 4 MiB at most
 TRY_S = 5.0  # for one Resolve and its Outcome

@@ -6,13 +6,13 @@ never too high. Belongs to one event loop.
 
 from __future__ import annotations
 
-import asyncio
 import math
 from collections import deque
 from enum import Enum, auto
 
 from gossamer.protocol.limits import LEAST_BYTES_PER_S, SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import Chunk, Commit, Message, Part, Verdict
+from gossamer.protocol.tasks import loop_s
 
 REMEMBERED = 16  # payloads in each direction
 QUANTILE = 0.75  # of their rates: a slow partner hardly measures our line
@@ -87,7 +87,7 @@ class Exchange:
         self._left = self._payload_bytes = payload_bytes  # both sides' payloads have the same size
         self._num_sharing = line.begin()
         self._is_up = self._is_over = False
-        self._started_s = asyncio.get_running_loop().time()
+        self._started_s = loop_s()
 
     def received(self, message: Message) -> None:
         """Take in a message of the partner: its payload is complete, or ours has arrived."""
@@ -106,6 +106,6 @@ class Exchange:
             self._line.end()
 
     def _carried(self, direction: Direction) -> None:
-        self._line.carried(direction, self._payload_bytes, asyncio.get_running_loop().time() - self._started_s, self._num_sharing)
+        self._line.carried(direction, self._payload_bytes, loop_s() - self._started_s, self._num_sharing)
         if self._is_up and not self._left:
             self.end()

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.tasks import loop_s
 
 EVERY_S = (20.0, 40.0)  # between two rounds
 AGAIN_S = 5.0  # likewise, at first, and while lost peers come back, or nobody is known

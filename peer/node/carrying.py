@@ -27,7 +27,7 @@ from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.hop import AT_TRAINER
 from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -38,7 +38,7 @@ from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.messages import Lane, RunPhase
 from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
 from gossamer.protocol.streams.transport import BESIDE_BYTES, Purpose, Stream, Transport
-from gossamer.protocol.tasks import cancel, spawn
+from gossamer.protocol.tasks import cancel, loop_s, spawn
 
 log = logging.getLogger(__name__)
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -27,6 +26,7 @@ from gossamer.protocol.messages.messages import ContentsKind
 from gossamer.protocol.messages.revocations import Revocation, need_credential, read_revocations
 from gossamer.protocol.messages.terms import RunTerms, check_revocation
 from gossamer.protocol.run.invite import Credential, closing_of
+from gossamer.protocol.tasks import loop_s
 
 log = logging.getLogger(__name__)
 

@@ -6,10 +6,11 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 from gossamer.peer.node.meetings import send_last
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.messages.messages import refusal_of
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import loop_s
 
 Answer = Callable[[Stream], Awaitable[None]]
 """Serves an inbound stream of one purpose. Raises Refused and PeerMisbehaved for the partner, TransportError."""

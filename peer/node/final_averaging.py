@@ -14,11 +14,11 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
 from gossamer.peer.swarm.presence import RECORD_S
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 
 ROUNDS = 2  # per fragment: with more, 4 and 8 peers come no nearer to their mean; with unlike texts they do, when they average again
 WAIT_S = 10.0  # for peers that are still training, and for those that have just come

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-from gossamer.peer.swarm.address_book import loop_s
+from gossamer.protocol.tasks import loop_s
 
 
 @dataclass(slots=True)

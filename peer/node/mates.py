@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.tasks import loop_s
 
 ASKED = 8  # holders of a stage, at once
 ANSWER_S = 10.0  # for them to answer

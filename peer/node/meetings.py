@@ -16,7 +16,7 @@ from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.driver import Caller, Driver, OwnSide
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome, MeetingState, has_ended
 from gossamer.peer.meeting.machine import SILENCE_SHARE, Meeting
-from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook, loop_s
+from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.partner_records import PartnerRecords, rest_text
@@ -26,6 +26,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Decision, Hello, Outcome, Refusal, Resolve, RunPhase
 from gossamer.protocol.messages.terms import check_global_step, check_hello
 from gossamer.protocol.streams.transport import Stream
+from gossamer.protocol.tasks import loop_s
 
 SEND_LAST_S = 2.0  # for a refusal to be sent
 FIRST_TYPICAL_S = 0.3

@@ -16,9 +16,9 @@ from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
 from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import Membership
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.tasks import loop_s
 
 PAUSE_S = (0.05, 0.4)  # between two tries, so that two peers that called each other do not do it again in step
 BUSY_S = 5.0  # at most, after a partner was busy

@@ -27,7 +27,7 @@ from gossamer.peer.node.node import Node
 from gossamer.peer.node.partner_file import PartnerFile
 from gossamer.peer.node.partner_search import Searches
 from gossamer.peer.node.run_curve import CurveReader, OwnCurve
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership, OwnCredential
@@ -54,7 +54,7 @@ from gossamer.protocol.run.invite import Credential, Invite
 from gossamer.protocol.run.manifest import AnyManifest, SignedManifest
 from gossamer.protocol.streams.throttle import Throttle
 from gossamer.protocol.streams.transport import Directory, Purpose, Transport
-from gossamer.protocol.tasks import work_until
+from gossamer.protocol.tasks import loop_s, work_until
 
 if TYPE_CHECKING:
     from gossamer.peer.node.staging import StageChoice  # only staged runs load it

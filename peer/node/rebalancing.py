@@ -18,12 +18,13 @@ from dataclasses import dataclass, field, replace
 
 from gossamer.peer.node.lasting import HeldShare
 from gossamer.peer.node.mates import ASKED, Mates
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import StageTerms
+from gossamer.protocol.tasks import loop_s
 
 SETTLED_S = 1200.0  # of a start, before a holder moves: a moved one has fetched its weights, and the pace has changed
 WAITING_LOOKS = 300  # looks, one a second, in which the trainer's waits are counted

@@ -16,10 +16,10 @@ from gossamer.peer.machine.events import ConnectionsChanged, Event, NodeSpent, T
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.node.peer import NodePeer
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.libp2p.node import Libp2pNode
+from gossamer.protocol.tasks import loop_s
 
 SAVE_S = 2.0  # between two saves of the addresses: a peer that is killed early must still find its way back
 REPORT_S = 2.0  # between two reports

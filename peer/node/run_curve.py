@@ -15,7 +15,6 @@ from gossamer.peer.machine.events import CurveTold, Event
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.told_curve import RunPoint
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.sources import Sources, spread_over
@@ -25,6 +24,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.figures import loss_milli
 from gossamer.protocol.messages.messages import ContentsKind, RunPhase
 from gossamer.protocol.messages.replies import CURVE_BYTES, RunCurve
+from gossamer.protocol.tasks import loop_s
 
 READ_S: Final = 60.0  # between two looks at what the supervisor has kept
 WAITS_S: Final = (60.0, 300.0, 1800.0)  # before each round of questions: first the run is trained

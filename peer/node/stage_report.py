@@ -22,12 +22,13 @@ from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.pipeline.hop import AT_TRAINER
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.partner_records import rest_text
 from gossamer.protocol.errors import Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import RECORD_NEWS_S
 from gossamer.protocol.messages.terms import BATCHES_AWAY, StageTerms
+from gossamer.protocol.tasks import loop_s
 
 MISSING_S = 5.0  # a shorter absence of a neighbour is not reported
 WORKLESS_S = 15.0  # nor a shorter time in which the trainer has no micro-batch, though there are lanes

@@ -21,7 +21,6 @@ from gossamer.peer.node.ward import Ward
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.pipeline.hop import hop_numbers
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -30,6 +29,7 @@ from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.line_rate import slower_rate
 from gossamer.peer.sync.sources import Sources, spread_over
 from gossamer.protocol.streams.transport import Transport
+from gossamer.protocol.tasks import loop_s
 
 PROBED = 3  # peers, at most
 PROBE_S = 10.0  # for the echoes of one

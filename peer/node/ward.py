@@ -26,7 +26,7 @@ from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
 from gossamer.peer.node.lasting import Lasting
 from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
 from gossamer.peer.node.rebalancing import Rebalancing
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.sync import pieces as files
@@ -37,7 +37,7 @@ from gossamer.protocol.errors import BadContents, GossamerError, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import stage_name
-from gossamer.protocol.tasks import work_until
+from gossamer.protocol.tasks import loop_s, work_until
 
 LOOK_S = 2.0  # between two looks at who holds the higher stage
 SIGN_S = 20.0  # after the last sign of a holder of it, until we ask

@@ -20,12 +20,11 @@ from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import CloseLane
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.peer.pipeline.lane_writer import LaneWriter, Outgoing
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.limits import REFUSAL_DETAIL_CHARS
 from gossamer.protocol.messages.messages import HopAnswer, HopForward, Refusal
 from gossamer.protocol.streams.transport import Stream
-from gossamer.protocol.tasks import Changes, cancel, spawn
+from gossamer.protocol.tasks import Changes, cancel, loop_s, spawn
 
 FLUSH_S = 2.0  # for the last frames to leave before a stream is closed
 

@@ -21,7 +21,7 @@ from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
 from gossamer.peer.simulator.stand_in import StandInTrainer
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.addresses import by_peer, read_address, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import Identity, PeerId
@@ -34,7 +34,7 @@ from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
-from gossamer.protocol.tasks import spawn
+from gossamer.protocol.tasks import loop_s, spawn
 
 PULSE_S = 5.0  # as protocol/libp2p/node.py
 NUM_RELAYS = 2

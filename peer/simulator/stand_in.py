@@ -15,6 +15,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan
+from gossamer.protocol.tasks import loop_s
 
 PLAN = ModelPlan(codec_id=16, fragments=(FragmentTerms(128, 8192, 16), FragmentTerms(128, 8192, 16)), state_bytes=32768)
 STEP_S = 1.0
@@ -63,10 +64,10 @@ class StandInTrainer(NodeEnd):
     def _clock(self) -> int:
         if not self._has_begun:
             return 0
-        return self._global_step + int((asyncio.get_running_loop().time() - self._clock_s) / STEP_S)
+        return self._global_step + int((loop_s() - self._clock_s) / STEP_S)
 
     def _set_global_step(self, global_step: int) -> None:
-        self._global_step, self._clock_s = global_step, asyncio.get_running_loop().time()
+        self._global_step, self._clock_s = global_step, loop_s()
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Answer at once."""

@@ -16,13 +16,12 @@ from pathlib import Path
 
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER
 from gossamer.peer.simulator.resident import Resident, Run, identity_of
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import EPOCH_S, MemoryNetwork
 from gossamer.protocol.run.manifest import Manifest
-from gossamer.protocol.tasks import cancel, spawn
+from gossamer.protocol.tasks import cancel, loop_s, spawn
 
 ARRIVAL_S = 60.0  # in which all but the host come
 STEADY_S = 60.0  # from the last arrival to the cut, and from the healing to the end

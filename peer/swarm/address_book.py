@@ -9,7 +9,6 @@ mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import math
 import random
@@ -38,11 +37,6 @@ SILENCE_S = 40.0  # a peer that announces itself after such a gap was disconnect
 FORGET_S = 900.0  # a peer without a new record for so long is no longer live
 TIMEOUT = (3.0, 5.0)  # for a silent partner: times the typical duration of its meetings, and the least number of seconds
 AVOIDED = 3  # last partners that are skipped, if there are enough others
-
-
-def loop_s() -> float:
-    """Return the running event loop's time: the book's monotonic clock, which tests make virtual."""
-    return asyncio.get_running_loop().time()
 
 
 @dataclass(slots=True)

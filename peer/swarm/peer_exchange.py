@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
@@ -19,6 +19,7 @@ from gossamer.protocol.limits import MAX_LISTED, PASSED_RECORDS, RECORD_BYTES
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PeerList
 from gossamer.protocol.messages.terms import RunTerms, check_record
+from gossamer.protocol.tasks import loop_s
 
 LAST_WORD_S = 5.0  # a record that expires so soon is a farewell (see Presence.leave) or is not renewed; it is not passed on
 FAMILIARITY = 0.02  # the weight of one received record in `familiar`: it averages over some fifty

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
 from gossamer.peer.machine.status import VERSION
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
@@ -22,6 +22,7 @@ from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.records import GENERATION, MemberRecord, announceable
 from gossamer.protocol.streams.transport import Directory
+from gossamer.protocol.tasks import loop_s
 
 log = logging.getLogger(__name__)
 

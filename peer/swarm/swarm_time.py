@@ -12,10 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import CLOCK_SKEW_S
 from gossamer.protocol.newest import keep_newest
+from gossamer.protocol.tasks import loop_s
 
 NETWORKS = 64  # whose readings are kept
 PEERS = 8  # of one network

@@ -32,6 +32,7 @@ from gossamer.protocol.limits import CHUNK_BYTES, MANIFEST_BYTES, NONCE_BYTES, S
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Message, Part, Refusal, chunks
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, SIGHTING_BYTES, PeerList, Sighting
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
+from gossamer.protocol.tasks import loop_s
 
 T = TypeVar("T")
 
@@ -130,11 +131,11 @@ class Source:
 
     async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool) -> PeerList:
         """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
-        asked_s = asyncio.get_running_loop().time()
+        asked_s = loop_s()
         await self.ask(ContentsKind.PEER_LIST, 0, PEER_LIST_BYTES, records=records)
         _, data = await self.take()
         peer_list = PeerList.from_bytes(data)
-        took_s = asyncio.get_running_loop().time() - asked_s
+        took_s = loop_s() - asked_s
         there_s = peer_list.unix_ms / 1000 + took_s / 2
         time.add_reading(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
         return peer_list

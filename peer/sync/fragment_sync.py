@@ -18,7 +18,7 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentSynced
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import Source, sync_seed
 from gossamer.peer.sync.sources import Sources
@@ -27,6 +27,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import NONCE_BYTES
 from gossamer.protocol.messages.messages import Contents
 from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.tasks import loop_s
 
 AT_ONCE = 2  # one is coded while the other is on the line; from one source too, if it is the only one
 OLD_SHARE = 8  # of the allowed gap: a fragment that was asked for an eighth of it ago waits for no other

@@ -32,7 +32,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, ResultTaken
 from gossamer.peer.machine.home import write_whole
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
@@ -46,7 +46,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import ContentsKind, RunPhase
 from gossamer.protocol.messages.terms import RunTerms
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 
 ASKED = 8  # peers at once
 ANSWER_S = 3.0  # for them

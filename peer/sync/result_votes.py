@@ -17,10 +17,11 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.sybil_groups import EPSILON, SybilGroups
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.protocol.identity import PeerId
+from gossamer.protocol.tasks import loop_s
 
 QUORUM = 2 / 3
 AWAY_S = 20.0  # a partner that was there so lately may be back

@@ -13,7 +13,6 @@ from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
 
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import receive, send, send_answer, take_chunks
 from gossamer.peer.sync.state_source import OF_RESULT, ServedPart, StateSource
@@ -27,7 +26,7 @@ from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchReq
 from gossamer.protocol.messages.replies import Sighting
 from gossamer.protocol.messages.terms import RunTerms, check_fetch
 from gossamer.protocol.streams.transport import Stream
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 
 MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
 OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.PEER_LIST)

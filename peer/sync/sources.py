@@ -15,12 +15,13 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.tasks import loop_s
 
 T = TypeVar("T")
 

@@ -17,7 +17,6 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import part_bytes, sync_seed, take_chunks
 from gossamer.peer.sync.pieces import RunResult
@@ -28,6 +27,7 @@ from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Part
 from gossamer.protocol.messages.terms import RunTerms, check_stage
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.streams.transport import Stream
+from gossamer.protocol.tasks import loop_s
 
 COPY_S = 10.0  # the least age at which the copy is renewed
 LATE_SHARE = 4  # of the allowed gap: a copy that is a fourth of it behind is renewed before it is served

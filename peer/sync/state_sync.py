@@ -20,7 +20,6 @@ from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, StepsGivenUp, StepsLost
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.presence import Presence
@@ -33,7 +32,7 @@ from gossamer.protocol.errors import RefusalCode, SwarmUnreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.messages.messages import RunPhase
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 
 LOOK_S = 10.0  # between two decisions
 FIRST_LOOK_S = 3.0  # for the directory to show a founder that its run goes on already

@@ -18,7 +18,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred, StepsLost, Warned
 from gossamer.peer.machine.units import bytes_text
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import as_final
@@ -30,6 +30,7 @@ from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Re
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.tasks import loop_s
 
 TIMEOUT_S = 60.0  # without any source that answers at all
 PAUSE_S = 1.0  # between two rounds

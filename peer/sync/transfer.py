@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.pieces import Pieces, bits_bytes, from_bits
@@ -22,7 +22,7 @@ from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
-from gossamer.protocol.tasks import Changes, cancel
+from gossamer.protocol.tasks import Changes, cancel, loop_s
 
 PIECE_S = 20.0  # for a source to deliver the next piece; a slower one is worth less than any other
 UNDER_WAY_S = 1.0  # of what a source delivers

@@ -23,7 +23,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.p2pd import Control, read_stream_header, receiving
 from gossamer.protocol.libp2p.splice import Pair, drop
 from gossamer.protocol.newest import keep_newest
-from gossamer.protocol.tasks import cancel, spawn
+from gossamer.protocol.tasks import cancel, loop_s, spawn
 
 PROTOCOL = "/gossamer/reach/1"
 TRY_S = 2.0  # timeout of a test; a lost SYN packet is retransmitted after 1 s
@@ -118,7 +118,7 @@ class DialBack:
             drop(writer)
 
     def _may_try(self, seen_at: str, port: int) -> bool:
-        now_s, network = asyncio.get_running_loop().time(), network_of(seen_at, *NETWORK_BITS)
+        now_s, network = loop_s(), network_of(seen_at, *NETWORK_BITS)
         is_spent = len(self._all_s) == TRIES and now_s - self._all_s[0] < TRIES_S
         if route(seen_at) != "direct" or port < LOWEST_PORT or is_spent or now_s - self._last_s.get(network, -AGAIN_S) < AGAIN_S:
             return False

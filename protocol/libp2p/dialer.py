@@ -19,6 +19,7 @@ from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.nearby import unseal
 from gossamer.protocol.newest import keep_newest
+from gossamer.protocol.tasks import loop_s
 
 MAX_FAILURES = 8  # peers that could not be reached at one host
 BACK_OFF_S = 600.0  # a host is not dialled while MAX_FAILURES failures are younger than this
@@ -77,7 +78,7 @@ class Dialer:
 
     def _first(self, addresses: Sequence[str]) -> list[str]:
         """Return the public IPv6 addresses, if they are to be dialled before the others."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         if self._ipv6_failures >= IPV6_FAILURES and now_s - self._ipv6_failed_s < BACK_OFF_S:
             return []
         first = [address for address in addresses if address.startswith("/ip6/") and route(address) == "direct"]
@@ -89,7 +90,7 @@ class Dialer:
             async with asyncio.timeout(IPV6_S):
                 await self._control.connect(partner, first)
         except (Unreachable, TimeoutError):
-            self._ipv6_failures, self._ipv6_failed_s = self._ipv6_failures + 1, asyncio.get_running_loop().time()
+            self._ipv6_failures, self._ipv6_failed_s = self._ipv6_failures + 1, loop_s()
             return False
         self._ipv6_failures = 0
         for address in first:
@@ -114,12 +115,12 @@ class Dialer:
         return True
 
     def _is_backing_off(self, host: str) -> bool:
-        since_s = asyncio.get_running_loop().time() - BACK_OFF_S
+        since_s = loop_s() - BACK_OFF_S
         return sum(at_s >= since_s for at_s in self._failures.get(host, {}).values()) >= MAX_FAILURES
 
     def _count_failure(self, host: str, partner: PeerId) -> None:
         failures = self._failures.get(host, {})
-        keep_newest(failures, partner, asyncio.get_running_loop().time(), MAX_FAILURES)
+        keep_newest(failures, partner, loop_s(), MAX_FAILURES)
         keep_newest(self._failures, host, failures, HOSTS)
 
 
@@ -157,7 +158,7 @@ class DirectRoute:
         ends = await self._control.connected()
         if route(ends.get(partner, "")) != "relayed":
             return True
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         next_s, pause_s = self._next_s.get(partner, (now_s + AGAIN_S[0], AGAIN_S[0]))
         is_due = now_s >= next_s and not self._is_busy(partner)
         later_s = (now_s + pause_s, min(2 * pause_s, AGAIN_S[1])) if is_due else (next_s, pause_s)

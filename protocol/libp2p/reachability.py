@@ -18,6 +18,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dial_back import Answer, Reached, ask
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.newest import keep_newest
+from gossamer.protocol.tasks import loop_s
 
 ASKED_AT_ONCE = 3  # partners that are asked concurrently
 TICK_S = (1.0, 5.0)  # interval of checks: while the role is unsettled, and afterwards
@@ -81,7 +82,7 @@ class Reachability:
         return self.is_open is True or (self.is_open is False and bool(self.through))
 
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         again_s = AGAIN_S[self._is_reachable]
         direct = [peer for peer, end in connected.items() if route(end) == "direct"]
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]

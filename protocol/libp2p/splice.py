@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import cast
 
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 
 Pair = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
@@ -92,10 +92,10 @@ async def _close(writer: asyncio.StreamWriter) -> None:
 async def wait_while_active(work: Awaitable[object], measure: Callable[[], int], quiet_s: float, most_s: float) -> None:
     """Await `work`. Raises TimeoutError if `measure` does not change for `quiet_s`, and after `most_s` in total."""
     task = asyncio.ensure_future(work)
-    until_s = asyncio.get_running_loop().time() + most_s
+    until_s = loop_s() + most_s
     try:
         while not task.done():
-            before, left_s = measure(), until_s - asyncio.get_running_loop().time()
+            before, left_s = measure(), until_s - loop_s()
             await asyncio.wait([task], timeout=min(quiet_s, left_s))
             if not task.done() and (measure() == before or left_s <= quiet_s):
                 raise TimeoutError

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from gossamer.protocol.errors import PeerGone
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.streams.transport import Inbox, Stream
+from gossamer.protocol.tasks import loop_s
 
 FRAMES_IN_INBOX = 4
 FRAMES_IN_FLIGHT = 8
@@ -83,7 +84,7 @@ class MemoryChannel:
         sender, receiver = self._sender, self._receiver
         sender.num_sent += num_bytes + FRAMING_BYTES
         receiver.num_received += num_bytes + FRAMING_BYTES
-        began_s = max(asyncio.get_running_loop().time(), sender.sends_at_s)
+        began_s = max(loop_s(), sender.sends_at_s)
         sender.sends_at_s = began_s + num_bytes / sender.link.bytes_per_s
         taken_s = max(began_s, receiver.receives_at_s) + num_bytes / receiver.link.bytes_per_s
         taken_s = receiver.receives_at_s = max(sender.sends_at_s, taken_s)

@@ -15,7 +15,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Conversation, Link, MemoryLine
 from gossamer.protocol.streams.admission import Admission, InboundConnection, StreamCaps, handle
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
-from gossamer.protocol.tasks import cancel, spawn
+from gossamer.protocol.tasks import cancel, loop_s, spawn
 
 DIAL_S = 5.0  # timeout of an unanswered dial
 EPOCH_S = 1_700_000_000.0  # Unix time at loop time 0
@@ -71,7 +71,7 @@ class MemoryNetwork:
 
     def now_s(self) -> float:
         """Return simulated Unix time in seconds, which follows the loop's clock."""
-        return EPOCH_S + asyncio.get_running_loop().time()
+        return EPOCH_S + loop_s()
 
     async def close(self) -> None:
         """Cancel every running stream handler."""

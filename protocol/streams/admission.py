@@ -21,6 +21,7 @@ from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
+from gossamer.protocol.tasks import loop_s
 
 log = logging.getLogger(__name__)
 
@@ -87,8 +88,8 @@ class Admission:
         self._caps = caps or StreamCaps()
         self._is_banned = is_banned
         self._has_met = has_met
-        self._of_strangers = Budgets(_loop_s, CALLS_FROM_STRANGERS, CALLS_FROM_ONE)
-        self._of_met = Budgets(_loop_s, CALLS_FROM_MET, CALLS_FROM_ONE)
+        self._of_strangers = Budgets(loop_s, CALLS_FROM_STRANGERS, CALLS_FROM_ONE)
+        self._of_met = Budgets(loop_s, CALLS_FROM_MET, CALLS_FROM_ONE)
         # Ordered by the time since which a connection has been silent or over, longest first.
         self._connections: dict[InboundConnection, None] = {}
 
@@ -98,7 +99,7 @@ class Admission:
         """Accept a connection, or return None if a ban or a limit forbids it. `drop` ends it; `carried` returns its bytes, both ways."""
         own = [connection for connection in self._connections if connection.partner == partner]
         most = self._caps.per_partner if any(connection.has_sent for connection in own) else self._caps.silent
-        connection = InboundConnection(partner, drop, carried, observed, moved=(0, _loop_s()))
+        connection = InboundConnection(partner, drop, carried, observed, moved=(0, loop_s()))
         if self._is_banned(partner) or len(own) >= most or not self._may_call(connection) or not self._has_room(connection):
             log.info("rejected a connection from %s", partner.short())
             return None
@@ -121,7 +122,7 @@ class Admission:
         if connection.purpose is not None and not self._may_call(connection):  # the first call was counted with its connection
             return False
         connection.purpose, connection.has_sent, connection.is_over = purpose, False, False
-        connection.begun = connection.carried(), _loop_s()
+        connection.begun = connection.carried(), loop_s()
         self._allow(connection, FIRST_FRAME_S)
         return True
 
@@ -136,7 +137,7 @@ class Admission:
         if connection in self._connections:
             connection.is_over = True
             self._connections[connection] = self._connections.pop(connection)
-            self._linger(connection, _loop_s() + LINGER_MOST_S)
+            self._linger(connection, loop_s() + LINGER_MOST_S)
 
     def remove(self, connection: InboundConnection) -> None:
         """Remove a connection that has ended. Idempotent."""
@@ -202,7 +203,7 @@ class Admission:
 
     def _is_slow(self, connection: InboundConnection) -> bool:
         """Return whether a call has stalled, or has been slower than LEAST_RATE over its life."""
-        now_s, carried = _loop_s(), connection.carried()
+        now_s, carried = loop_s(), connection.carried()
         if carried - connection.moved[0] >= STALLED_BYTES:
             connection.moved = carried, now_s
         return now_s - connection.moved[1] >= STALLED_S or _is_below_rate(connection)
@@ -216,11 +217,7 @@ class Admission:
 
 def _is_below_rate(connection: InboundConnection) -> bool:
     bytes_before, began_s = connection.begun
-    return connection.carried() - bytes_before < LEAST_RATE * (_loop_s() - began_s - LEAST_RATE_S)
-
-
-def _loop_s() -> float:
-    return asyncio.get_running_loop().time()
+    return connection.carried() - bytes_before < LEAST_RATE * (loop_s() - began_s - LEAST_RATE_S)
 
 
 async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> None:

@@ -14,6 +14,7 @@ from functools import partial
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SMALL_FRAME_BYTES
 from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
+from gossamer.protocol.tasks import loop_s
 
 SAVED_S = 1.0  # seconds of unused rate that may be used later
 CALM_SHARE = 0.1  # a low-priority frame waits until the line was idle for this share of the frame's own time
@@ -30,7 +31,7 @@ class Bucket:
 
     def count(self, num_bytes: float) -> None:
         """Count bytes that pass without waiting. Later frames wait longer instead."""
-        now_s = asyncio.get_running_loop().time()
+        now_s = loop_s()
         self.num_bytes += int(num_bytes)
         self._paid_s = max(self._paid_s, now_s - SAVED_S) + num_bytes / self.bytes_per_s
 
@@ -47,7 +48,7 @@ class Bucket:
 
     async def _until_turn(self, num_bytes: int) -> None:
         """Count the frame now, then wait until all earlier frames are paid for. Later frames queue behind it."""
-        wait_s = self._paid_s - asyncio.get_running_loop().time()
+        wait_s = self._paid_s - loop_s()
         self.count(num_bytes)
         try:
             await asyncio.sleep(max(0.0, wait_s))
@@ -58,7 +59,7 @@ class Bucket:
     async def _until_paid(self, calm_s: float) -> None:
         """Wait until all frames have been paid for since `calm_s` seconds."""
         while True:
-            left_s = self._paid_s + calm_s - asyncio.get_running_loop().time()
+            left_s = self._paid_s + calm_s - loop_s()
             if left_s <= 0:
                 return
             await asyncio.sleep(left_s)

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from gossamer.peer.meeting.interface import MeetingState
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.sync import pieces
 from gossamer.protocol.errors import RefusalCode, RunRefusesUs, SwarmUnreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import loop_s
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import ADDRESSES, Peer, Swarm, play
 

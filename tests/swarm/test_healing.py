@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.swarm.address_book import FORGET_S, loop_s
+from gossamer.peer.swarm.address_book import FORGET_S
 from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.memory.network import MemoryNetwork
+from gossamer.protocol.tasks import loop_s
 from tests.swarm.healing import Resident, cut_and_heal, play, until_all_see_all
 
 NIGHT_S = FORGET_S + RECORD_LIFETIME_S + 10.0  # by then nobody tries those who have gone, and nothing that was announced is in force

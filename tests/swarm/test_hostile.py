@@ -11,12 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import PeerGone, RefusalCode, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Chunk, Commit, Decision, Hello, Outcome, Part, Refusal, Resolve
 from gossamer.protocol.streams.transport import Purpose, Stream
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 from tests.protocol.peers import Raw, send_raw
 from tests.swarm.mallory import MALLORY, hello_to, nobody, spoil_payload
 from tests.swarm.tiny import tiny_manifest

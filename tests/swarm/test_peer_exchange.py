@@ -6,12 +6,13 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from gossamer.peer.swarm.address_book import KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Hello, Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose
+from gossamer.protocol.tasks import loop_s
 from tests.swarm.mallory import MALLORY, hello_to, nobody, record
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

@@ -12,7 +12,7 @@ import pytest
 
 from gossamer.peer.node.arrival import TIMEOUT_S, find_run
 from gossamer.peer.node.dispatcher import Dispatcher
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -29,6 +29,7 @@ from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import loop_s
 from gossamer.run import Run
 from tests.swarm.mallory import nobody
 

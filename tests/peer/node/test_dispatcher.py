@@ -10,7 +10,7 @@ import time
 import pytest
 
 from gossamer.peer.node.dispatcher import Dispatcher
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -27,6 +27,7 @@ from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from gossamer.protocol.streams.admission import handle
 from gossamer.protocol.streams.transport import Purpose
+from gossamer.protocol.tasks import loop_s
 from tests.peer.asking import header_of
 from tests.peer.deaf import Deaf
 from tests.swarm.mallory import nobody

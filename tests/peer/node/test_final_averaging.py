@@ -10,9 +10,9 @@ import torch
 from gossamer.peer.machine.events import Event, ResultTaken
 from gossamer.peer.node.final_averaging import WAIT_S
 from gossamer.peer.node.node import CLOSE_S
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.sync.result_agreement import LINGER_S, RANK_S
 from gossamer.protocol.messages.messages import RunPhase
+from gossamer.protocol.tasks import loop_s
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.presence import FAREWELL_S
 from gossamer.peer.sync.client import FetchClient
@@ -15,6 +14,7 @@ from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.tasks import loop_s
 from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest

@@ -13,12 +13,11 @@ import pytest
 from gossamer.peer.link import messages
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.node.meetings import Meetings
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.errors import GossamerError, RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 from tests.swarm.mallory import MALLORY, hello_to
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play

@@ -10,13 +10,13 @@ from pathlib import Path
 from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node.peer import HeldRun, NodePeer, PeerNetwork
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
+from gossamer.protocol.tasks import loop_s
 from tests.swarm.world import EmptyDirectory
 
 HOST, SEED, NEWCOMER, STRANGER = (Identity(letter * 32) for letter in (b"h", b"s", b"n", b"x"))

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from gossamer.peer.swarm.address_book import loop_s
 from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.tasks import loop_s
 
 
 def test_the_books_clock_is_the_loops_clock() -> None:

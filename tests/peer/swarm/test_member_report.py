@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from gossamer.peer.machine.events import Event, MemberSeen, MembersSeen
-from gossamer.peer.swarm.address_book import AddressBook, loop_s
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -14,6 +14,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.messages.figures import MemberFigures
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.tasks import loop_s
 from tests.peer.two_sides import SEEDS, TERMS
 
 A, B = (Identity(seed) for seed in SEEDS)

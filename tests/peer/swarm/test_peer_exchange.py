@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer
 from gossamer.peer.swarm.peer_exchange import LAST_WORD_S, PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity, PeerId
@@ -18,6 +18,7 @@ from gossamer.protocol.memory.virtual_time import run
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, PeerList
 from gossamer.protocol.messages.terms import RunTerms
+from gossamer.protocol.tasks import loop_s
 from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite

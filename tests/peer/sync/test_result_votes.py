@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer, loop_s
+from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.result_votes import AWAY_S, ResultVotes, Vote
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.tasks import loop_s
 from tests.swarm.tiny import tiny_manifest, tiny_terms
 
 R, S = b"r" * 32, b"s" * 32
