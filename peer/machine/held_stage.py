@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import AnyManifest
@@ -9,11 +11,25 @@ from gossamer.protocol.run.manifest import AnyManifest
 
 def held_stage(home: Home) -> int | None:
     """Return the stage of the last start, counted from one; None if there was none. Raises BadSettings for a file that is no number."""
-    if not home.stage.exists():
+    return _stage_in(home.stage, "the peer then chooses a stage again")
+
+
+def left_stage(home: Home) -> int | None:
+    """Return the stage that the peer has left for the one that it holds, counted from one. Raises BadSettings as `held_stage`."""
+    return _stage_in(home.left_stage, "the peer then does not go back to it")
+
+
+def has_moved(home: Home) -> bool:
+    """Return whether the peer has moved to the stage that it holds, and has no checkpoint of it yet. Raises BadSettings as `held_stage`."""
+    return left_stage(home) not in (None, held_stage(home))
+
+
+def _stage_in(file: Path, then: str) -> int | None:
+    if not file.exists():
         return None
-    text = home.stage.read_text().strip()
+    text = file.read_text().strip()
     if not text.isdecimal() or not int(text):
-        raise BadSettings(f"{home.stage} does not hold the number of a stage", hint="remove it: the peer then chooses a stage again")
+        raise BadSettings(f"{file} does not hold the number of a stage", hint=f"remove it: {then}")
     return int(text)
 
 

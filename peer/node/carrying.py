@@ -25,7 +25,6 @@ from gossamer.peer.node.stage_report import StageReport
 from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
-from gossamer.peer.pipeline.hop import AT_TRAINER
 from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
@@ -191,9 +190,10 @@ class Carrying:
         has_lanes = carrier.is_complete and bool(carrier.up or self.stage.is_first)
         self._without_lane.look(is_training and not has_lanes)
         if is_training and has_lanes:
-            self.waiting.look(not any(hop.state in AT_TRAINER for hop in carrier.hops.values()))
+            self.waiting.look(not any(hop.is_work for hop in carrier.hops.values()))
         if not is_training:
             self._over, self._serving = Lasting(), Lasting()
+            self.waiting.clear()
             self._rest()
             return
         self._end_with_neighbours()

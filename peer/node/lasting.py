@@ -38,6 +38,10 @@ class HeldShare:
         """Note whether it holds now."""
         self._looks.append(holds)
 
+    def clear(self) -> None:
+        """Forget all looks."""
+        self._looks.clear()
+
     @property
     def share(self) -> float:
         """The share; 0 before there were so many looks."""

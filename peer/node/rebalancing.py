@@ -30,7 +30,7 @@ SETTLED_S = 1200.0  # of a start, before a holder moves: a moved one has fetched
 WAITING_LOOKS = 300  # looks, one a second, in which the trainer's waits are counted
 WAITING_SHARE = 0.4  # of them without work: with three holders in the stage, two of them can do the whole work
 LEAST_STAYING = 2  # holders, of as many Sybil groups
-TURN_S = 60.0  # for which one holder of the run may move; in the first half of it, so that its record is seen before the next turn
+TURN_S = 60.0  # for which one holder of the run may move; it asks in the first quarter, so that its record is seen before the next turn
 ANSWER_S = 10.0  # for holders of the other stage to give their weights
 
 
@@ -103,7 +103,7 @@ class Rebalancing:
         Those that have just moved, or cannot move, are drawn too: else the turn of one would go on to the next.
         """
         turn, since_s = divmod(self.now_s(), TURN_S)
-        if since_s > TURN_S / 2 or turn == self._turn:
+        if since_s > TURN_S / 4 or turn == self._turn:
             return False
         identity, credential = self.mates.membership.identity, self.mates.membership.credential
         own = self._groups.drawn(identity.peer_id, credential, int(turn))
@@ -131,10 +131,12 @@ class Rebalancing:
         return self.rng.sample(known, len(known))
 
     def _may_leave_to(self, stage: int) -> bool:
-        """Return whether enough holders stay: more than the other stage will have with us. Of a large stage not all are asked."""
+        """Return whether enough holders stay: as many as the other stage will have with us. Of a large stage not all are asked."""
         answered, asked = self.mates.answered, self.mates.asked
         others = [entry for entry in self.mates.claims() if entry.has_met and _is_heard(entry) and entry not in asked]
-        return self._num([*answered, *others]) >= max(LEAST_STAYING, self._num(self._claimed(stage)) + 1)
+        me, credential = self.mates.membership.identity.peer_id, self.mates.membership.credential
+        is_crowded = self._groups.are_more([*answered, *others], self._claimed(stage), me, credential, loop_s())
+        return self._is_starved and is_crowded and self._num(answered) >= LEAST_STAYING
 
 
 def _is_heard(entry: KnownPeer) -> bool:

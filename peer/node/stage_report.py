@@ -21,7 +21,6 @@ from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVE
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
-from gossamer.peer.pipeline.hop import AT_TRAINER
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.partner_records import rest_text
 from gossamer.protocol.errors import Refused
@@ -123,11 +122,7 @@ class StageReport:
 
     def _note_work(self, carrier: Carrier, *, is_training: bool) -> None:
         num_over = sum(self._outcomes.values())
-        if (
-            not (is_training and self._worked_s)
-            or num_over != self._num_over
-            or any(hop.state in AT_TRAINER for hop in carrier.hops.values())
-        ):
+        if not (is_training and self._worked_s) or num_over != self._num_over or any(hop.is_work for hop in carrier.hops.values()):
             self._worked_s, self._num_over = loop_s(), num_over
 
     def _report_missing(self, carrier: Carrier, missing: int) -> None:

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from gossamer.peer.machine.events import Event, ProcessReported, StageMoved, Warned
+from gossamer.peer.machine.held_stage import has_moved, left_stage
 from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
 from gossamer.peer.node.lasting import Lasting
 from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
@@ -105,12 +106,12 @@ class Ward:
     async def run(self) -> None:
         """Copy and watch until cancelled. Returns once this peer has decided to move: its supervisor starts it anew."""
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
-        if self._empty_stage:
-            write_whole(self.home.filled, f"{self.membership.terms.run_id.hex()}\n".encode())
         if self._narrow_stage:
             files.remove(self._file_of(self._narrow_stage))  # its holders give newer weights
             self._move_to(self._narrow_stage, self.rebalancing.reason(self._narrow_stage))
             return
+        if self._empty_stage:
+            write_whole(self.home.filled, f"{self.membership.terms.run_id.hex()}\n".encode())
         self._move_to(self._empty_stage or self.stage, "nobody holds it")
 
     # ------------------------------------------------------------------ the copy
@@ -281,19 +282,22 @@ class Ward:
     @property
     def may_move_back(self) -> bool:
         """Whether this peer has moved to its stage and has no checkpoint of it yet."""
-        return self.home.left_stage.exists()
+        return has_moved(self.home)
 
     def move_back(self, reason: str) -> None:
         """Hold the stage again that this peer has left, from the next start on: its trainer has no weights of this one, for this reason."""
         files.remove(self.own_file)
-        stage = int(self.home.left_stage.read_text()) if self.may_move_back else (self.own_stage - 2) % self._num_stages + 1
-        self._move_to(stage, f"no weights of {stage_name(self.own_stage, self._num_stages)}: {reason}")
-        self.home.left_stage.unlink()
+        stage = (left_stage(self.home) if self.may_move_back else None) or (self.own_stage - 2) % self._num_stages + 1
+        self._hold(stage, f"no weights of {stage_name(self.own_stage, self._num_stages)}: {reason}")
+        self.home.left_stage.unlink(missing_ok=True)
 
     def _move_to(self, stage: int, reason: str) -> None:
+        write_whole(self.home.left_stage, f"{self.own_stage}\n".encode())
+        self._hold(stage, reason)
+
+    def _hold(self, stage: int, reason: str) -> None:
         """Hold a stage from the next start on. That is one write: its weights lie in its ward, or in checkpoints that were set aside."""
         files.remove(self.home.downloads / "state")  # of the stage that we leave
-        write_whole(self.home.left_stage, f"{self.own_stage}\n".encode())
         write_whole(self.home.stage, f"{stage}\n".encode())
         self.lifecycle.hold(stage)
         self.emit(ProcessReported("joining", f"moves to {stage_name(stage, self._num_stages)}: {reason}"))

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.link.messages import HopRequest, Lost
+from gossamer.peer.link.messages import Declined, HopRequest, Lost
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.pipeline import commands, events
@@ -239,6 +239,9 @@ class Pipeline:
         open_lane.end.set_result(close)
 
     async def _ask(self, request: HopRequest) -> None:
+        if request.hop not in self.carrier.hops:  # it ended before this task began: the trainer has been told
+            self.handle(events.TrainerReplied(Declined(request.hop, "the hop is over")))
+            return
         try:
             reply = await self.link.pass_hop(request)
         except LinkLost:

@@ -95,6 +95,11 @@ class Hop:
     asked: Asked | None = None  # to whom it was sent last
 
     @property
+    def is_work(self) -> bool:
+        """Whether own trainer has something to compute for it now. One to be begun here may have to wait for the driver's step."""
+        return self.state in AT_TRAINER and not (self.state is HopState.QUEUED and self.source is None)
+
+    @property
     def is_remembered(self) -> bool:
         """Whether own trainer remembers it."""
         return self.copy_of is None and self.state not in (HopState.ARRIVING, HopState.ANSWERING)

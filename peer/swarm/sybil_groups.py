@@ -111,6 +111,13 @@ class SybilGroups:
         is_one = all(self._voucher(entry) == own_key for entry in entries) or len(self._groups(self.book.seen_lately(now_s))) == 1
         return len(entries) if is_one else len(self._groups(entries))
 
+    def are_more(
+        self, these: Sequence[KnownPeer], those: Sequence[KnownPeer], me: PeerId, credential: Credential | None, now_s: float
+    ) -> bool:
+        """Return whether these are more than those, by peers and by `num_apart`: one of the two lists may be counted by groups alone."""
+        counts = [self.num_apart(entries, me, credential, now_s) for entries in (these, those)]
+        return len(these) > len(those) and counts[0] > counts[1]
+
     def names(self, entries: Sequence[KnownPeer]) -> dict[PeerId, str]:
         """Return the group of each of these peers, by a name that lasts as long as the group has that invite or network."""
         named = {hashlib.sha256(str(key).encode()).hexdigest()[:16]: group for key, group in self._by_key(entries).items()}

@@ -12,6 +12,7 @@ from gossamer.peer.link.messages import Fits
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.child import Child
+from gossamer.peer.machine.held_stage import has_moved
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import held_bytes
 from gossamer.peer.machine.units import size_bytes
@@ -66,17 +67,17 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
 
 
 def exchange_checkpoints(home: Home, parameters: Set[str]) -> None:
-    """Set the checkpoints of a stage that this peer has left aside, and put those of the stage with these parameters back.
+    """Set the checkpoints of a stage that this peer has left aside. On its way back, put those of the stage with these parameters back.
 
-    Other peers hold the stage that was left, so its checkpoints are for the worst case, or for the way back. After a crash, the next start
-    goes on with it.
+    Other peers hold the stage that was left, so its checkpoints are for the worst case, or for the way back. One that moves to a stage that
+    it held long ago takes the weights of others, which are newer. After a crash, the next start goes on with it.
     """
     own, left, leaving = home.checkpoints, home.left_checkpoints, home.left_checkpoints.with_name("checkpoints-leaving")
     if (names := _trained(own)) and not names & parameters:
         _finish(leaving, left)
         own.rename(leaving)
     if not _trained(own):
-        for aside in (leaving, left):
+        for aside in (leaving,) if has_moved(home) else (leaving, left):
             if _trained(aside) & parameters:
                 shutil.rmtree(own, ignore_errors=True)  # nothing there can be read
                 aside.rename(own)

@@ -145,6 +145,23 @@ def test_peers_of_one_invite_count_once_unless_we_hold_it_or_all_do() -> None:
     assert groups.num_apart([], ME.peer_id, bound, 1.0) == 0
 
 
+@pytest.mark.parametrize(("num_here", "num_there", "is_more"), [(3, 5, False), (8, 10, False), (4, 4, False), (5, 3, True), (3, 1, True)])
+def test_peers_of_our_invite_are_no_more_than_a_larger_stage_with_another_group(num_here: int, num_there: int, is_more: bool) -> None:
+    """All in sight have our invite, but for one of those: these are counted as peers, and those as two groups."""
+    book = AddressBook(ME.peer_id)
+    for number in range(1, num_here + num_there):
+        learn(book, somebody(number), 100, invite=0, place=number)
+    guests = book.live(0.0)
+    learn(book, ISSUER, 100)
+    issuer = book.get(ISSUER.peer_id)
+    assert issuer is not None
+    issued = Credential(ISSUER.peer_id, None, INVITES[0].peer_id, NOW_S + 3600, DIGEST).signed(ISSUER, RUN_ID)
+    bound = issued.bound(INVITES[0], RUN_ID, ME.peer_id)
+    here, there = guests[:num_here], [*guests[num_here:], issuer]
+    assert len(there) == num_there
+    assert SybilGroups(book, TERMS).are_more(here, there, ME.peer_id, bound, 1.0) is is_more
+
+
 def test_an_invite_used_in_the_networks_of_others_joins_no_two_of_them() -> None:
     book = AddressBook(ME.peer_id)
     for number in (0, 1):

@@ -219,6 +219,21 @@ def test_a_peer_that_moves_on_and_back_finds_its_own_checkpoints(tmp_path: Path)
         assert (steps_of(home.checkpoints), steps_of(home.left_checkpoints)) == (own, left)
 
 
+def test_a_peer_that_moves_to_a_stage_that_it_held_long_ago_takes_the_newer_weights_of_others(tmp_path: Path) -> None:
+    home = Home(tmp_path)
+    home.create()
+    save_stage(home, stage=1, step=10)
+    exchange_checkpoints(home, {"block.2"})
+    save_stage(home, stage=2, step=500)
+    home.stage.write_text("1\n")
+    home.left_stage.write_text("2\n")
+    exchange_checkpoints(home, {"block.1"})
+    assert (steps_of(home.checkpoints), steps_of(home.left_checkpoints)) == (None, 500)
+    home.stage.write_text("2\n")  # nobody gives weights of stage 1, and it was killed before it could forget where it came from
+    exchange_checkpoints(home, {"block.2"})
+    assert steps_of(home.checkpoints) == 500
+
+
 @pytest.mark.parametrize("num_renames", [0, 1, 2])
 def test_a_crash_while_checkpoints_are_exchanged_loses_none(num_renames: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     home = Home(tmp_path)
