@@ -15,7 +15,8 @@ import psutil
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.libp2p.node import Libp2pNode
 from gossamer.protocol.streams.transport import Purpose
-from tests.protocol.libp2p.test_node import new_node, record_of, until
+from tests.peer.waiting import eventually
+from tests.protocol.libp2p.test_node import new_node, record_of
 from tests.protocol.peers import chunk, number_of
 
 MOST_S = 10.0  # the aim, for p95; a health check first has to detect a hung p2pd
@@ -33,12 +34,12 @@ def p2pd(number: int) -> float:
             async with AsyncExitStack() as stack:
                 host = await stack.enter_async_context(new_node(folder / "host"))
                 peer = await stack.enter_async_context(new_node(folder / "peer", lambda: host.addresses))
-                await until(lambda: host.num_neighbours == peer.num_neighbours == 1)
+                await eventually(lambda: host.num_neighbours == peer.num_neighbours == 1, "neighbours")
                 await host.announce(record_of(host, folder / "host", 1))
                 await asyncio.sleep(draws.uniform(0.0, 1.0))
                 began_s, pid, addresses = asyncio.get_running_loop().time(), host.daemon_pid, host.addresses
                 os.kill(pid, signal.SIGSTOP if hangs else signal.SIGKILL)
-                await until(lambda: host.daemon_pid not in (0, pid))
+                await eventually(lambda: host.daemon_pid not in (0, pid), "other p2pd")
                 await _answers(peer, host)
                 took_s = asyncio.get_running_loop().time() - began_s
                 assert host.addresses == addresses, "others know it elsewhere"
