@@ -9,7 +9,7 @@ from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.sync.sources import Sources
-from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.messages.messages import Contents
 from gossamer.protocol.tasks import loop_s
 
 ASKED = 8  # holders of a stage, at once
@@ -38,7 +38,7 @@ class Mates:
     async def ask(self, peers: Sequence[KnownPeer]) -> None:
         """Ask the first ASKED of these peers, and note which of them give the weights of our stage."""
         self.asked = peers[:ASKED]
-        answers = await self.sources.ask_all(self.asked, lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        answers = await self.sources.ask_for_headers(self.asked, ANSWER_S)
         headers = [(entry, answer) for entry, answer in answers if isinstance(answer, Contents)]
         self.answered = [entry for entry, header in headers if header.total_bytes == self.membership.terms.state_bytes]
 

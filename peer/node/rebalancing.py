@@ -17,12 +17,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from gossamer.peer.node.lasting import HeldShare
-from gossamer.peer.node.mates import ASKED, Mates
+from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.limits import RECORD_LIFETIME_S
-from gossamer.protocol.messages.messages import Contents, ContentsKind
+from gossamer.protocol.messages.messages import Contents
 from gossamer.protocol.messages.terms import StageTerms
 from gossamer.protocol.tasks import loop_s
 
@@ -31,7 +31,6 @@ WAITING_LOOKS = 300  # looks, one a second, in which the trainer's waits are cou
 WAITING_SHARE = 0.4  # of them without work: with three holders in the stage, two of them can do the whole work
 LEAST_STAYING = 2  # holders, of as many Sybil groups
 TURN_S = 60.0  # for which one holder of the run may move; it asks in the first quarter, so that its record is seen before the next turn
-ANSWER_S = 10.0  # for holders of the other stage to give their weights
 
 
 @dataclass(slots=True)
@@ -121,7 +120,7 @@ class Rebalancing:
         sources = Sources(replace(own.client, stage=stage), own.groups, self.rng)
         there = [entry for entry in self._claimed(stage) if not entry.paused]
         asked = self.rng.sample(there, min(ASKED, len(there)))
-        answers = await sources.ask_all(asked, lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        answers = await sources.ask_for_headers(asked, ANSWER_S)
         most_apart_steps = self.mates.membership.terms.max_clock_gap_steps
         headers = [answer for _, answer in answers if isinstance(answer, Contents)]
         return any(abs(header.global_step - lifecycle.global_step) <= most_apart_steps for header in headers)

@@ -99,8 +99,7 @@ class StageReport:
 
         Where another peer holds the stage its weights have these steps, and ours are merged with them.
         """
-        is_only = not any(not entry.failures for entry in self.book.claimed(self.stage.stage + 1, loop_s()))
-        if is_only and own_steps and global_step - own_steps > LOST_STEPS:
+        if own_steps and not self._is_shared and global_step - own_steps > LOST_STEPS:
             self.emit(StepsLost(own_steps, global_step))
 
     def refused(self, stage: int, refusal: Refused) -> None:
@@ -141,10 +140,15 @@ class StageReport:
             self._without_work = found if found[0] != CARRYING else ("", "")
             self.emit(ProcessReported(*found))
 
+    @property
+    def _is_shared(self) -> bool:
+        """Whether another peer in sight holds our stage."""
+        return any(not entry.failures for entry in self.book.claimed(self.stage.stage + 1, loop_s()))
+
     def _warn_of_only_holder(self) -> None:
         """Warn while no other peer has a copy of this stage."""
-        own, now_s = self.stage.stage + 1, loop_s()
-        if self._shared_s is None or any(not entry.failures for entry in self.book.claimed(own, now_s)):
+        now_s = loop_s()
+        if self._shared_s is None or self._is_shared:
             self._shared_s = now_s
         is_only = now_s - self._shared_s >= ONLY_S
         if is_only is not self._is_only:

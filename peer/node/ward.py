@@ -233,7 +233,7 @@ class Ward:
 
         claimed = self._claimed(self.stage)
         asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]
-        answers = await self.sources.ask_all(asked, lambda source: source.header(ContentsKind.STATE), ANSWER_S)
+        answers = await self.sources.ask_for_headers(asked, ANSWER_S)
         there = [peer for peer, answer in answers if isinstance(answer, Contents) or (isinstance(answer, Refused) and is_known(peer))]
         if there:
             self._sign_s = loop_s()

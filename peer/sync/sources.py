@@ -20,7 +20,7 @@ from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.messages.messages import ContentsKind
+from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.tasks import loop_s
 
 T = TypeVar("T")
@@ -89,6 +89,10 @@ class Sources:
         """Ask these at once; return each with its answer or error."""
         answers = await asyncio.gather(*(self.ask(peer, question, within_s) for peer in peers))
         return list(zip(peers, answers, strict=True))
+
+    async def ask_for_headers(self, peers: Collection[KnownPeer], within_s: float) -> list[tuple[KnownPeer, Contents | GossamerError]]:
+        """Ask these at once for the header of their state; return each with it, or with the error."""
+        return await self.ask_all(peers, lambda source: source.header(ContentsKind.STATE), within_s)
 
 
 def spread_over(groups: Sequence[SybilGroup]) -> list[KnownPeer]:

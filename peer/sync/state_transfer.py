@@ -106,7 +106,7 @@ class StateTransfer:
 
     async def ask_global_steps(self) -> list[GossamerError] | None:
         """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
-        answers = await self.sources.ask_all(self._sources_in_order()[:ASKED], lambda source: source.header(ContentsKind.STATE), CLOCK_S)
+        answers = await self.sources.ask_for_headers(self._sources_in_order()[:ASKED], CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
                 self.sources.book.note_global_step(peer.peer_id, answer.global_step)

@@ -205,10 +205,11 @@ class StageLoop:
 
         An overdue one holds no place, so a partner that keeps micro-batches does not stop the driver.
         """
+        if not self._cut.is_first or len(self._under_way) >= self.terms.most_hops:
+            return False
         since_s = time.monotonic() - max(LEAST_OVERDUE_S, OVERDUE * self._usual_s)
         num_coming = sum(one.at_s > since_s and not one.measures for one in self._under_way.values())
-        is_early = len(self._losses) + num_coming >= self._in_batch + self._ahead
-        return self._cut.is_first and not is_early and len(self._under_way) < self.terms.most_hops
+        return len(self._losses) + num_coming < self._in_batch + self._ahead
 
     # ------------------------------------------------------------------ one request
 
