@@ -1,7 +1,7 @@
 """When a holder leaves a stage that has more holders than it needs for the stage that has the fewest.
 
-After deaths or by bad luck one holder may set the pace of a stage while four of another one wait for it. Nobody assigns stages, so each
-holder decides for itself, and others' claims alone move nobody:
+A stage with one holder limits the whole run: four holders of another stage then wait most of the time. There is no coordinator that assigns
+stages, so each holder decides for itself whether to move. Claims of other members alone move no holder:
 
 - it has measured that its trainer waits for work;
 - the holders that stay have met it and give the stage's weights now, and they are more Sybil groups than claim the other stage. Forged

@@ -201,9 +201,9 @@ class StageLoop:
 
     @property
     def _may_begin(self) -> bool:
-        """Whether to begin a micro-batch. One that is begun before a step and comes back after it has a late gradient: few may.
+        """Whether to begin a micro-batch. A micro-batch that begins before a step and returns after it has a late gradient: few may.
 
-        An overdue one holds no place, so a partner that keeps micro-batches does not stop the driver.
+        An overdue micro-batch does not count as one that returns, so a partner that keeps micro-batches does not stop the driver.
         """
         if not self._cut.is_first or len(self._under_way) >= self.terms.most_hops:
             return False

@@ -69,8 +69,8 @@ def build_staged(child: Child, home: Home, manifest: StagedManifest) -> TextTrai
 def exchange_checkpoints(home: Home, parameters: Set[str]) -> None:
     """Set the checkpoints of a stage that this peer has left aside. On its way back, put those of the stage with these parameters back.
 
-    Other peers hold the stage that was left, so its checkpoints are for the worst case, or for the way back. One that moves to a stage that
-    it held long ago takes the weights of others, which are newer. After a crash, the next start goes on with it.
+    Other peers hold the stage that was left, so its checkpoints are for the worst case, or for the way back. A peer that moves to a stage
+    that it held long ago takes the weights of other peers, which are newer. After a crash, the next start completes the exchange.
     """
     own, left, leaving = home.checkpoints, home.left_checkpoints, home.left_checkpoints.with_name("checkpoints-leaving")
     if (names := _trained(own)) and not names & parameters:

@@ -1,4 +1,4 @@
-"""What a faulty network does to a frame."""
+"""Damage of a frame by a faulty network."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 @dataclass
 class Answer:
-    """What a page answers to a request: of a stream that does not end, the first piece."""
+    """The response of a page to a request. Of an endless stream, it holds the first piece."""
 
     code: int = 0
     headers: dict[str, str] = field(default_factory=dict)
