@@ -63,12 +63,12 @@ class Stranger:
                     while stream._inbox.ended is None:  # noqa: ASYNC110 (a held call reads nothing)
                         await asyncio.sleep(1.0)
         ended = stream._inbox.ended is not None
-        await stream.close()
+        stream.close()
         return asyncio.get_running_loop().time() - began_s if ended else math.inf
 
 
 async def _refuse(purpose: Purpose, stream: Stream) -> None:
-    await stream.close()
+    stream.close()
 
 
 # ---------------------------------------------------------------------- the points of the conversations

@@ -72,7 +72,7 @@ class Caller:
             await stream.send(question)
             answer = await stream.receive()
         finally:
-            await stream.close()
+            stream.close()
         if not isinstance(answer, Outcome) or answer.meeting_id != question.meeting_id:
             raise BadMessage(f"asked for an outcome, got {type(answer).__name__}")
         return answer
@@ -287,5 +287,5 @@ class Driver:
             await cancel(*self._tasks)
         finally:
             if self.stream is not None:
-                await self.stream.close()
+                self.stream.close()
             self.over.set()

@@ -334,7 +334,7 @@ class Carrying:
             self._calling.discard(partner)
             self._agreed.discard(partner)
             if stream is not None:
-                await stream.close()
+                stream.close()
 
     # ------------------------------------------------------------------ who opens one to us
 

@@ -124,7 +124,7 @@ class Pipeline:
             await cancel(reading, writing)
             sent, received = self._ended_bytes
             self._ended_bytes = sent + stream.bytes_sent, received + stream.bytes_received
-            await stream.close()
+            stream.close()
 
     async def _read(self, number: int, stream: Stream) -> CloseLane:
         try:

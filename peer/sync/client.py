@@ -68,7 +68,7 @@ class FetchClient:
         try:
             yield Source(self, stream)
         finally:
-            await stream.close()
+            stream.close()
 
 
 @dataclass(slots=True)

@@ -103,7 +103,7 @@ class StateSource:
     def serving(self, stream: Stream) -> Iterator[None]:
         """Note that a peer fetches on this stream. An earlier stream of the same peer is broken, and is closed."""
         if (earlier := self._streams.pop(stream.partner, None)) is not None:
-            earlier.close_now()
+            earlier.close()
         self._streams[stream.partner] = stream
         try:
             yield

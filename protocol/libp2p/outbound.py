@@ -132,7 +132,7 @@ class Outbound:
     async def close(self) -> None:
         """Close every stream. Messages sent before may still be delivered, within CLOSE_MOST_S."""
         for stream in list(self._open):
-            await stream.close()
+            stream.close()
         if self._closing:
             ending = asyncio.wait(list(self._closing))  # a copy: the dict may be empty when the wait begins
             with suppress(TimeoutError):

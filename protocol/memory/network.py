@@ -150,7 +150,7 @@ class MemoryNetwork:
         if not caller.is_up or not host.is_up:
             raise Unreachable(f"{partner.short()} is down")
         stream = conversation.streams[1]
-        connection = host.admission.admit(caller.peer_id, stream.close_now, lambda: stream.bytes_sent + stream.bytes_received)
+        connection = host.admission.admit(caller.peer_id, stream.close, lambda: stream.bytes_sent + stream.bytes_received)
         if connection is None or not host.admission.begin_call(connection, purpose):
             if connection is not None:
                 host.admission.remove(connection)
@@ -166,4 +166,4 @@ async def _receive(host: MemoryPeer, connection: InboundConnection, purpose: Pur
             await handle(host.handler, purpose, stream)
     finally:
         host.admission.remove(connection)
-        stream.close_now()
+        stream.close()

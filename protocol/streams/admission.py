@@ -229,4 +229,4 @@ async def handle(handler: StreamHandler, purpose: Purpose, stream: Stream) -> No
     except Exception:
         log.exception("the handler of a stream from %s failed", stream.partner.short())
     finally:
-        await stream.close()
+        stream.close()

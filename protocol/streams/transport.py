@@ -211,12 +211,8 @@ class Stream:
         """Wait until a message has arrived or the stream has ended; return whether a message has arrived."""
         return await self._inbox.wait_for_message()
 
-    async def close(self) -> None:
+    def close(self) -> None:
         """Close the stream in both directions. Messages sent before are still delivered if possible. Idempotent."""
-        self.close_now()
-
-    def close_now(self) -> None:
-        """Close the stream from code that cannot await. Idempotent."""
         self._inbox.close()
         if self._bulk is not None:
             self._bulk.close()

@@ -60,7 +60,7 @@ async def _answers(peer: Libp2pNode, host: Libp2pNode) -> None:
                 stream = await peer.connect(host.peer_id, host.addresses, Purpose.MEET)
                 await stream.send(chunk(3))
                 assert await number_of(stream) == 3
-                await stream.close()
+                stream.close()
                 return
             except GossamerError:
                 await asyncio.sleep(0.1)

@@ -89,7 +89,7 @@ class LabPeer:
             self._routes[record.peer_id] = stream.route
             self._again_s[record.peer_id] = time.monotonic() + AGAIN_S
         finally:
-            await stream.close()
+            stream.close()
 
     async def _measure(self, stream: Stream) -> None:
         began_s = time.monotonic()

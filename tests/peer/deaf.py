@@ -33,5 +33,5 @@ class Deaf:
     def set_gates(self, up: Gate, down: Gate) -> None:
         pass
 
-    async def close(self) -> None:
+    def close(self) -> None:
         self.is_closed = True

@@ -124,7 +124,7 @@ class ScriptedStream:
             case Doom(how="cut"):
                 self._network.partition([self._peer_id])
             case Doom(how="closes"):
-                await self._inner.close()
+                self._inner.close()
                 raise PeerGone("this peer has closed the stream")
             case Doom():
                 self._network.kill(self._peer_id, is_delivered=doom.is_delivered)

@@ -169,7 +169,7 @@ def test_a_joiner_goes_on_with_other_peers_when_its_host_dies(tmp_path: Path) ->
 async def unfriendly(purpose: Purpose, stream: Stream) -> None:
     await stream.receive()
     await stream.send(Refusal(RefusalCode.NOT_INVITED, "go away"))
-    await stream.close()
+    stream.close()
 
 
 @pytest.mark.parametrize("num_friends", [0, 1])

@@ -194,7 +194,7 @@ def test_two_callers_that_go_silent_do_not_keep_a_peer_from_the_others(tmp_path:
             with contextlib.suppress(PeerGone):
                 while True:
                     await stream.receive()
-            await stream.close()
+            stream.close()
             await asyncio.sleep(0.05)
 
     async def story(swarm: Swarm) -> None:

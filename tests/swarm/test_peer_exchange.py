@@ -32,7 +32,7 @@ async def gossip(swarm: Swarm, listener: Peer, *records: MemberRecord) -> None:
         replace(hello_to(swarm, listener.peer_id), global_step=listener.global_step, records=encoded, signature=b"").signed(MALLORY)
     )
     assert isinstance(await stream.receive(), Hello)
-    await stream.close()
+    stream.close()
     await asyncio.sleep(1.0)
     assert listener.meetings[-1].partner == str(MALLORY.peer_id)
 

@@ -36,7 +36,7 @@ async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLO
     await run.until(lambda: run.of(victim)[0].trainer.steps >= 2)
 
     async def refuse(purpose: Purpose, stream: Stream) -> None:
-        await stream.close()
+        stream.close()
 
     transport = run.network.start_peer(who.peer_id, refuse)
     stream: Stream = await transport.connect(run.of(victim)[0].peer_id, (), Purpose.PASS)
@@ -297,7 +297,7 @@ def test_a_partner_that_has_carried_hops_is_no_stranger_and_one_that_only_opens_
         await stream.send(HopForward(1, b"n" * 16, False, 0))
         await asyncio.sleep(5.0)
         assert not last.peer.has_met(MALLORY.peer_id)
-        await stream.close()
+        stream.close()
         await asyncio.sleep(1.0)
         assert not last.peer.has_met(MALLORY.peer_id)
 

@@ -76,7 +76,7 @@ def test_what_is_not_there_yet_is_to_be_asked_for_later(purpose: Purpose, knows:
         await stream.send(wants())
         answer = await stream.receive()
         assert isinstance(answer, Refusal) and answer.code is RefusalCode.NOT_READY
-        await stream.close()
+        stream.close()
         await network.close()
 
     virtual_time.run(scene())

@@ -128,7 +128,7 @@ def test_one_caller_after_another_that_goes_silent_does_not_keep_a_fragment_from
                 with contextlib.suppress(GossamerError):
                     while not isinstance(await stream.receive(), Refusal):
                         pass
-                await stream.close()
+                stream.close()
 
         task = asyncio.create_task(pester())
         await swarm.until(lambda: peer.node.meetings.active, within_s=5.0)

@@ -71,7 +71,7 @@ class BreakingStream:
 
     async def receive(self) -> Message:
         if self._left == 0:
-            self._inner.close_now()
+            self._inner.close()
         self._left -= 1
         return await self._inner.receive()
 

@@ -45,7 +45,7 @@ def converse(giver: Callable[[Stream], Awaitable[None]], story: Story) -> None:
             async with called(Path(home), handle, carried) as connect:
                 stream = await connect(Purpose.FETCH)
                 await story(stream, carried)
-                await stream.close()
+                stream.close()
         assert len(asyncio.all_tasks()) == 1
 
     asyncio.run(main())
@@ -133,7 +133,7 @@ def test_a_bulk_stream_ends_with_its_call() -> None:
     async def giver(stream: Stream) -> None:
         await stream.receive()
         await stream.send_bytes(memoryview(DATA))
-        await stream.close()
+        stream.close()
 
     async def story(stream: Stream, _: tuple[CarriedBytes, CarriedBytes]) -> None:
         await stream.open_bulk()
@@ -160,7 +160,7 @@ def test_a_giver_learns_that_nobody_takes_its_bytes() -> None:
         await stream.open_bulk()
         await stream.send(chunk(1))
         await stream.receive_into(memoryview(bytearray(10)))
-        await stream.close()
+        stream.close()
         async with asyncio.timeout(10.0):
             await ended.wait()
 
@@ -204,7 +204,7 @@ class Inbound:
     def call_of(self, partner: PeerId, token: bytes) -> GrpcStream:
         stream = GrpcStream(partner, nothing, lambda _: None)
         self._stack.enter_context(self.bulk.expecting(token, stream, CarriedBytes()))
-        self._stack.callback(stream.close_now)
+        self._stack.callback(stream.close)
         return stream
 
     async def come(self, partner: PeerId, token: bytes) -> Pair:

@@ -70,7 +70,7 @@ def test_messages_pass_unchanged() -> None:
         for number in range(10):
             await stream.send(chunk(number, limits.CHUNK_BYTES))
             assert await number_of(stream) == number
-        await stream.close()
+        stream.close()
         await call.done_writing()
         await pump
         await channel.close()
@@ -141,11 +141,10 @@ def test_a_stream_writes_nothing_after_its_end() -> None:
         written.append(frame)
 
     async def main() -> None:
-        for finish in (lambda stream: stream.end("over"), lambda stream: asyncio.ensure_future(stream.close())):
+        for finish in (lambda stream: stream.end("over"), GrpcStream.close):
             stream = GrpcStream(PARTNER, write, lambda _: None)
             await stream.send(chunk(1))
             finish(stream)
-            await asyncio.sleep(0)
             with pytest.raises(PeerGone):
                 await stream.send(chunk(2))
 
@@ -166,7 +165,7 @@ def test_frames_after_close_are_read_only_up_to_a_limit() -> None:
 
     async def main() -> None:
         stream = GrpcStream(PARTNER, write, lambda _: None)
-        await stream.close()
+        stream.close()
         async with asyncio.timeout(5):
             await stream.pump(read)
 

@@ -84,7 +84,7 @@ async def talks_to(node: Libp2pNode, partner: Libp2pNode) -> None:
     stream = await node.connect(partner.peer_id, partner.addresses, Purpose.MEET)
     await stream.send(chunk(3))
     assert await number_of(stream) == 3
-    await stream.close()
+    stream.close()
 
 
 def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
@@ -96,7 +96,7 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(PeerGone):
             await stream.receive()
-        await stream.close()
+        stream.close()
         await eventually(lambda: host.daemon_pid == 0, "end of p2pd")
         for attempt in (host.members(), host.connect(peer.peer_id, (), Purpose.MEET), host.connected()):
             with pytest.raises(Unreachable, match="restarting"):
@@ -131,7 +131,7 @@ def test_idle_connections_above_the_limit_are_closed_and_used_ones_stay(monkeypa
                         await asyncio.sleep(0.05)
                 await stream.send(chunk(2))
                 assert await number_of(stream) == 2
-                await stream.close()
+                stream.close()
                 await talks_to(nodes[1], host)  # a closed one is opened again when it is wanted
 
     asyncio.run(main())

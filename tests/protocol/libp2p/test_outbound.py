@@ -49,7 +49,7 @@ def test_a_stream_costs_little_and_leaves_nothing() -> None:
                 stream = await connect(Purpose.MEET)
                 await stream.send(chunk(1, 200_000))
                 assert await number_of(stream) == 1
-                await stream.close()
+                stream.close()
                 await asyncio.sleep(0.2)
                 for side in carried:
                     assert side.sent < 1.01 * stream.bytes_sent
@@ -135,7 +135,7 @@ class Kept:
     async def end(self, *streams: Stream) -> None:
         """Close streams, and wait until their connections are kept, or closed."""
         for stream in streams:
-            await stream.close()
+            stream.close()
         await asyncio.gather(*[task for task in asyncio.all_tasks() if task.get_name() == "outbound close"])
 
 

@@ -116,7 +116,7 @@ def test_the_last_messages_of_a_handler_arrive_over_a_slow_line(monkeypatch: pyt
         stream = await world.slow_stream(give)
         await stream.send(chunk(0))
         await receive_all(stream)
-        await stream.close()
+        stream.close()
 
     play(test)
 
@@ -132,7 +132,7 @@ def test_the_last_messages_of_a_caller_arrive_over_a_slow_line(monkeypatch: pyte
     async def test(world: World) -> None:
         stream = await world.slow_stream(take)
         await send_all(stream)
-        await stream.close()
+        stream.close()
         await received.wait()
 
     play(test)
@@ -157,11 +157,11 @@ def test_the_oldest_calls_that_a_partner_never_ends_are_cancelled(monkeypatch: p
         for stream in streams:
             with pytest.raises(Unreachable):
                 await connect(near, far)
-            await stream.close()
+            stream.close()
         async with asyncio.timeout(5):
             while True:
                 with suppress(Unreachable, PeerGone):
-                    await (await connect(near, far)).close()
+                    (await connect(near, far)).close()
                     return
 
     play(test)

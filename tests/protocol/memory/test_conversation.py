@@ -116,12 +116,12 @@ def test_the_end_of_a_stream_arrives_after_its_frames() -> None:
         talk.begin()
         a, b = talk.streams
         await a.send(chunk(1))
-        await a.close()
-        await a.close()
+        a.close()
+        a.close()
         assert [list(line.conversations) for line in lines] == [[], [talk]]
         assert await number_of(b) == 1
         await expect_over(b)
-        await b.close()
+        b.close()
         assert not lines[1].conversations
 
     run(main())

@@ -68,7 +68,7 @@ def test_a_peer_crashes_when_its_kth_message_arrives() -> None:
         again = await a.connect(B.peer_id, (), Purpose.MEET)
         await again.send(chunk(9))
         assert await number_of(again) == 9
-        await again.close()
+        again.close()
         await asyncio.sleep(1)
 
     run(main())
@@ -96,7 +96,7 @@ def test_a_short_partition_delays_streams_and_a_long_one_ends_them() -> None:
         assert loop.time() - cut_at_s == pytest.approx(30)
         network.partition()
         fresh = await a.connect(B.peer_id, (), Purpose.MEET)
-        await fresh.close()
+        fresh.close()
         await asyncio.sleep(1)
 
     run(main())
@@ -111,7 +111,7 @@ def test_a_full_peer_rejects_streams() -> None:
             await a.connect(B.peer_id, (), Purpose.MEET)
         network.refuse(B.peer_id, False)
         stream = await a.connect(B.peer_id, (), Purpose.MEET)
-        await stream.close()
+        stream.close()
         await asyncio.sleep(1)
 
     run(main())
@@ -139,7 +139,7 @@ def test_a_peer_behind_a_router_is_reached_through_its_relay_or_its_own_connecti
         async def took_s(addresses: tuple[str, ...]) -> float:
             began_s = asyncio.get_running_loop().time()
             stream = await a.connect(B.peer_id, addresses, Purpose.MEET)
-            await stream.close()
+            stream.close()
             return asyncio.get_running_loop().time() - began_s
 
         with pytest.raises(Unreachable):
@@ -194,7 +194,7 @@ def _gossip(seed: int) -> list[tuple[float, str, int]]:
                 for part in range(5):
                     await stream.send(chunk(part, 20_000))
                     await stream.receive()
-                await stream.close()
+                stream.close()
             except TransportError:
                 await asyncio.sleep(0.5)
 

@@ -31,7 +31,7 @@ def test_messages_arrive_in_order_in_both_directions(play: Play) -> None:
         assert [await number_of(stream) for _ in range(200)] == list(range(200))
         await sending
         assert stream.bytes_sent == stream.bytes_received > 200
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -57,7 +57,7 @@ def test_eight_megabytes_in_both_directions_at_once(play: Play) -> None:
         a, b = await world.peer(nobody), await world.peer(both)
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         await asyncio.gather(send(stream), receive(stream))
-        await stream.close()
+        stream.close()
         await ended.wait()
 
     play(scenario)
@@ -77,7 +77,7 @@ def test_both_ends_know_their_partner(play: Play) -> None:
             assert stream.partner == b.peer_id
             await stream.send(chunk(1))
             await stream.receive()
-            await stream.close()
+            stream.close()
         assert seen == [(Purpose.MEET, a.peer_id), (Purpose.FETCH, a.peer_id)]
 
     play(scenario)
@@ -98,8 +98,8 @@ def test_messages_sent_before_closing_are_delivered(play: Play) -> None:
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         for number in range(20):
             await stream.send(chunk(number))
-        await stream.close()
-        await stream.close()
+        stream.close()
+        stream.close()
         await expect_over(stream)
         assert [await received.get() for _ in range(21)] == [*range(20), -1]
 
@@ -111,7 +111,7 @@ def test_the_other_side_may_close_too(play: Play) -> None:
         await stream.receive()
         for number in range(20):
             await stream.send(chunk(number))
-        await stream.close()
+        stream.close()
         await expect_over(stream)
 
     async def scenario(world: World) -> None:
@@ -120,7 +120,7 @@ def test_the_other_side_may_close_too(play: Play) -> None:
         await stream.send(chunk(0))
         assert [await number_of(stream) for _ in range(20)] == list(range(20))
         await expect_over(stream)
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -131,7 +131,7 @@ def test_closing_ends_a_waiting_receive(play: Play) -> None:
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         waiting = asyncio.create_task(stream.receive())
         await asyncio.sleep(0.05)
-        await stream.close()
+        stream.close()
         with pytest.raises(PeerGone):
             await waiting
 
@@ -163,7 +163,7 @@ def test_large_answers_pass_beside_the_messages_once_there_is_a_bulk_stream(play
             await stream.receive_into(memoryview(taken)[1000:])
             assert taken == data
         assert stream.bytes_received > 3 * MIB
-        await stream.close()
+        stream.close()
         with pytest.raises(PeerGone):
             await stream.receive_into(memoryview(taken))
 
@@ -190,7 +190,7 @@ def test_large_chunks_pass_beside_the_messages_in_their_order(play: Play) -> Non
                 await stream.send_chunk(one)
             assert [await stream.receive() for _ in sizes] == sent
             await stream.open_bulk()
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -202,6 +202,6 @@ def test_a_chunk_beside_a_stream_that_has_no_bulk_stream_ends_it(play: Play) -> 
         await stream.send(ChunkBeside(Part.GRADIENT, 0, CHUNK))
         with pytest.raises(PeerGone):
             await stream.receive()
-        await stream.close()
+        stream.close()
 
     play(scenario)

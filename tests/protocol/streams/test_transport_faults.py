@@ -34,7 +34,7 @@ def test_a_crash_ends_the_stream_at_both_ends(play: Play) -> None:
         async with asyncio.timeout(5):
             await expect_over(stream)
             await over.wait()
-        await stream.close()
+        stream.close()
         with pytest.raises(Unreachable):
             await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
 
@@ -58,7 +58,7 @@ def test_garbage_is_a_bad_message(play: Play, monkeypatch: pytest.MonkeyPatch) -
         assert await answers.get() == "refused"
         with pytest.raises(BadMessage):
             await stream.receive()
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -80,11 +80,11 @@ def test_the_streams_of_one_partner_are_limited(play: Play) -> None:
         for stream in streams:
             await stream.send(chunk(1))
             assert await number_of(stream) == 1
-        await streams[0].close()
+        streams[0].close()
         await asyncio.sleep(0.5)
         again = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         for stream in (again, *streams[1:]):
-            await stream.close()
+            stream.close()
 
     play(scenario)
 
@@ -100,7 +100,7 @@ def test_a_banned_peer_is_rejected(play: Play) -> None:
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         await stream.send(chunk(1))
         assert await number_of(stream) == 1
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -120,7 +120,7 @@ def test_silent_streams_do_not_keep_others_out(play: Play) -> None:
             await stream.send(chunk(2))
             assert await number_of(stream) == 2
         for stream in (talks, silent, late):
-            await stream.close()
+            stream.close()
 
     play(scenario)
 
@@ -136,11 +136,11 @@ def test_a_failing_handler_ends_only_its_stream(play: Play) -> None:
         broken = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         await broken.send(chunk(0))
         await expect_over(broken)
-        await broken.close()
+        broken.close()
         fine = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         await fine.send(chunk(1))
         assert await number_of(fine) == 7
-        await fine.close()
+        fine.close()
 
     play(scenario)
 
@@ -166,7 +166,7 @@ def test_a_cancelled_stream_can_be_closed_and_affects_no_other(play: Play) -> No
             with pytest.raises((PeerGone, TimeoutError)):
                 async with asyncio.timeout(0.05):
                     await stream.receive()
-            await stream.close()
+            stream.close()
             async with asyncio.timeout(20):
                 assert await over.get() == "over"
 
@@ -187,7 +187,7 @@ def test_a_sender_waits_for_a_partner_that_does_not_read(play: Play) -> None:
             except TimeoutError:
                 break
             assert stream.bytes_sent < 64 * MIB
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -200,7 +200,7 @@ def test_a_silent_stream_is_closed(play: Play, monkeypatch: pytest.MonkeyPatch) 
         stream = await a.transport.connect(b.peer_id, b.addresses, Purpose.MEET)
         async with asyncio.timeout(5):
             await expect_over(stream)
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -237,7 +237,7 @@ def test_a_crash_ends_a_bulk_stream_at_both_ends(play: Play) -> None:
             with pytest.raises(PeerGone):
                 while True:
                     await stream.receive_into(memoryview(bytearray(CHUNK)))
-        await stream.close()
+        stream.close()
 
     play(scenario)
 
@@ -265,6 +265,6 @@ def test_a_stream_ends_with_its_bulk_stream(play: Play) -> None:
             with pytest.raises(PeerGone):
                 while True:
                     await stream.receive()
-        await stream.close()
+        stream.close()
 
     play(scenario)
