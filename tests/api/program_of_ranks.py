@@ -83,7 +83,7 @@ def evaluate():
 
 
 def whole(tensor):
-    return tensor.detach().full_tensor() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).detach()
 
 
 def digest(*tensors):

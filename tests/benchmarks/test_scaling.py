@@ -9,6 +9,7 @@ import pytest
 from benchmarks import scaling
 from benchmarks.scaling import METHODS, Line, Runs, rows, steps_alone, steps_to, table
 from gossamer.peer.simulator.choices import scenario, setting
+from gossamer.peer.simulator.training import simulate
 from gossamer.protocol.run.manifest import Manifest
 
 TINY = {"method": "noloco", "peers": "2", "steps": "2", "batch_size": "1", "seed": "0"}
@@ -47,7 +48,6 @@ def test_a_finished_run_is_not_repeated(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(scaling, "EVAL_BATCHES", 1)
     monkeypatch.setattr(scaling, "CURVE_BATCHES", 1)
     kept, started = tmp_path / "runs.jsonl", []
-    simulate = scaling.simulate
     monkeypatch.setattr(scaling, "simulate", lambda *given: started.append(given) or simulate(*given))
     first = Runs(kept, None).outcome(TINY)
     kept.write_text(kept.read_text() + '\n{"run": "interrup')

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from gossamer.cli import terminal_question
 from gossamer.cli.cost_question import CostQuestion, round_up
 from gossamer.cli.screen import PlainLines
 from gossamer.peer.machine.config import PeerConfig
@@ -87,7 +86,7 @@ def new(tmp_path: Path) -> Iterator[New]:
 @pytest.fixture(autouse=True)
 def in_foreground(monkeypatch: pytest.MonkeyPatch) -> None:
     """The terminal of a test is no controlling terminal."""
-    monkeypatch.setattr(terminal_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp())
+    monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp())
 
 
 def limit(size: str) -> dict[str, Any]:
@@ -121,7 +120,7 @@ def test_a_line_typed_after_the_peer_went_to_the_background_is_left_to_the_shell
 
     def ask_then_leave(question: CostQuestion) -> None:
         question.look(status(13.3e9))
-        monkeypatch.setattr(terminal_question.os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
+        monkeypatch.setattr(os, "tcgetpgrp", lambda descriptor: os.getpgrp() + 1)
         trial.answer("yes\n")
 
     shown = trial.run(ask_then_leave, 1)

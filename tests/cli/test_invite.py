@@ -59,9 +59,9 @@ def test_an_invite_holds_addresses_of_as_many_peers_as_fit(shell: Shell, me: Pee
             book.add_address(peer, address, 0.0)
     Home(shell.home).peers.write_bytes(book.to_bytes(0.0))
     own = [f"/ip4/5.5.0.{number}/tcp/4001/p2p/{me}" for number in range(5)]
-    peer = Running(shell)
-    peer.status = replace(peer.status, addresses=own)
-    invite = Invite.from_text(peer.during(lambda: shell("invite")).out)
+    running = Running(shell)
+    running.status = replace(running.status, addresses=own)
+    invite = Invite.from_text(running.during(lambda: shell("invite")).out)
     assert not any("near" in address for address in invite.bootstraps), "nobody opens it who is not there yet"
     assert invite.bootstraps == (*own[:3], *(f"/ip4/5.5.0.1/tcp/4001/p2p/{peer}" for peer in met[:5]))
 

@@ -197,7 +197,7 @@ ctypes.pythonapi.PyCapsule_GetPointer.argtypes = [ctypes.py_object, ctypes.c_cha
 
 def _seen_as(tensor: Tensor, device_type: int) -> Tensor:
     """Return a tensor of the same memory on the other device."""
-    capsule = torch.utils.dlpack.to_dlpack(tensor)
+    capsule = torch.utils.dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]
     place = _DLTensor.from_address(ctypes.pythonapi.PyCapsule_GetPointer(capsule, b"dltensor"))
     place.device_type, place.device_id = device_type, 0
     return torch.utils.dlpack.from_dlpack(capsule)

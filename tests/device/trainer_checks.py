@@ -30,7 +30,7 @@ from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.need import rooms, run_need
 from gossamer.peer.trainer.process import build
 from gossamer.peer.trainer.saver import Saver
-from gossamer.peer.trainer.text_training import TextTrainer
+from gossamer.peer.trainer.text_training import TextReplica, TextTrainer
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
@@ -212,6 +212,7 @@ def test_the_boundary_of_the_text_trainer_waits_for_nothing_unless_something_is_
     monkeypatch.setattr(stopwatch, "REPORT_S", QUIET_S)
     trainer = built(tmp_path, small_manifest(outer={"inner_steps": 400}), checkpoint_interval_s=86_400.0)
     boundary, replica = trainer.boundary, trainer.boundary.replica
+    assert isinstance(replica, TextReplica)
     boundary.start()
     try:
         for _ in range(5):

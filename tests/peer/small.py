@@ -101,6 +101,7 @@ class EqualDraws(random.Random):
 class AskedReplica(TextReplica):
     """A replica of which the test asks what a node asks: `handle` carries a request out at a step boundary."""
 
+    program: TextProgram
     payloads: PayloadFolder
     emit: Callable[[Event], None]
 

@@ -41,6 +41,7 @@ class KnowingPeer(MemoryPeer):
 class KnowingNetwork(MemoryNetwork):
     """The network and the records of all peers."""
 
+    peers: dict[PeerId, KnowingPeer]
     peer_type = KnowingPeer
 
     def __init__(self, seed: int = 0, link: Link | None = None) -> None:

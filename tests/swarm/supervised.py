@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 
 from gossamer.peer.link import messages
-from gossamer.peer.machine import events
+from gossamer.peer.machine import control_socket, events
 from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import NODE, PeerConfig
 from gossamer.peer.machine.events import QUIET, Event, ProcessReported
@@ -236,4 +236,4 @@ def prepare(monkeypatch: pytest.MonkeyPatch, clock: WallClock) -> None:
     async def nothing(*_: object):  # type: ignore[no-untyped-def]
         yield
 
-    monkeypatch.setattr(module.control, "serving", nothing)
+    monkeypatch.setattr(control_socket, "serving", nothing)

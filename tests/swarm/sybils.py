@@ -12,11 +12,11 @@ from gossamer.peer.sync.pieces import RunResult
 from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.memory.network import MemoryPeer
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.invite import Credential, Invite
 from gossamer.protocol.streams.transport import Purpose, Stream
+from tests.protocol.knowing import KnowingPeer
 from tests.swarm.world import Swarm
 
 HOST = Identity(b"h" * 32)
@@ -54,7 +54,7 @@ class Sybils:
             await asyncio.gather(*(self._announce(key, network.peers[key.peer_id]) for key in self._keys))
             await asyncio.sleep(AGAIN_S)
 
-    async def _announce(self, key: Identity, peer: MemoryPeer) -> None:
+    async def _announce(self, key: Identity, peer: KnowingPeer) -> None:
         expires_s = int(self._swarm.network.now_s()) + RECORD_S
         record = MemberRecord(
             self._swarm.terms.run_id, key.peer_id, self._addresses(key), self.global_step_of(), self.finished, self._sequence, expires_s,

@@ -181,8 +181,8 @@ def test_a_joiner_gives_up_only_when_all_peers_refuse_it(tmp_path: Path, num_fri
         for stranger in strangers:
             swarm.network.start_peer(stranger.peer_id, unfriendly)
         joiner = swarm.add(**JOINER).start()
-        for other in (*friends, *strangers):
-            joiner.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", loop_s())
+        for other in (*(friend.peer_id for friend in friends), *(stranger.peer_id for stranger in strangers)):
+            joiner.book.add_address(other, "/ip4/192.0.2.1/tcp/4001", loop_s())
         await asyncio.sleep(15.0)
         if friends:
             assert joiner.trainer.started

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.node import ward
-from gossamer.peer.node.ward import ASK_S, ASKED, FRESH_S, LOST_S, RANK_S, SIGN_S
+from gossamer.peer.node.mates import ASKED
+from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, RANK_S, SIGN_S
 from tests.swarm.claims import STRANGER, STRANGERS, claim, claim_of, claiming, forge, staged, stay_silent
 from tests.swarm.holders import Holder, StagedRun, play
 

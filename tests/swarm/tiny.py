@@ -83,6 +83,7 @@ def _tokens(text: int) -> Tokens:
 class CountedReplica(TextReplica):
     """A replica that counts the outer steps which its meetings really take, by their ids."""
 
+    program: TextProgram
     counted: Counter[str]
     payloads: PayloadFolder
 

@@ -69,7 +69,7 @@ def test_shared_randomness_is_the_same_in_every_release() -> None:
 @pytest.fixture(params=["all at once", "by kind"])
 def fast_products(request: pytest.FixtureRequest) -> Iterator[None]:
     """Allow the process products of fewer bits, in one of torch's two ways to say so."""
-    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)
+    details = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  # type: ignore[attr-defined]
     before = [detail.fp32_precision for detail in details]
     if request.param == "by kind":
         details[0].fp32_precision, details[1].fp32_precision = "tf32", "bf16"

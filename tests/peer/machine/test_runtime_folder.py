@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -32,7 +34,7 @@ def test_it_is_private_and_leaves_nothing(tmp_path: Path) -> None:
 
 
 def test_too_small_a_memory_folder_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime.shutil, "disk_usage", lambda place: SimpleNamespace(free=0 if place == tmp_path else 1 << 40))
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=0 if place == tmp_path else 1 << 40))
     with runtime_folder(1 << 20) as folder:
         assert folder.parent != tmp_path
 
@@ -56,7 +58,7 @@ def test_no_temporary_folder_is_no_error_of_ours(tmp_path: Path, monkeypatch: py
     def none() -> str:
         raise FileNotFoundError("no usable temporary directory")
 
-    monkeypatch.setattr(runtime.tempfile, "gettempdir", none)
+    monkeypatch.setattr(tempfile, "gettempdir", none)
     monkeypatch.setattr(runtime, "MEMORY_FOLDER", tmp_path / "missing")
     with runtime_folder(1, tmp_path) as folder:
         assert folder.parent == tmp_path

@@ -17,7 +17,7 @@ from gossamer.peer.simulator.pairs import PairPeer, gossip
 from gossamer.peer.simulator.population import Diverged, Population
 from gossamer.peer.simulator.training import held_out_losses
 from gossamer.protocol.errors import BadSettings
-from tests.attacks.trial import open_gates
+from tests.peer.open_gates import open_gates
 from tests.peer.simulator.swarms import small_population, small_scenario
 
 SWARM = {"peers": 3, "attackers": 1, "steps": 8, "inner_steps": 2}

@@ -15,13 +15,12 @@ from gossamer.peer.simulator.methods import pair_rule
 from gossamer.peer.simulator.pairs import Gossip, Matcher, Pair, PairPeer, matcher
 from gossamer.peer.simulator.population import Population
 from gossamer.peer.simulator.scenario import Scenario
-from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.errors import BadSettings
 from tests import reference
 from tests.peer.exchange import Side, Terms, checked, exchange, replica_side
 from tests.peer.open_gates import open_probes
 from tests.peer.simulator.swarms import furthest, small_population, small_scenario, trained, training, weights
-from tests.peer.small import small_manifest, small_replica
+from tests.peer.small import AskedReplica, small_manifest, small_replica
 
 SEED = 7
 
@@ -80,7 +79,7 @@ def test_a_meeting_is_that_of_real_peers_bit_for_bit(tmp_path: Path, codec: str)
         assert outer.replica.global_step == replica.global_step
 
 
-def _train_real(replica: Replica, num_steps: int) -> None:
+def _train_real(replica: AskedReplica, num_steps: int) -> None:
     for _ in range(num_steps):
         replica.inner_step()
 

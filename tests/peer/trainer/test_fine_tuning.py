@@ -20,10 +20,10 @@ from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.need import FROZEN, run_need
 from gossamer.peer.trainer.probe import Gain
 from gossamer.peer.trainer.ranks import RankProcesses
-from gossamer.peer.trainer.text_training import TextProgram, TextReplica
+from gossamer.peer.trainer.text_training import TextProgram
 from gossamer.protocol.run.manifest import FineTuningManifest
 from tests.peer.fine_tuned import base_model, conversations, tuned_manifest
-from tests.peer.small import fingerprint, ignored
+from tests.peer.small import AskedReplica, fingerprint, ignored
 from tests.peer.trainer.test_ranks import two_processes
 
 ONE_DEVICE = Computing()
@@ -45,14 +45,14 @@ def corpus(folder: Path, manifest: FineTuningManifest) -> Corpus:
 
 def replica(
     folder: Path, manifest: FineTuningManifest, computing: Computing = ONE_DEVICE, processes: RankProcesses | None = None
-) -> TextReplica:
+) -> AskedReplica:
     model = initial_model(manifest, folder / "base")
     mask_as_run(model, manifest)
     ranks = processes.joined(manifest, model) if processes is not None else None
-    return TextReplica(manifest, TextProgram(manifest, model, corpus(folder, manifest), ignored, computing, ranks), 1)
+    return AskedReplica(manifest, TextProgram(manifest, model, corpus(folder, manifest), ignored, computing, ranks), 1)
 
 
-def frozen(one: TextReplica) -> dict[str, Tensor]:
+def frozen(one: AskedReplica) -> dict[str, Tensor]:
     return {name: tensor.clone() for name, tensor in one.program.model.named_parameters() if name not in one.parameters}
 
 

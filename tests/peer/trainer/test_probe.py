@@ -29,8 +29,8 @@ from gossamer.peer.trainer.probe import (
     Shifts,
     TokenProbe,
 )
-from gossamer.peer.trainer.text_training import TextReplica, probe_pool
-from tests.peer.small import small_manifest, small_replica
+from gossamer.peer.trainer.text_training import probe_pool
+from tests.peer.small import AskedReplica, small_manifest, small_replica
 
 SCALE, NOISE, NUM_TOKENS = 2.0, 0.01, 128
 TYPICAL = 0.01
@@ -74,35 +74,35 @@ class Watched(ProbeGate):
 
 
 @pytest.fixture
-def replica(tmp_path: Path) -> TextReplica:
+def replica(tmp_path: Path) -> AskedReplica:
     return small_replica(tmp_path, small_manifest())
 
 
-def judge(probe: TokenProbe, gate: ProbeGate, replica: TextReplica, size: float) -> Judgement:
+def judge(probe: TokenProbe, gate: ProbeGate, replica: AskedReplica, size: float) -> Judgement:
     """Judge a merge that shifts a fragment at random; nothing else would."""
     fragment, shift = shift_of(replica, size)
     return probe.judge(gate, fragment, Shifts(shift, 0.0 * shift, 0.0 * shift), 0.5, is_behind=False)
 
 
-def probe_of(replica: TextReplica, pool: Tensor) -> TokenProbe:
+def probe_of(replica: AskedReplica, pool: Tensor) -> TokenProbe:
     return TokenProbe(replica.program.model, torch.float32, pool, random.Random(1))
 
 
-def pool_of(replica: TextReplica) -> Tensor:
+def pool_of(replica: AskedReplica) -> Tensor:
     return probe_pool(replica.program.corpus).to(replica.program.device)
 
 
-def shift_of(replica: TextReplica, size: float) -> tuple[Fragment, Tensor]:
+def shift_of(replica: AskedReplica, size: float) -> tuple[Fragment, Tensor]:
     state = replica.fragments[1]
     return state.codec.fragment, state.on_device(size * torch.randn(state.slow.shape, generator=torch.Generator().manual_seed(3)))
 
 
-def mean_loss(replica: TextReplica, sequences: Tensor) -> float:
+def mean_loss(replica: AskedReplica, sequences: Tensor) -> float:
     with torch.no_grad():
         return float(token_losses(replica.program.model, sequences).double().mean())
 
 
-def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: TextReplica) -> None:
+def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: AskedReplica) -> None:
     pool = pool_of(replica)[: MORE_TOKENS // 64]
     fragment, shift = shift_of(replica, 0.05)
     own, solo = 0.3 * shift.roll(7), 0.2 * shift.roll(70)
@@ -119,7 +119,7 @@ def test_a_gain_is_what_the_shift_takes_from_the_loss_of_the_same_text(replica: 
         add(fragment, -moved, replica.parameters)
 
 
-def test_more_is_measured_only_where_the_first_gain_is_low(replica: TextReplica) -> None:
+def test_more_is_measured_only_where_the_first_gain_is_low(replica: AskedReplica) -> None:
     pool = pool_of(replica)
     for suspects, num_tokens in ((False, FIRST_TOKENS), (True, FIRST_TOKENS + MORE_TOKENS)):
         gate = Watched(suspects=suspects)
@@ -129,7 +129,7 @@ def test_more_is_measured_only_where_the_first_gain_is_low(replica: TextReplica)
         assert whole.num_tokens == pytest.approx(num_tokens, rel=0.25), "in whole sequences"
 
 
-def test_the_smaller_of_two_parts_is_measured_only_where_the_larger_is_low(replica: TextReplica) -> None:
+def test_the_smaller_of_two_parts_is_measured_only_where_the_larger_is_low(replica: AskedReplica) -> None:
     for num_low, part in ((2, 0.5), (3, 0.25)):
         gate = Watched(suspects=True, num_low=num_low)  # the whole on little text, on more, and so on
         judge(probe_of(replica, pool_of(replica)), gate, replica, 0.01)
@@ -137,14 +137,14 @@ def test_the_smaller_of_two_parts_is_measured_only_where_the_larger_is_low(repli
         assert closer is not None and closer.part == part
 
 
-def test_each_meeting_has_its_own_draw(replica: TextReplica) -> None:
+def test_each_meeting_has_its_own_draw(replica: AskedReplica) -> None:
     probe, gate = probe_of(replica, pool_of(replica)), Watched(suspects=False)
     for _ in range(5):
         judge(probe, gate, replica, 0.05)
     assert len({whole.value for whole, _ in gate.seen}) == 5
 
 
-def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed(replica: TextReplica) -> None:
+def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed(replica: AskedReplica) -> None:
     pool = pool_of(replica)
     probe, batch = probe_of(replica, pool), pool[:4]
     next_token_loss(replica.program.model, batch).backward()  # type: ignore[no-untyped-call]
@@ -159,7 +159,7 @@ def test_a_probe_changes_neither_the_model_nor_a_gradient_that_is_being_computed
         assert parameter.grad is not None and gradient is not None and torch.equal(parameter.grad, gradient)
 
 
-def test_a_shift_that_breaks_the_model_is_refused(replica: TextReplica) -> None:
+def test_a_shift_that_breaks_the_model_is_refused(replica: AskedReplica) -> None:
     judgement = judge(probe_of(replica, pool_of(replica)), ProbeGate(), replica, 1e30)
     assert "would not be finite" in judgement.reason and judgement.part == 0.0
 

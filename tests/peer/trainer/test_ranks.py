@@ -20,11 +20,11 @@ from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import build_model
 from gossamer.peer.trainer.meeting import MeetingSide
 from gossamer.peer.trainer.ranks import RankFell, RankProcesses
-from gossamer.peer.trainer.text_training import TextProgram, TextReplica
+from gossamer.peer.trainer.text_training import TextProgram
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
-from tests.peer.small import fingerprint, ignored, small_corpus, small_manifest
+from tests.peer.small import AskedReplica, fingerprint, ignored, small_corpus, small_manifest
 
 TWO = [torch.device("cpu")] * 2
 BATCH = 4
@@ -34,10 +34,10 @@ def never(error: RankFell) -> NoReturn:
     raise AssertionError from error
 
 
-def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> TextReplica:
+def replica(job: Manifest, computing: Computing, ranks: RankProcesses | None = None) -> AskedReplica:
     model = build_model(job.model, job.run.seed)
     devices = ranks.joined(job, model) if ranks is not None else None
-    return TextReplica(job, TextProgram(job, model, small_corpus(job), ignored, computing, devices), 1)
+    return AskedReplica(job, TextProgram(job, model, small_corpus(job), ignored, computing, devices), 1)
 
 
 def two_processes(folder: Path, job: Manifest) -> RankProcesses:
@@ -48,7 +48,7 @@ def two_processes(folder: Path, job: Manifest) -> RankProcesses:
 
 
 @contextmanager
-def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[TextReplica, RankProcesses]]:
+def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[AskedReplica, RankProcesses]]:
     processes = two_processes(folder, job)
     one = replica(job, Computing(num_devices=2), processes)
     try:
@@ -57,14 +57,14 @@ def two_ranks(folder: Path, job: Manifest) -> Iterator[tuple[TextReplica, RankPr
         one.program.inner.devices.close()
 
 
-def payload(one: TextReplica) -> bytes:
+def payload(one: AskedReplica) -> bytes:
     """What a partner whose sketch is the same would get of the first fragment."""
     side = MeetingSide(one.fragments[0])
     sketch = side.prepare(NoLoCo(0.5, 0.7, 0.7), 0.5, 1)
     return sketch.numpy().tobytes() + side.encode(sketch).numpy().tobytes()
 
 
-def without_memory(one: TextReplica, most: int) -> None:
+def without_memory(one: AskedReplica, most: int) -> None:
     """Have a device find no memory for more sequences at a time."""
 
     def allocate(model: object, args: object, given: dict[str, Tensor]) -> None:

@@ -10,30 +10,29 @@ from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import messages
 from gossamer.peer.machine.events import SoloStep
 from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
-from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.text_training import step_seed
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
-from tests.peer.small import fingerprint, small_manifest, small_replica
+from tests.peer.small import AskedReplica, fingerprint, small_manifest, small_replica
 
 MANIFEST = small_manifest()
 SLACK = MANIFEST.outer.inner_steps
 STEP_TOKENS = MANIFEST.inner.batch_size * MANIFEST.inner.sequence_length
 
 
-def pair(tmp_path: Path, emitted: list[SoloStep] | None = None) -> tuple[tuple[Replica, Replica], tuple[Side, Side]]:
+def pair(tmp_path: Path, emitted: list[SoloStep] | None = None) -> tuple[tuple[AskedReplica, AskedReplica], tuple[Side, Side]]:
     """Two replicas; what the first one emits goes to `emitted`."""
     emit = (emitted if emitted is not None else []).append
     replicas = small_replica(tmp_path / "i", MANIFEST, b"i", emit), small_replica(tmp_path / "j", MANIFEST, b"j")
     return replicas, (replica_side(replicas[0], tmp_path / "i"), replica_side(replicas[1], tmp_path / "j"))
 
 
-def train(replica: Replica, num_steps: int) -> None:
+def train(replica: AskedReplica, num_steps: int) -> None:
     for _ in range(num_steps):
         replica.inner_step()
 
 
-def make_due(replica: Replica) -> int:
+def make_due(replica: AskedReplica) -> int:
     while not replica.countdown.due():
         replica.countdown.tick()
     return replica.countdown.due()[0]
@@ -156,7 +155,7 @@ def test_a_call_that_brought_nothing_puts_off_no_meeting(tmp_path: Path) -> None
     assert replica.countdown.state() == state
 
 
-def meet_a_clock(tmp_path: Path, replica: Replica, global_step: int, number: int = 1) -> None:
+def meet_a_clock(tmp_path: Path, replica: AskedReplica, global_step: int, number: int = 1) -> None:
     """Meet a partner that is at the same weights and says that its clock stands at `global_step`."""
     partner = small_replica(tmp_path / "partner", MANIFEST)
     partner.restore(replica.kept().tensors, replica.kept().state)

@@ -14,14 +14,13 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
 from gossamer.peer.trainer import text_training
 from gossamer.peer.trainer.exchange import LATE_SHARE
-from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Terms, opened
-from tests.peer.small import fingerprint, small_replica
+from tests.peer.small import AskedReplica, fingerprint, small_replica
 from tests.peer.trainer.test_replica import MANIFEST, make_due, meet_a_clock, pair, train
 
 
-def copy_of(source: Replica, folder: Path) -> str:
+def copy_of(source: AskedReplica, folder: Path) -> str:
     """Have the source write its state; return the file's path."""
     assert source.handle(messages.CopyState("copy-1")) == messages.Written("copy-1", "")
     return str(folder / "copy-1")

@@ -16,11 +16,10 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import load_latest
-from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import Manifest
-from tests.peer.small import fingerprint, small_manifest, small_replica
+from tests.peer.small import AskedReplica, fingerprint, small_manifest, small_replica
 
 NUM_STEPS = 26
 FLIGHT_STEPS = 3  # between the opening and the decision of a meeting
@@ -32,7 +31,7 @@ class Story:
     A due fragment takes a solo step or meets a partner. The partner is one fixed set of weights with noise, coded as a real one's.
     """
 
-    def __init__(self, replica: Replica, *, meets: bool) -> None:
+    def __init__(self, replica: AskedReplica, *, meets: bool) -> None:
         self.replica = replica
         self.num_meetings = 0
         self._meets = meets
@@ -110,7 +109,7 @@ def saver(tmp_path: Path) -> Saver:
     return Saver(home, PeerConfig(home=home.path), lambda event: None, time.monotonic)
 
 
-def resumed(tmp_path: Path, replica: Replica) -> Replica:
+def resumed(tmp_path: Path, replica: AskedReplica) -> AskedReplica:
     """Save a replica and restore it in a fresh one, as a new process would."""
     keeper = saver(tmp_path)
     keeper.save(replica)

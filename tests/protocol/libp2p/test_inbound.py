@@ -16,7 +16,7 @@ import pytest
 
 from gossamer.protocol.errors import PeerGone, Unreachable
 from gossamer.protocol.identity import PeerId
-from gossamer.protocol.libp2p import bulk, tunnel
+from gossamer.protocol.libp2p import bulk, outbound, tunnel
 from gossamer.protocol.libp2p.grpc_stream import SERVICE, accepted, open_channel, start_call
 from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2, write_pbmsg
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice
@@ -37,7 +37,7 @@ class Control:
         self.is_there = is_there
 
     async def receive_streams(self, protocol: str, listener: Path) -> None:
-        assert protocol in (tunnel.PROTOCOL, bulk.PROTOCOL)
+        assert protocol in (outbound.PROTOCOL, bulk.PROTOCOL)
         if not self.is_there:
             raise Unreachable("p2pd has gone")
 
@@ -67,7 +67,7 @@ class World:
         """Connect a raw stream of a peer."""
         reader, writer = await asyncio.open_unix_connection(self.folder / "in.sock")
         self.stack.callback(drop, writer)
-        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=tunnel.PROTOCOL))
+        await write_pbmsg(writer, p2pd_pb2.StreamInfo(peer=partner.raw, addr=b"\x04\x7f\x00\x00\x01\x06\x00\x01", proto=outbound.PROTOCOL))
         return reader, writer
 
     async def way_in(self, partner: PeerId) -> Path:

@@ -13,16 +13,16 @@ import pytest
 
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.libp2p.outbound import PROTOCOL
+from gossamer.protocol.libp2p.outbound import PROTOCOL, Outbound
 from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings
 from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop
 from gossamer.protocol.libp2p.tunnel import tunnel_transport
 from gossamer.protocol.streams.admission import Admission
-from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, Transport
+from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler
 from tests.protocol.peers import chunk, echo, nobody, number_of
 
 
-async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler, carried: CarriedBytes) -> tuple[Daemon, Transport]:
+async def open_tunnel(stack: AsyncExitStack, home: Path, handler: StreamHandler, carried: CarriedBytes) -> tuple[Daemon, Outbound]:
     Identity.load_or_create(home / "key")
     daemon = await stack.enter_async_context(Daemon(DaemonSettings(home / "key", home / "run", "127.0.0.1")))
     return daemon, await stack.enter_async_context(tunnel_transport(daemon.control, home / "run", handler, Admission(), carried))
