@@ -15,6 +15,7 @@ import typer
 from gossamer.cli.figures import MEETING_KINDS, Status, bar_text, loss_text, meetings_text, share_text
 from gossamer.cli.options import Data, Json
 from gossamer.peer.machine.events import read_events
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
@@ -137,9 +138,8 @@ def comparison(
     """Measure the held-out loss of each, drawn on stderr if asked for, and put the figures together."""
     from gossamer.cli.screen import meter  # rich
     from gossamer.peer.model.evaluation import compare_homes  # torch: slow to import, and needed only now
-    from gossamer.peer.model.weights import held_manifest
 
-    num_stages = held_manifest(Home(members[0])).num_stages
+    num_stages = need_manifest(Home(members[0])).manifest().num_stages
     names = measured_names(len(members), num_stages)
     with meter(sys.stderr, "held-out loss", num_lines=1) if is_drawn else nullcontext(lambda *progress: None) as show:
         losses = compare_homes(members, lone, data, follow=lambda model, *progress: show(names[model], *progress))

@@ -14,11 +14,11 @@ from gossamer.cli.figures import age_text, number_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import newest_status
 from gossamer.peer.machine.credit import Credit, signed_credit, verified_credit
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.run.manifest import SignedManifest
 
 Verify = Annotated[Path | None, typer.Option("--verify", metavar="FILE", help="Check a statement, and print what it says.")]
 
@@ -33,7 +33,7 @@ def credit(home: HomeFolder = DEFAULT_HOME, verify: Verify = None, as_json: Json
         print(stated.model_dump_json() if as_json else words(stated, time.time()))
         return
     folder = Home(home)
-    manifest = SignedManifest.from_bytes(folder.need_manifest()).manifest()
+    manifest = need_manifest(folder).manifest()
     status = newest_status(folder)
     if status.get("run_id") != manifest.run_id.hex():
         raise BadSettings(f"the peer in {folder.path} has no part in its run yet", hint="start it with `peer join`")

@@ -19,11 +19,11 @@ from gossamer.cli.invite import issued_to_anybody, known_addresses, need_issuer
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Uses
 from gossamer.cli.whole_run import run_shown
 from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import address_and_port
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.run.manifest import SignedManifest
 
 if TYPE_CHECKING:
     import uvicorn
@@ -128,7 +128,7 @@ def server(app: ASGIApp, connection: type[asyncio.Protocol] | None = None) -> uv
 
 def invite_link(folder: Home, uses: int | None) -> str:
     """Issue an invite for anybody, for the page. Raises BadSettings if this peer may not, or knows no bootstrap address."""
-    signed, identity = SignedManifest.from_bytes(folder.need_manifest()), Identity.load_or_create(folder.identity)
+    signed, identity = need_manifest(folder), Identity.load_or_create(folder.identity)
     need_issuer(signed.manifest(), identity.peer_id)
     return issued_to_anybody(folder, identity, signed.run_id, known_addresses(folder, identity.peer_id), uses).to_link()
 

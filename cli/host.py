@@ -17,6 +17,7 @@ from gossamer.cli.screen import Screen
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.extras import need_extra
+from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.status import Status
@@ -88,9 +89,9 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_matc
 
     `must_match`: the operator named `wanted` on the command line, so a home that holds another run is refused.
     """
-    if not folder.manifest.exists():
+    held = held_manifest(folder)
+    if held is None:
         return SignedManifest.sign(wanted, identity)
-    held = SignedManifest.from_bytes(folder.manifest.read_bytes())
     if held.host != identity.peer_id:
         raise BadSettings(
             f"{folder.path} holds a run that this peer joined, not one that it hosts",

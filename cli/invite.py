@@ -12,6 +12,7 @@ import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json, Uses
 from gossamer.peer.machine.control_socket import ask
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import duration_s
 from gossamer.peer.swarm.address_book import AddressBook
@@ -21,7 +22,7 @@ from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import INVITE_BOOTSTRAPS
 from gossamer.protocol.run.invite import Invite
-from gossamer.protocol.run.manifest import RunManifest, SignedManifest
+from gossamer.protocol.run.manifest import RunManifest
 
 LIFETIME_S = 30 * 24 * 3600
 OWN_ADDRESSES = 3  # of this peer, before those of other peers: one public, one or two through relays
@@ -55,7 +56,7 @@ def invite(
     The invite is one line on stdout. Anybody who has it can join, up to `--uses` peers; with `--for`, one peer alone.
     """
     folder = Home(home)
-    signed = SignedManifest.from_bytes(folder.need_manifest())
+    signed = need_manifest(folder)
     identity = Identity.load_or_create(folder.identity)
     need_issuer(signed.manifest(), identity.peer_id)
     if subject and uses is not None:

@@ -15,12 +15,13 @@ from gossamer.cli.generated_options import EVERY, Given, takes
 from gossamer.cli.manifests import START_AGAIN
 from gossamer.cli.session import hold_session, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig
+from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
-from gossamer.protocol.run.manifest import SignedManifest, need_text
+from gossamer.protocol.run.manifest import need_text
 
 InviteText = Annotated[
     str | None,
@@ -70,8 +71,8 @@ def need_text_run(folder: Home, stage: int | None = None) -> None:
 
     A home may hold no manifest yet.
     """
-    if folder.manifest.exists():
-        manifest = need_text(SignedManifest.from_bytes(folder.manifest.read_bytes()).manifest(), START_AGAIN)
+    if (held := held_manifest(folder)) is not None:
+        manifest = need_text(held.manifest(), START_AGAIN)
         need_stage(manifest, folder, stage)
 
 
@@ -83,14 +84,14 @@ def load_invite(folder: Home, text: str | None, file: Path | None = None, verb: 
     text = given_text(text, file)
     os.environ.pop(options.INVITE_VARIABLE, None)  # the peer's processes read the home's copy
     invite = Invite.from_text(text) if text is not None else None
-    held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
+    held = held_manifest(folder)
     if invite is None and held is None and not folder.invite.exists():
         raise BadInvite(
             f"no invite was given, and {folder.path} holds no run", hint=f"ask a member of the run for an invite: peer {verb} gossamer1..."
         )
-    if invite is not None and held is not None and held != invite.run_id:
+    if invite is not None and held is not None and held.run_id != invite.run_id:
         raise BadSettings(
-            f"{folder.path} already holds another run, {held.hex()[:12]}; the invite is for {invite.run_id.hex()[:12]}",
+            f"{folder.path} already holds another run, {held.run_id.hex()[:12]}; the invite is for {invite.run_id.hex()[:12]}",
             hint="give the new run its own folder with --home DIR",
         )
     folder.create()

@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.protocol.errors import BadSettings, PeerMisbehaved
@@ -40,7 +41,7 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
     Other peers learn of it within minutes while this peer runs. A revocation is permanent.
     """
     folder = Home(home)
-    signed, identity = SignedManifest.from_bytes(folder.need_manifest()), Identity.load_or_create(folder.identity)
+    signed, identity = need_manifest(folder), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
     names, words = find_member(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
     held = load_revocations(folder)

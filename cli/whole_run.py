@@ -14,11 +14,12 @@ from typing import Any, Final
 from gossamer.cli.figures import age_text, holders_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import kept_view
 from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.identity import short_id
-from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest
+from gossamer.protocol.run.manifest import AnyManifest, Manifest
 
 ANSWER_S = 3.0
 MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
@@ -56,7 +57,7 @@ def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
 def run_shown(home: Path) -> dict[str, Any]:
     """Return the public picture of the run of a home, JSON-able; of a stopped peer, as far as it has seen. Raises BadSettings."""
     folder, now_s = Home(home), time.time()
-    manifest = SignedManifest.from_bytes(folder.need_manifest()).manifest()
+    manifest = need_manifest(folder).manifest()
     try:
         seen, runs = ask(folder.path, {"verb": "run"}, wait_s=ANSWER_S), True
     except NobodyRuns:

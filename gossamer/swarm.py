@@ -29,6 +29,7 @@ from gossamer.peer.machine.child import GuestRequest
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import OVER, ModelBuilt, ProcessReported, RunKnown
+from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.machine.port import free_port
@@ -97,8 +98,7 @@ def _hosting(own: ModuleProgram, run: Run, home: str | os.PathLike[str], setting
     folder, identity = _prepared(home)
     manifest = run.manifest(shapes_of(own.parameters), own.base).with_host(identity.peer_id)
     signed = SignedManifest.sign(manifest, identity)
-    if folder.manifest.exists():
-        held = SignedManifest.from_bytes(folder.manifest.read_bytes())
+    if (held := held_manifest(folder)) is not None:
         if held.run_id != signed.run_id:
             raise BadSettings(
                 f"{folder.path} already holds another run, {held.run_id.hex()[:12]}; this one is {signed.run_id.hex()[:12]}",
@@ -133,13 +133,15 @@ def join(
 def _joining(invite: str | None, home: str | os.PathLike[str], settings: Mapping[str, object] | None) -> GuestRequest:
     folder, identity = _prepared(home)
     read = None if invite is None else Invite.from_text(invite)
-    held = SignedManifest.from_bytes(folder.manifest.read_bytes()).run_id if folder.manifest.exists() else None
+    held = held_manifest(folder)
     if read is None and held is None and not folder.invite.exists():
         raise BadInvite(f"no invite was given, and {folder.path} holds no run", hint="ask a member of the run for an invite")
     if read is not None:
         read.check(identity.peer_id, time.time())
-        if held is not None and held != read.run_id:
-            raise BadSettings(f"{folder.path} already holds another run, {held.hex()[:12]}", hint="give the new run a home of its own")
+        if held is not None and held.run_id != read.run_id:
+            raise BadSettings(
+                f"{folder.path} already holds another run, {held.run_id.hex()[:12]}", hint="give the new run a home of its own"
+            )
     return GuestRequest(config=_config(folder, settings), invite=invite or "")
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, TypeVar
 from gossamer.peer.doctor.machine_checks import compute_in_child
 from gossamer.peer.doctor.visit import Call, CallRound, Place, visit
 from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, kept_port
@@ -87,7 +88,7 @@ class Case:
 
     def held(self) -> SignedManifest | None:
         """Read the manifest in the home, None where there is none. Raises BadManifest, BadSettings."""
-        return SignedManifest.from_bytes(self.home.manifest.read_bytes()) if self.home.manifest.exists() else None
+        return held_manifest(self.home)
 
     def identity(self) -> Identity | None:
         """Read the home's key, None without one; creates none. Raises BadSettings."""

@@ -24,7 +24,6 @@ from gossamer.protocol.limits import MOST_GENERATIONS
 
 CHECKPOINT: Final = re.compile(r"step-(\d{8,})(?:\.(\d+))?")  # name of a finished one: its step, and which of several
 ANOTHER_HOME: Final = "choose another folder with --home DIR or GOSSAMER_HOME"
-NO_RUN: Final = "`peer host` or `peer join` starts one; --home DIR names another folder"
 
 
 class HomeInUse(BadSettings):
@@ -67,13 +66,6 @@ class Home:
         self.run: Final = self.path / "run.json"  # what this peer has seen of the whole run, written every 30 s and at the end
         self.running: Final = self.path / "running.json"  # pid, control socket, start time of the peer that runs now
         self._lock: Final = self.path / "lock"
-
-    def need_manifest(self) -> bytes:
-        """Return the signed manifest. Raises BadSettings if this home holds no run."""
-        try:
-            return self.manifest.read_bytes()
-        except OSError as error:
-            raise BadSettings(f"{self.path} holds no run: {error.strerror}", hint=NO_RUN) from error
 
     def create(self) -> None:
         """Make the folder, readable by its owner alone, unless it is there. Raises BadSettings unless it is ours alone to use."""

@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from gossamer.peer.machine.config import saved_settings
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_device
 from gossamer.peer.model.computing import Computing, compute_dtype, evaluating, mask_documents, mask_marked_documents, next_token_loss
 from gossamer.peer.model.model import placed
 from gossamer.peer.model.start import base_folder, initial_model
-from gossamer.peer.model.weights import Show, Trained, fast_weights, held_manifest, load_trained, mean_weights, set_weights, show_nothing
+from gossamer.peer.model.weights import Show, Trained, fast_weights, load_trained, mean_weights, set_weights, show_nothing
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.corpus import Corpus, load_corpus
 from gossamer.peer.text.labels import num_targets
@@ -150,7 +151,7 @@ def evaluate_home(home: Home, data: Path | None = None, num_tokens: int | None =
 
     Raises BadManifest or BadSettings for a home or text that cannot be loaded.
     """
-    manifest = need_text(held_manifest(home), MEASURED_BY_PROGRAM)
+    manifest = need_text(need_manifest(home).manifest(), MEASURED_BY_PROGRAM)
     if manifest.num_stages > 1:
         raise BadSettings(
             "this peer holds one stage of the model, which has no loss of its own",
@@ -176,7 +177,7 @@ def compare_homes(
     Several models are measured at a time, so `follow` is called from several threads. Peers with equal weights, as after the end of a run,
     are measured once.
     """
-    manifest = need_text(held_manifest(Home(homes[0])), MEASURED_BY_PROGRAM)
+    manifest = need_text(need_manifest(Home(homes[0])).manifest(), MEASURED_BY_PROGRAM)
     swarm = [load_trained(Home(home)) for home in homes]
     model = initial_model(manifest, base_folder(Home(homes[0])))
     batch_tokens = manifest.inner.batch_size * manifest.inner.sequence_length

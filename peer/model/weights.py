@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import scatter
+from gossamer.peer.machine.held_manifest import need_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import CheckpointContents, latest_shapes, load_latest
 from gossamer.peer.model.model import parameter_shapes, state_tensors
@@ -18,7 +19,7 @@ from gossamer.peer.model.plan import fragment_codecs
 from gossamer.peer.model.trainable import shapes_of
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.layout import Shapes, by_name
-from gossamer.protocol.run.manifest import AnyManifest, ProgramManifest, SignedManifest
+from gossamer.protocol.run.manifest import AnyManifest, ProgramManifest
 
 FAST: Final = "fast/"  # names in the checkpoint: fast/<parameter>, slow/<fragment>
 
@@ -56,17 +57,12 @@ def writing() -> Iterator[None]:
         raise OSError(str(error)) from error
 
 
-def held_manifest(home: Home) -> AnyManifest:
-    """Read a home's manifest. Raises BadManifest, or BadSettings if there is none."""
-    return SignedManifest.from_bytes(home.need_manifest()).manifest()
-
-
 def load_trained(home: Home, show: Show = show_nothing) -> Trained:
     """Read a home's manifest and newest checkpoint, and show the progress.
 
     Raises BadManifest, or BadSettings if there is no checkpoint or all are damaged.
     """
-    manifest = held_manifest(home)
+    manifest = need_manifest(home).manifest()
 
     def reading(done_bytes: int, total_bytes: int) -> None:
         show("reading the checkpoint, MB", done_bytes // 1_000_000, max(1, total_bytes // 1_000_000), None)

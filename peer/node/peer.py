@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
+from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
@@ -77,7 +78,7 @@ class HeldRun:
     def in_home(cls, home: Home, me: PeerId) -> HeldRun:
         """Read it from a home folder. Raises BadSettings where that holds neither an invite nor a manifest."""
         invite = Invite.from_text(home.invite.read_text()) if home.invite.exists() else None
-        manifest = SignedManifest.from_bytes(home.manifest.read_bytes()) if home.manifest.exists() else None
+        manifest = held_manifest(home)
         run = invite or manifest
         if run is None:
             raise BadSettings(f"{home.path} holds no run", hint="give an invite")
