@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import MEETING_KINDS, Status, bar_text, loss_text, meetings_text, share_text
+from gossamer.cli.figures import MEETING_KINDS, StatusObject, bar_text, loss_text, meetings_text, share_text
 from gossamer.cli.options import Data, Json
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.held_manifest import need_manifest
@@ -111,13 +111,13 @@ class Comparison:
         )
 
 
-def total_meetings(statuses: Sequence[Status]) -> dict[str, int]:
+def total_meetings(statuses: Sequence[StatusObject]) -> dict[str, int]:
     """Return how many meetings there were. Both partners count a completed one; here it counts once."""
     total = {kind: sum(int(status["meetings"][kind]) for status in statuses) for kind in MEETING_KINDS}
     return total | {"completed": total["completed"] // 2}
 
 
-def last_session(home: Path) -> tuple[Status, float, float]:
+def last_session(home: Path) -> tuple[StatusObject, float, float]:
     """Return the last status of this home's peer, and when its last start began and ended (Unix seconds).
 
     Raises BadSettings if no peer has trained there.
@@ -133,7 +133,7 @@ def last_session(home: Path) -> tuple[Status, float, float]:
 
 
 def comparison(
-    members: Sequence[Path], lone: Path, statuses: Sequence[Status], data: Path | None, wall_s: float, *, is_drawn: bool
+    members: Sequence[Path], lone: Path, statuses: Sequence[StatusObject], data: Path | None, wall_s: float, *, is_drawn: bool
 ) -> Comparison:
     """Measure the held-out loss of each, drawn on stderr if asked for, and put the figures together."""
     from gossamer.cli.screen import meter  # rich

@@ -17,7 +17,7 @@ import typer
 
 from gossamer.cli.compare import ALONE, Comparison, comparison, measured_names
 from gossamer.cli.curves import draw_curves, need_plot
-from gossamer.cli.figures import Status
+from gossamer.cli.figures import StatusObject
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.local_swarm import POLL_S, LocalSwarm, local_swarm
 from gossamer.cli.manifests import RunOptions, changed, read_manifest
@@ -139,7 +139,7 @@ class Forecast:
         self._first: tuple[int, float] | None = None  # step of the slowest peer when all trained, and its time
         self._is_announced = False
 
-    def sentence(self, statuses: Sequence[Status], now_s: float) -> str:
+    def sentence(self, statuses: Sequence[StatusObject], now_s: float) -> str:
         """Return the sentence; empty if it is too early or the sentence was already returned."""
         step = min((int(status["step"]) if status else 0 for status in statuses), default=0)
         if step and self._first is None:

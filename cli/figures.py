@@ -10,7 +10,7 @@ from gossamer.peer.machine.units import bytes_text
 from gossamer.protocol.identity import short_id
 from gossamer.protocol.limits import RECORD_NEWS_S
 
-Status = Mapping[str, Any]  # the object of `peer status --json`
+StatusObject = Mapping[str, Any]  # the object of `peer status --json`
 
 MEETING_KINDS = ("completed", "solo", "refused", "failed")
 RATE = "tok/s"
@@ -27,7 +27,7 @@ def columns(unit: str) -> tuple[str, ...]:
     return COLUMNS if unit == "tokens" else tuple(f"{unit}/s" if column == RATE else column for column in COLUMNS)
 
 
-def cells(name: str, status: Status) -> tuple[str, ...]:
+def cells(name: str, status: StatusObject) -> tuple[str, ...]:
     """Return one cell of text for each of `columns`."""
     traffic, hops = status["bytes"], status["hops"]
     return (
@@ -43,7 +43,7 @@ def cells(name: str, status: Status) -> tuple[str, ...]:
     )
 
 
-def line(name: str, status: Status) -> str:
+def line(name: str, status: StatusObject) -> str:
     """Return the status on one line, with the reason for the state at its end."""
     texts = dict(zip(COLUMNS, cells(name, status), strict=True))
     return (
@@ -53,12 +53,12 @@ def line(name: str, status: Status) -> str:
     )
 
 
-def sentence(status: Status, now_s: float) -> str:
+def sentence(status: StatusObject, now_s: float) -> str:
     """Return the one sentence about a peer: its state, since when, why, and what would end it. `now_s`: Unix seconds."""
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
 
 
-def stage_text(status: Status) -> str:
+def stage_text(status: StatusObject) -> str:
     """Return which stage of the model a peer holds, and what has passed through it."""
     if not (hops := status["hops"]):
         return str(status["stage"])
@@ -68,7 +68,7 @@ def stage_text(status: Status) -> str:
     return f"{status['stage']}; micro-batches: {carried}; {lanes}; {bytes_text(hops['sent'])} up, {bytes_text(hops['received'])} down"
 
 
-def holders_text(status: Status) -> str:
+def holders_text(status: StatusObject) -> str:
     """Return how many peers in sight hold each stage, which stages nobody holds, and of how many nothing was heard lately."""
     holders, unheard = status["stage_holders"], status["stage_unheard"]
     for_s = f"not heard from for {RECORD_NEWS_S / 60:.0f} min"
@@ -88,13 +88,13 @@ def lane_text(lane: Mapping[str, Any], own_stage: int) -> str:
     return f"{short_id(lane['partner'])}, stage {lane['stage']}: {counts}" + (f", {usual}" if lane["stage"] > own_stage else "")
 
 
-def lanes_text(status: Status) -> list[str]:
+def lanes_text(status: StatusObject) -> list[str]:
     """Return each lane in words, those to the stage below first."""
     own = int(status["stage"].split()[0])
     return [lane_text(lane, own) for lane in sorted(status["lanes"], key=lambda lane: (lane["stage"], lane["partner"]))]
 
 
-def starved_text(status: Status) -> str:
+def starved_text(status: StatusObject) -> str:
     """Return for which share of its time a holder of a stage had no work."""
     worked_s, starved_s = status["train_seconds"], status["starved_seconds"]
     return f"{share_text(starved_s, worked_s + starved_s)} of the time, for want of micro-batches"

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from gossamer.cli.figures import Status, age_text, holders_text, lanes_text, table_text
+from gossamer.cli.figures import StatusObject, age_text, holders_text, lanes_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home, write_whole
@@ -95,7 +95,7 @@ def described(rows: Sequence[Mapping[str, Any]], now_s: float) -> str:
     return "\n".join([table(rows, now_s), *(["", *records] if records else [])])
 
 
-def lanes_described(status: Status) -> list[str]:
+def lanes_described(status: StatusObject) -> list[str]:
     """Return lines on the lanes of a peer that holds a stage, and on who holds the stages; none in a run without stages."""
     if not status["stage"]:
         return []

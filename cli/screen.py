@@ -16,7 +16,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.cli.figures import BAR_CELLS, LEGEND, Status, cells, columns, line, share_text
+from gossamer.cli.figures import BAR_CELLS, LEGEND, StatusObject, cells, columns, line, share_text
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least after this time
@@ -31,15 +31,15 @@ class PlainLines:
     def __init__(self, stream: TextIO, now_s: Callable[[], float] = time.monotonic) -> None:
         self._stream = stream
         self._now_s = now_s
-        self._shown: dict[str, tuple[Status, float]] = {}
+        self._shown: dict[str, tuple[StatusObject, float]] = {}
 
-    def show(self, name: str, status: Status) -> None:
+    def show(self, name: str, status: StatusObject) -> None:
         """Print a line for the peer if its status differs enough from the last line."""
         if self._is_news(name, status):
             self._shown[name] = (status, self._now_s())
             self.print_line(line(name, status))
 
-    def _is_news(self, name: str, status: Status) -> bool:
+    def _is_news(self, name: str, status: StatusObject) -> bool:
         if name not in self._shown:
             return True
         before, shown_s = self._shown[name]
@@ -71,9 +71,9 @@ class LiveTable:
 
     def __init__(self, live: Live) -> None:
         self._live = live
-        self._statuses: dict[str, Status] = {}
+        self._statuses: dict[str, StatusObject] = {}
 
-    def show(self, name: str, status: Status) -> None:
+    def show(self, name: str, status: StatusObject) -> None:
         """Redraw the table with this status of the peer."""
         self._statuses[name] = status
         self._live.update(self._drawing())

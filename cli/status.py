@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from gossamer.cli.figures import (
-    Status,
+    StatusObject,
     age_text,
     holders_text,
     lanes_text,
@@ -65,7 +65,7 @@ def need_health(folder: Home) -> None:
         raise Unhealthy(trouble, hint="`peer status` shows the reason and what ends it")
 
 
-def description(answer: Status, now_s: float) -> str:
+def description(answer: StatusObject, now_s: float) -> str:
     """Return the status as text: one sentence, then the rows."""
     shown = rows(answer, now_s) | {"warnings": "\n           ".join(answer["warnings"]) or "none"}
     if answer["lanes"]:
@@ -73,7 +73,7 @@ def description(answer: Status, now_s: float) -> str:
     return "\n".join([sentence(answer, now_s), "", *(f"{name:<11}{value}" for name, value in shown.items())])
 
 
-def rows(answer: Status, now_s: float) -> dict[str, str]:
+def rows(answer: StatusObject, now_s: float) -> dict[str, str]:
     """Return the rows below the sentence, by name."""
     routes = ", ".join(f"{number} {route}" for route, number in sorted(answer["routes"].items()))
     in_meetings, hops, lifetime, energy = answer["bytes"], answer["hops"], answer["lifetime"], answer["energy"]
@@ -106,7 +106,7 @@ def rows(answer: Status, now_s: float) -> dict[str, str]:
     }
 
 
-def stage_rows(answer: Status) -> dict[str, str]:
+def stage_rows(answer: StatusObject) -> dict[str, str]:
     """Return the rows of a peer that holds a stage."""
     return {
         "stage": stage_text(answer),
@@ -133,7 +133,7 @@ def limit_text(key: str, value: str) -> str:
     return name if value == "True" else f"{name} {value}"
 
 
-def expected_text(answer: Status) -> str:
+def expected_text(answer: StatusObject) -> str:
     """Return what a day of training takes at the present interval, as a clause; empty before it is measured."""
     expected = answer["expected_traffic"]
     if not expected or not expected["is_measured"]:
@@ -144,7 +144,7 @@ def expected_text(answer: Status) -> str:
     return f"; a whole day of training: {up} up and {'as much' if up == down else down} down{use}"
 
 
-def run_text(answer: Status, now_s: float) -> str:
+def run_text(answer: StatusObject, now_s: float) -> str:
     """Return how far the run is, and when it ends."""
     ends = f", ends in about {age_text(answer['ends'] - now_s)}" if answer["ends"] and answer["ends"] > now_s else ""
     name = f"{answer['run_name']}, " if answer["run_name"] else ""
@@ -152,7 +152,7 @@ def run_text(answer: Status, now_s: float) -> str:
     return f"{name}step {answer['step']} of {answer['total_steps']} ({share_text(answer['step'], answer['total_steps'])}){given_up}{ends}"
 
 
-def trend_text(answer: Status) -> str:
+def trend_text(answer: StatusObject) -> str:
     """Return the loss and its trend."""
     if answer["loss"] is None:
         return "-"
@@ -161,7 +161,7 @@ def trend_text(answer: Status) -> str:
     return f"{loss_text(answer['loss'])}{unit}{_way_text(answer)}{held_out}"
 
 
-def _way_text(answer: Status) -> str:
+def _way_text(answer: StatusObject) -> str:
     """Return where the loss goes, as a clause; of a peer that does not train, that the loss is not of now."""
     if answer["state"] != "training":
         return " when it last trained"
@@ -171,7 +171,7 @@ def _way_text(answer: Status) -> str:
     return ", flat" if abs(trend) < FLAT else f", {'falling' if trend < 0 else 'rising'} by {abs(trend):.3f} in 100 steps"
 
 
-def part_text(answer: Status, now_s: float) -> str:
+def part_text(answer: StatusObject, now_s: float) -> str:
     """Return what this peer has contributed to the run, over all its starts."""
     lifetime = answer["lifetime"]
     share = answer["token_share"]
