@@ -140,7 +140,7 @@ class NodePeer:
         self.time = SwarmTime(local_s)
         self.lifecycle = Lifecycle()
         self.throttle = Throttle()
-        self.shelf = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
+        self.record_store = RecordStore(run.run_id, self.is_member, self.time.now_s, rng)
         self._credential = OwnCredential(run.credential)
         dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._handler_of)
         self.answer = self.throttle.limited_handler(dispatcher.answer)
@@ -276,7 +276,7 @@ class NodePeer:
                 num_connected = len(await network.connected())
             member.reporter.report(num_connected, network.addresses())
             self._emit(ProcessReported("serving", f"{num_connected} connected"))
-            for record in self.shelf.records():
+            for record in self.record_store.records():
                 member.gossip.take(record)
             await asyncio.sleep(LOOK_S)
 

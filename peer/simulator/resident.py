@@ -126,7 +126,7 @@ class Resident:
             self._move_to(rng.sample(self._open_peers(), min(NUM_RELAYS, len(self._open_peers()))))
         life = network.start_peer(self.peer_id, self._answer, self._link, is_banned=peer.is_banned, has_met=peer.has_met)
         p2p: Any = MemoryP2P(network, life)
-        directory = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record(self.addresses)))
+        directory = DhtDirectory(RecordProtocol(p2p, peer.record_store, p2p, lambda: peer.bare_record(self.addresses)))
         living = self._live(peer, PeerNetwork(life, directory, lambda: self.addresses, p2p.connected), directory, p2p)
         spawn(living, self._tasks, f"{self.peer_id.short()} lives").add_done_callback(self._on_task_end)
 
@@ -146,7 +146,7 @@ class Resident:
         await directory.open()
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(peer.run(network))
-            tasks.create_task(stay_in_directory(directory, p2p, peer.shelf, self._run.invite.bootstraps))
+            tasks.create_task(stay_in_directory(directory, p2p, peer.record_store, self._run.invite.bootstraps))
             tasks.create_task(self._keep_relays())
 
     async def _keep_relays(self) -> None:
@@ -189,7 +189,7 @@ class Resident:
             self.counts.bugs.append(repr(bug))
 
 
-async def stay_in_directory(directory: DhtDirectory, p2p: MemoryP2P, shelf: RecordStore, bootstraps: Sequence[str]) -> None:
+async def stay_in_directory(directory: DhtDirectory, p2p: MemoryP2P, record_store: RecordStore, bootstraps: Sequence[str]) -> None:
     """Keep a peer's part of the directory connected until cancelled, as the supervision of libp2p does."""
 
     async def dial(peer: PeerId, addresses: tuple[str, ...]) -> None:
@@ -199,7 +199,7 @@ async def stay_in_directory(directory: DhtDirectory, p2p: MemoryP2P, shelf: Reco
 
     while True:
         if not directory.num_neighbours:
-            records = shelf.rng.sample(shelf.records(), min(NUM_ACQUAINTANCES, len(shelf.records())))
+            records = record_store.rng.sample(record_store.records(), min(NUM_ACQUAINTANCES, len(record_store.records())))
             known = [*bootstraps, *(with_peer(address, record.peer_id) for record in records for address in record.addresses)]
             await asyncio.gather(*(dial(peer, addresses) for peer, addresses in by_peer(known).items()))
         with contextlib.suppress(GossamerError):

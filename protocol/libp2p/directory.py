@@ -109,7 +109,7 @@ class DhtDirectory:
 
     def __init__(self, rpc: RecordProtocol) -> None:
         self._rpc = rpc
-        self._shelf = rpc.shelf
+        self._record_store = rpc.record_store
         self._home_at_s = 0.0  # loop time of the next look-up of our own place
         self._home_every_s = HOME_S[0]
         self._left: dict[PeerId, tuple[MemberRecord, float]] = {}  # holder -> our record that it has, and the loop time of storing
@@ -132,7 +132,7 @@ class DhtDirectory:
         """Ping connected `peers` and return how many of them are members; 0 while we have no record to present."""
         if self._rpc.own_record() is None:
             return 0
-        known = {record.peer_id for record in self._shelf.records()}
+        known = {record.peer_id for record in self._record_store.records()}
         answers = await asyncio.gather(*(self._rpc.call_ping(peer) for peer in peers))
         members = [held for held in answers if held is not None]
         if len(known) < RECORDS_IN_VIEW and any(held.peer not in known for held in members):
@@ -144,9 +144,9 @@ class DhtDirectory:
         if self._rpc.clock() >= self._mix_at_s:
             self._mix_at_s = self._rpc.clock() + MIX_S
             ends = await self._rpc.dialer.connected()
-            hidden = {record.peer_id for record in self._shelf.records() if not can_be_called(record, ends.get(record.peer_id, ""))}
+            hidden = {record.peer_id for record in self._record_store.records() if not can_be_called(record, ends.get(record.peer_id, ""))}
             others = [peer for peer in ends if peer not in hidden | {held.peer for held in self._rpc.neighbours.all()}]
-            await self.join(self._shelf.rng.sample(others, min(len(others), MIXED)))
+            await self.join(self._record_store.rng.sample(others, min(len(others), MIXED)))
         own_record = self._rpc.own_record()
         quiet = self._rpc.neighbours.quietest(QUIET_S[own_record is not None and not can_be_called(own_record.record)])
         if quiet is not None and await self._rpc.call_ping(quiet.peer, quiet.record.addresses) is None:
@@ -157,7 +157,7 @@ class DhtDirectory:
 
         Raises TransportError if members are known and none of them stores it, BadMessage if it is invalid by our clock.
         """
-        if self._shelf.keep_latest(record.to_bytes()) is None:
+        if self._record_store.keep_latest(record.to_bytes()) is None:
             raise BadMessage("the record has expired, is not of a member, or is not signed", hint="check this machine's clock")
         self._rpc.own = record
         await self._need_company()
@@ -179,8 +179,8 @@ class DhtDirectory:
     async def members(self) -> list[MemberRecord]:
         """Look up a random place and return all known valid records. Raises Unreachable if p2pd has ended."""
         await self._need_company()
-        await self._walk(self._shelf.rng.getrandbits(8 * KEY_BYTES), NUM_LOOKED_AT)
-        return self._shelf.records()
+        await self._walk(self._record_store.rng.getrandbits(8 * KEY_BYTES), NUM_LOOKED_AT)
+        return self._record_store.records()
 
     def _has(self, peer: PeerId, record: MemberRecord) -> bool:
         """Return whether a holder's copy of our record is recent enough: it has the same content and expires no later."""
@@ -210,4 +210,4 @@ class DhtDirectory:
             raise Unreachable("the connection to p2pd has ended")
         if not self.num_neighbours:
             connected = list(await self._rpc.dialer.connected())
-            await self.join(self._shelf.rng.sample(connected, min(len(connected), MOST_CALLS)))
+            await self.join(self._record_store.rng.sample(connected, min(len(connected), MOST_CALLS)))

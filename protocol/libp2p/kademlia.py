@@ -50,13 +50,13 @@ class Overload(GossamerError):
 class RecordProtocol:
     """A node's RPCs, as server and client. `bare` returns a record for the time before the first announcement, None without membership."""
 
-    def __init__(self, p2p: AttachedP2P, shelf: RecordStore, dialer: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
+    def __init__(self, p2p: AttachedP2P, record_store: RecordStore, dialer: Dialer, bare: Callable[[], MemberRecord | None]) -> None:
         self.p2p = p2p
-        self.shelf = shelf
+        self.record_store = record_store
         self.dialer = dialer
         self.me = PeerId(p2p.peer_id.to_bytes())
         self.clock = asyncio.get_running_loop().time
-        self.neighbours = Neighbours(self.me, self.clock, shelf.rng)
+        self.neighbours = Neighbours(self.me, self.clock, record_store.rng)
         self.holdings = Holdings(self.me)
         self.own: MemberRecord | None = None  # the last announced record
         self._bare = bare
@@ -67,7 +67,7 @@ class RecordProtocol:
 
     def own_record(self) -> Held | None:
         """Return the record that our calls present: the last announced one, or a bare one before the first announcement."""
-        if self.own is None or self.own.expires_s < self.shelf.now() + CARD_LEFT_S:
+        if self.own is None or self.own.expires_s < self.record_store.now() + CARD_LEFT_S:
             self.own = self._bare()
         return Held(self.own, self.own.to_bytes()) if self.own is not None else None
 
@@ -80,12 +80,12 @@ class RecordProtocol:
     async def rpc_ping(self, request: dht_pb2.PingRequest, context: P2PContext) -> dht_pb2.PingResponse:
         """Reply to a ping. A member's ping also gets our own record."""
         caller, _ = await self._admit(request.peer, context, CALL_BYTES)
-        return dht_pb2.PingResponse(peer=self._node_info() if caller else None, dht_time=self.shelf.now())
+        return dht_pb2.PingResponse(peer=self._node_info() if caller else None, dht_time=self.record_store.now())
 
     async def rpc_store(self, request: dht_pb2.StoreRequest, context: P2PContext) -> dht_pb2.StoreResponse:
         """Store the caller's own record."""
         caller, end = await self._admit(request.peer, context, CALL_BYTES)
-        return dht_pb2.StoreResponse(store_ok=[caller is not None and self.holdings.put(caller, network_of(end), self.shelf.now())])
+        return dht_pb2.StoreResponse(store_ok=[caller is not None and self.holdings.put(caller, network_of(end), self.record_store.now())])
 
     async def rpc_find(self, request: dht_pb2.FindRequest, context: P2PContext) -> dht_pb2.FindResponse:
         """Return records of members near a place: from the routing table, and records stored here."""
@@ -106,7 +106,7 @@ class RecordProtocol:
         """
 
         def is_wanted(held: Held) -> bool:
-            return self.shelf.is_in_force(held) and (held.peer != caller.peer or held.record.supersedes(caller.record))
+            return self.record_store.is_in_force(held) and (held.peer != caller.peer or held.record.supersedes(caller.record))
 
         named = {held.peer: held for held in nearest(filter(is_wanted, self.neighbours.all()), place, NAMED)}
         stored = (held for held in self.holdings.all() if held.peer not in named and is_wanted(held))
@@ -117,7 +117,7 @@ class RecordProtocol:
         caller = PeerId(context.remote_id.to_bytes())  # raises BadMessage for keys other than Ed25519
         end = await self._end_of(caller)
         self._charge(caller, end, num_bytes)
-        return self._check_presented(caller, self.shelf.keep_latest(info.node_id), end), end
+        return self._check_presented(caller, self.record_store.keep_latest(info.node_id), end), end
 
     def _charge(self, caller: PeerId, end: str, num_bytes: int) -> None:
         """Charge bytes to a caller at multiaddr `end`. A caller on the local network counts as its own network. Raises Overload."""
@@ -144,21 +144,23 @@ class RecordProtocol:
         return (
             None
             if response is None
-            else self._check_presented(peer, self.shelf.keep_latest(response.peer.node_id), await self._end_of(peer))
+            else self._check_presented(peer, self.record_store.keep_latest(response.peer.node_id), await self._end_of(peer))
         )
 
     async def call_find(self, held: Held, place: int) -> list[Held] | None:
         """Return the records near a place that a member knows; None if it does not reply."""
-        known = {one.record.gist: one for one in (held, *self.shelf.known_to_last(place, KNOWN - 1)) if self.shelf.is_lasting(one)}
+        known = {
+            one.record.gist: one for one in (held, *self.record_store.known_to_last(place, KNOWN - 1)) if self.record_store.is_lasting(one)
+        }
         request = dht_pb2.FindRequest(keys=[place.to_bytes(KEY_BYTES, "big"), *known], peer=self._node_info())
         response = await self._call(held.peer, held.record.addresses, "rpc_find", request, dht_pb2.FindResponse)
         if response is None or len(response.results) != 1:
             return None
         shown = response.peer.node_id
-        self._check_presented(held.peer, known.get(shown) or self.shelf.keep_latest(shown), await self._end_of(held.peer))
+        self._check_presented(held.peer, known.get(shown) or self.record_store.keep_latest(shown), await self._end_of(held.peer))
         named = []
         for data in islice(split_reply(response.results[0].value), NAMED + NAMED_TOO):
-            if (one := known.get(data) or self.shelf.keep_latest(data)) is not None:
+            if (one := known.get(data) or self.record_store.keep_latest(data)) is not None:
                 named.append(one)
             await asyncio.sleep(0)  # yields to other tasks: checking a signature takes 0.3 ms
         return [one for one in named if can_be_called(one.record)]

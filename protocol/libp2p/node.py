@@ -68,7 +68,7 @@ class Libp2pNode:
     """
 
     settings: DaemonSettings
-    shelf: RecordStore
+    record_store: RecordStore
     handler: StreamHandler
     bootstraps: Callable[[], Sequence[str]] = tuple  # multiaddrs with /p2p/<peer id>; called whenever no connection exists
     is_banned: Callable[[PeerId], bool] = lambda partner: False  # called for each peer that opens a stream to us
@@ -151,7 +151,7 @@ class Libp2pNode:
         return {partner: self._route(partner, end) for partner, end in (await self.connected()).items()}
 
     def _route(self, partner: PeerId, end: str) -> Route:
-        known = self.shelf.latest(partner)
+        known = self.record_store.latest(partner)
         return route_between(end, self.through, known.addresses if known is not None else ())
 
     async def _serve(self, purpose: Purpose, stream: Stream) -> None:
@@ -170,7 +170,7 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(RecordProtocol(p2p, self.shelf, dialer, lambda: self.bare_record(self.addresses)))
+                directory = DhtDirectory(RecordProtocol(p2p, self.record_store, dialer, lambda: self.bare_record(self.addresses)))
                 await directory.open()
                 admission = Admission(None, self.is_banned, self.has_met)
                 opening = tunnel_transport(daemon.control, self.settings.folder, self._serve, admission, self.carried, dialer)
@@ -314,7 +314,7 @@ class Libp2pNode:
             await unit.directory.join(await unit.daemon.control.connected())
 
     def _known_addresses(self) -> list[str]:
-        records = self.shelf.records()
+        records = self.record_store.records()
         some = random.sample(records, min(len(records), NUM_ACQUAINTANCES))
         return [with_peer(address, record.peer_id) for record in some for address in record.addresses]
 

@@ -94,7 +94,11 @@ class Resident:
         self.peer = peer = NodePeer(self._home, run, self.identity, own, self._now_s, rng, ignored)
         life = network.start_peer(self.peer_id, peer.answer, is_banned=peer.is_banned, has_met=peer.has_met)
         p2p: Any = MemoryP2P(network, life)
-        listed = DhtDirectory(RecordProtocol(p2p, peer.shelf, p2p, lambda: peer.bare_record((self._address,)))) if self._is_listed else None
+        listed = (
+            DhtDirectory(RecordProtocol(p2p, peer.record_store, p2p, lambda: peer.bare_record((self._address,))))
+            if self._is_listed
+            else None
+        )
         seams = PeerNetwork(life, listed or EmptyDirectory(), lambda: (self._address,), self._connected)
         self._tasks = [asyncio.create_task(self._run(seams, listed, p2p))]
         return self
@@ -103,7 +107,7 @@ class Resident:
         async with asyncio.TaskGroup() as tasks:
             if directory is not None:
                 await directory.open()
-                tasks.create_task(stay_in_directory(directory, p2p, self.peer.shelf, self._bootstraps))
+                tasks.create_task(stay_in_directory(directory, p2p, self.peer.record_store, self._bootstraps))
             tasks.create_task(self.peer.run(network))
 
     async def _connected(self) -> Collection[PeerId]:

@@ -56,7 +56,7 @@ class Quiet:
     def __init__(
         self,
         settings: DaemonSettings,
-        shelf: RecordStore,
+        record_store: RecordStore,
         answer: Callable[..., Awaitable[None]],
         entry_addresses: Callable[[], Sequence[str]],
         is_banned: object,
@@ -64,7 +64,7 @@ class Quiet:
         bare_record: object,
     ) -> None:
         self.carried = CarriedBytes()
-        self.settings, self.shelf, self.answer, self.entry_addresses = settings, shelf, answer, entry_addresses
+        self.settings, self.record_store, self.answer, self.entry_addresses = settings, record_store, answer, entry_addresses
         self.announced: list[MemberRecord] = []
         self.num_looks = 0
 
@@ -193,7 +193,7 @@ def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: 
         assert running.emitted(RunKnown) == [RunKnown.of(SIGNED.manifest())]
         assert running.emitted(PeersSeen) == [PeersSeen(0)] and running.emitted(AddressesChanged) == [AddressesChanged(Quiet.addresses)]
         assert "does not train" in (await answer_to_a_caller(network)).detail
-        assert network.shelf.keep_latest(member().to_bytes())
+        assert network.record_store.keep_latest(member().to_bytes())
         await eventually(lambda: home.peers.exists() and str(MEMBER.peer_id) in home.peers.read_text(), "the address book")
         await running.stop()
         assert not network.announced, "it is nobody's partner"
@@ -202,7 +202,7 @@ def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: 
         home.invite.unlink()
         running = start(trains=False)
         network = await running.until("serving")
-        assert network.shelf.keep_latest(member().to_bytes()), "its shelf is of the run that it holds"
+        assert network.record_store.keep_latest(member().to_bytes()), "its record store is of the run that it holds"
         assert set(network.entry_addresses()) == {ADDRESS, f"/ip4/192.0.2.7/tcp/4001/p2p/{MEMBER.peer_id}"}
         await running.stop()
 

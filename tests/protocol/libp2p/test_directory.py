@@ -33,7 +33,7 @@ class Seat:
     p2p: AttachedP2P
     rpc: RecordProtocol
     directory: DhtDirectory
-    shelf: RecordStore
+    record_store: RecordStore
     strangers: set[PeerId]  # peers whose records it rejects
 
     def record(self, sequence: int = 1) -> MemberRecord:
@@ -55,16 +55,16 @@ async def take_seat(stack: AsyncExitStack, home: Path, first: Seat | None) -> Se
     settings = DaemonSettings(home / "key", home / "run", "127.0.0.1")
     daemon = await stack.enter_async_context(Daemon(settings))
     strangers: set[PeerId] = set()
-    shelf = RecordStore(RUN_ID, lambda record: record.peer_id not in strangers)
+    record_store = RecordStore(RUN_ID, lambda record: record.peer_id not in strangers)
     p2p = await AttachedP2P.attach(daemon.socket_path)
     stack.push_async_callback(p2p.close)
-    rpc = RecordProtocol(p2p, shelf, daemon.control, lambda: signed(identity, daemon.addresses, 0))
+    rpc = RecordProtocol(p2p, record_store, daemon.control, lambda: signed(identity, daemon.addresses, 0))
     directory = DhtDirectory(rpc)
     await directory.open()
     if first is not None:
         await daemon.control.connect(first.identity.peer_id, first.daemon.addresses)
         assert await directory.join([first.identity.peer_id]) == 1
-    return Seat(identity, daemon, p2p, rpc, directory, shelf, strangers)
+    return Seat(identity, daemon, p2p, rpc, directory, record_store, strangers)
 
 
 def play(num_seats: int, test: Callable[[list[Seat]], Coroutine[Any, Any, None]]) -> None:

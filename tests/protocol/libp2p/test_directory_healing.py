@@ -37,8 +37,8 @@ class Island:
         network.places[self.identity.peer_id] = self.address
         p2p: Any = MemoryP2P(network, network.start_peer(self.identity.peer_id, nobody))
         self.p2p = p2p
-        shelf = RecordStore(RUN_ID, now=now_s, rng=random.Random(number))
-        self.directory = DhtDirectory(RecordProtocol(p2p, shelf, p2p, self._record))
+        record_store = RecordStore(RUN_ID, now=now_s, rng=random.Random(number))
+        self.directory = DhtDirectory(RecordProtocol(p2p, record_store, p2p, self._record))
         self.known: set[PeerId] = set()
 
     def _record(self) -> MemberRecord:

@@ -70,8 +70,8 @@ def play(test: Callable[[RecordProtocol], Coroutine[Any, Any, None]]) -> None:
 
     async def main() -> None:
         p2p: Any = SimpleNamespace(peer_id=PeerID(ME.peer_id.raw), add_protobuf_handler=add_protobuf_handler)
-        shelf = RecordStore(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
-        one = RecordProtocol(p2p, shelf, Lines(), lambda: record(ME))
+        record_store = RecordStore(RUN_ID, lambda made: made.peer_id != STRANGER.peer_id, lambda: NOW_S)
+        one = RecordProtocol(p2p, record_store, Lines(), lambda: record(ME))
         await one.open()
         await test(one)
 
@@ -154,7 +154,7 @@ def test_records_that_the_caller_knows_are_sent_as_gists() -> None:
 def test_a_reply_holds_a_bounded_number_of_the_nearest_records() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 400):
-            held = one.shelf.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
+            held = one.record_store.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
             assert held is not None
             one.holdings.put(held, "", NOW_S)
         response = await one.rpc_find(find(7, own_record(CALLER)), from_peer(CALLER))
@@ -177,7 +177,7 @@ def test_other_types_of_key_are_not_served() -> None:
 def test_a_flood_exhausts_only_the_callers_own_rate_limit() -> None:
     async def test(one: RecordProtocol) -> None:
         for number in range(100, 120):
-            one.shelf.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
+            one.record_store.keep_latest(record(seeded(number), addresses=HOME).to_bytes())
             one.neighbours.note_contact(held_of(record(seeded(number), addresses=HOME)), str(number))
         sent, refused = 0, 0
         for _ in range(1000):
@@ -226,7 +226,7 @@ def test_valid_records_of_a_reply_are_kept_and_invalid_ones_are_not() -> None:
         value = join_records([held_of(made) for made in (good, foreign)]) + b"\x04\x00junk" + b"\xff\xff"
         answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
         assert await one.call_find(whom(), 0) == [held_of(good)]
-        assert one.shelf.records() == [good]
+        assert one.record_store.records() == [good]
 
     play(test)
 
@@ -235,7 +235,7 @@ def test_only_longlived_records_are_declared_as_known() -> None:
     async def test(one: RecordProtocol) -> None:
         known_to_last, ending, other = (record(seeded(7), 1, 300, HOME), record(seeded(8), 1, 100, HOME), record(seeded(9), 1, 300, HOME))
         for made in (known_to_last, ending):
-            assert one.shelf.keep_latest(made.to_bytes())
+            assert one.record_store.keep_latest(made.to_bytes())
         value = b"".join(b"\x08\x00" + made.gist for made in (known_to_last, ending, other))
         asked = answered(one, dht_pb2.FindResponse(results=[dht_pb2.FindResult(value=value)]))
         assert await one.call_find(whom(), 0) == [held_of(known_to_last)]

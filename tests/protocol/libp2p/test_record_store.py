@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.libp2p import record_store as shelf
+from gossamer.protocol.libp2p import record_store
 from gossamer.protocol.libp2p.neighbours import Held
 from gossamer.protocol.libp2p.record_store import RecordStore, join_records, split_reply
 from gossamer.protocol.messages.records import MemberRecord
@@ -94,7 +94,7 @@ def test_records_of_nonmembers_are_not_kept(clock: Clock) -> None:
 
 
 def test_many_records_of_one_network_leave_room_for_others(own: RecordStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 20)
+    monkeypatch.setattr(record_store, "RECORDS_IN_VIEW", 20)
     others = [record(seeded(number), addresses=(f"/ip4/8.{number}.0.1/tcp/1",)) for number in range(10)]
     others_ = [record(seeded(number), addresses=("/ip4/6.6.0.1/tcp/1",)) for number in range(100, 150)]
     for made in (*others, *others_):
@@ -105,7 +105,7 @@ def test_many_records_of_one_network_leave_room_for_others(own: RecordStore, mon
 
 
 def test_expired_records_make_room_first(own: RecordStore, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shelf, "RECORDS_IN_VIEW", 2)
+    monkeypatch.setattr(record_store, "RECORDS_IN_VIEW", 2)
     for author, lifetime_s in ((ALICE, 10), (BOB, 10)):
         own.keep_latest(record(author, lifetime_s=lifetime_s).to_bytes())
     clock.now_s += 20

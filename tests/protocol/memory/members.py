@@ -64,8 +64,8 @@ class Seat:
             network.hidden[self.peer_id] = ()
         self.p2p: Any = MemoryP2P(network, self.life)
         self.membership = membership(self.identity)
-        shelf = RecordStore(RUN_ID, is_member, now_s, random.Random(number))
-        self.rpc = RecordProtocol(self.p2p, shelf, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
+        record_store = RecordStore(RUN_ID, is_member, now_s, random.Random(number))
+        self.rpc = RecordProtocol(self.p2p, record_store, self.p2p, lambda: self.membership.bare_record(self.addresses, now_s()))
         self.directory = DhtDirectory(self.rpc)
 
     @property
