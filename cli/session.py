@@ -17,7 +17,7 @@ from gossamer.peer.machine.export_text import export_text
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home, HomeInUse
 from gossamer.peer.machine.port import address_and_port, free_port, keep_port
-from gossamer.peer.machine.room import at_most, held_bytes, memory_room, need_program_memory
+from gossamer.peer.machine.room import held_bytes, memory_room, need_program_memory
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.supervisor import run_peer
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
@@ -42,7 +42,7 @@ def settings(home: Path, given: Mapping[str, object], *, trains: bool = True) ->
         if isinstance(path := values.get(key), Path):
             values[key] = path.expanduser().absolute()
     config = peer_config(values | {"home": folder.path, "trains": trains})
-    need_program_memory(trains, at_most(memory_room(held_bytes(os.getpid())), config.max_memory, "max_memory"))
+    need_program_memory(trains, memory_room(held_bytes(os.getpid()), config.max_memory))
     return config.model_copy(update={"port": free_port(folder, config.listen, config.port if "port" in values else None)})
 
 

@@ -17,7 +17,7 @@ from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, kept_port
-from gossamer.peer.machine.room import at_most, held_bytes, home_room, memory_room
+from gossamer.peer.machine.room import held_bytes, home_room, memory_room
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.peer.machine.units import rate_bytes_per_s
 from gossamer.protocol.errors import BadSettings, GossamerError
@@ -117,18 +117,18 @@ class Case:
 
     def memory_room(self) -> Room:
         """Return the memory that the machine and the settings leave."""
-        return at_most(memory_room(held_bytes(os.getpid())), self.settings.max_memory, "max_memory")
+        return memory_room(held_bytes(os.getpid()), self.settings.max_memory)
 
     def disk_room(self) -> Room:
         """Return the disk space that the machine and the settings leave the home."""
-        return at_most(home_room(self.home), self.settings.max_disk, "max_disk")
+        return home_room(self.home, self.settings.max_disk)
 
     def device_room(self) -> Room:
         """Return the least free memory of the devices, as far as the settings allow. Raises BadSettings if one is absent."""
         from gossamer.peer.model.accelerator import choose_devices
         from gossamer.peer.trainer.need import device_room
 
-        return at_most(device_room(choose_devices(self.devices)[0]), self.settings.gpu_memory, "gpu_memory")
+        return device_room(choose_devices(self.devices)[0], self.settings.gpu_memory)
 
     def payload_folder(self) -> Path:
         """Return where node and trainer would exchange payloads. Raises BadSettings if no folder has room."""

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.units import bytes_text, size_bytes
+from gossamer.peer.machine.units import UNLIMITED, bytes_text, size_bytes
 from gossamer.protocol.errors import BadSettings
 
 CGROUPS = Path("/sys/fs/cgroup")
@@ -75,8 +75,8 @@ def at_most(room: Room, size: str, setting: str) -> Room:
     return room if room.num_bytes <= allowed else Room(int(allowed), f"the setting {setting} = {size}", setting)
 
 
-def memory_room(held_bytes: int) -> Room:
-    """Return the memory that a peer may use; `held_bytes` is what the peer, or the calling process, already uses."""
+def memory_room(held_bytes: int, max_memory: str = UNLIMITED) -> Room:
+    """Return the memory that a peer may use, with this setting; `held_bytes` is what the peer, or the calling process, already uses."""
     rooms = [Room(psutil.virtual_memory().available + held_bytes, "free memory of this machine")]
     rooms += cgroup_rooms(MEMBERSHIP.read_text if MEMBERSHIP.exists() else str, held_bytes)
     process = psutil.Process().memory_info()
@@ -84,7 +84,7 @@ def memory_room(held_bytes: int) -> Room:
         most = resource.getrlimit(limit)[0]
         if most != resource.RLIM_INFINITY:
             rooms.append(Room(most - process.vms + process.rss, f"the limit of a process's {name}, {bytes_text(most)}"))
-    return min(rooms, key=lambda room: room.num_bytes)
+    return at_most(min(rooms, key=lambda room: room.num_bytes), max_memory, "max_memory")
 
 
 def held_bytes(pid: int) -> int:
@@ -129,10 +129,10 @@ def disk_room(path: Path) -> Room:
     return Room(found.f_bavail * found.f_frsize, f"free on the disk of {place}")
 
 
-def home_room(home: Home) -> Room:
-    """Return what checkpoints and downloads of a home may take: what they take already, and what is free."""
+def home_room(home: Home, max_disk: str = UNLIMITED) -> Room:
+    """Return what checkpoints and downloads of a home may take, with this setting: what they take already, and what is free."""
     kept, free = size_of(home.checkpoints) + size_of(home.downloads), disk_room(home.path)
-    return Room(free.num_bytes + kept, free.limit)
+    return at_most(Room(free.num_bytes + kept, free.limit), max_disk, "max_disk")
 
 
 def free_files(path: Path) -> int | None:

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch.utils._triton import has_triton
 
 from gossamer.peer.machine.config import PeerConfig
-from gossamer.peer.machine.home import Home
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.computing import Computing, compute_dtype
-from gossamer.peer.trainer.need import Rooms, computing_that_fits, rooms, within
+from gossamer.peer.trainer.need import computing_that_fits, rooms
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, StagedManifest
 
@@ -34,7 +31,7 @@ def computing_here(manifest: Manifest, config: PeerConfig, payloads: Path, held_
     compiles = devices[0].type != "cpu" and has_triton() if config.compile is None else config.compile  # by default where it can
     dtype = compute_dtype(manifest.inner.precision, devices[0])
     wanted = Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices), config.optimizer_on_host)
-    return computing_that_fits(manifest, devices[0].type, _there(devices, config, payloads, held_bytes), wanted)
+    return computing_that_fits(manifest, devices[0].type, rooms(devices, config, payloads, held_bytes), wanted)
 
 
 def stages_here(manifest: StagedManifest, config: PeerConfig, payloads: Path, held_bytes: int) -> dict[int, Computing]:
@@ -46,8 +43,4 @@ def stages_here(manifest: StagedManifest, config: PeerConfig, payloads: Path, he
         raise BadSettings("a stage is trained on one device", hint="start a peer with its own --home for each device")
     dtype, rows = compute_dtype(manifest.inner.precision, devices[0]), manifest.stages.micro_batch
     wanted = Computing(dtype, rows, config.recompute, bool(config.compile), optimizer_on_host=config.optimizer_on_host)
-    return fitting_stages(manifest, devices[0].type, _there(devices, config, payloads, held_bytes), wanted, config.stage)
-
-
-def _there(devices: Sequence[torch.device], config: PeerConfig, payloads: Path, held_bytes: int) -> Rooms:
-    return within(rooms(devices, Home(config.home), payloads, held_bytes), config)
+    return fitting_stages(manifest, devices[0].type, rooms(devices, config, payloads, held_bytes), wanted, config.stage)

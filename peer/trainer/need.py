@@ -17,7 +17,7 @@ import torch
 
 from gossamer.optim.inner import divide_parameters, num_state_values
 from gossamer.optim.resting import most_values_at_once
-from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import (
     OTHERS_BYTES,
@@ -229,22 +229,16 @@ class Rooms:
     disk: Room
 
 
-def rooms(devices: Sequence[torch.device], home: Home, payloads: Path, held_bytes: int) -> Rooms:
-    """Measure the room; `held_bytes` is the memory that this peer, or the asking program, already holds."""
-    device = device_room(devices) if has_own_memory(devices[0].type) else None
-    return Rooms(memory_room(held_bytes), device, disk_room(payloads), home_room(home))
+def rooms(devices: Sequence[torch.device], config: PeerConfig, payloads: Path, held_bytes: int) -> Rooms:
+    """Measure the room that the machine and the settings leave; `held_bytes` is the memory that the peer, or this program, holds."""
+    device = device_room(devices, config.gpu_memory) if has_own_memory(devices[0].type) else None
+    return Rooms(memory_room(held_bytes, config.max_memory), device, disk_room(payloads), home_room(Home(config.home), config.max_disk))
 
 
-def within(there: Rooms, settings: LocalSettings) -> Rooms:
-    """Return the rooms as far as the peer's settings allow."""
-    memory, disk = at_most(there.memory, settings.max_memory, "max_memory"), at_most(there.disk, settings.max_disk, "max_disk")
-    device = at_most(there.device, settings.gpu_memory, "gpu_memory") if there.device is not None else None
-    return Rooms(memory, device, there.payloads, disk)
-
-
-def device_room(devices: Sequence[torch.device]) -> Room:
-    """Return the free memory of the fullest of some devices with their own memory."""
-    return min((Room(memory_bytes(device)[0], f"free on {device}") for device in devices), key=lambda room: room.num_bytes)
+def device_room(devices: Sequence[torch.device], gpu_memory: str) -> Room:
+    """Return the free memory of the fullest of some devices with their own memory, as far as this setting allows."""
+    free = min((Room(memory_bytes(device)[0], f"free on {device}") for device in devices), key=lambda room: room.num_bytes)
+    return at_most(free, gpu_memory, "gpu_memory")
 
 
 def need_to_fit(need: Need, there: Rooms) -> None:

@@ -22,6 +22,7 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointSaved
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.room import Room
 from gossamer.peer.model.accelerator import choose_device, choose_devices
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.model.computing import Computing
@@ -54,8 +55,12 @@ def test_it_is_what_auto_and_gpu_mean() -> None:
 
 
 def test_its_memory_is_its_own(tmp_path: Path) -> None:
-    room = rooms([torch.device(NAME, 0)], Home(tmp_path), tmp_path, 0).device
-    assert room is not None and room.num_bytes == FREE_BYTES
+    free, limited = (
+        rooms([torch.device(NAME, 0)], PeerConfig(home=tmp_path, **settings), tmp_path, 0).device
+        for settings in ({}, {"gpu_memory": "100 MB"})
+    )
+    assert free is not None and free.num_bytes == FREE_BYTES
+    assert limited == Room(10**8, "the setting gpu_memory = 100 MB", "gpu_memory")
     assert run_need(small_manifest(), NAME).device == run_need(small_manifest(), "cuda").device
 
 

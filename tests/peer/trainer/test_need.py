@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from gossamer.optim.inner import num_state_values
-from gossamer.peer.machine.config import LocalSettings
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.room import Room
 from gossamer.peer.model.computing import Computing
@@ -28,7 +28,6 @@ from gossamer.peer.trainer.need import (
     need_to_fit,
     rooms,
     run_need,
-    within,
 )
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
@@ -197,29 +196,25 @@ def test_the_way_out_names_stages_where_the_model_can_be_cut() -> None:
 
 
 def test_a_small_run_fits_here(tmp_path: Path) -> None:
-    there = rooms([torch.device("cpu")], Home(tmp_path / "home"), tmp_path, 0)
+    there = rooms([torch.device("cpu")], PeerConfig(home=tmp_path / "home"), tmp_path, 0)
     need_to_fit(run_need(small_manifest(), "cpu"), there)
     assert there.device is None
 
 
 def test_checkpoints_that_are_there_need_no_room_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    home, free = Home(tmp_path), os.statvfs(tmp_path)  # other programs write to the disk meanwhile
+    home, config, free = Home(tmp_path), PeerConfig(home=tmp_path), os.statvfs(tmp_path)  # other programs write to the disk meanwhile
     monkeypatch.setattr(os, "statvfs", lambda _: free)
-    before = rooms([torch.device("cpu")], home, tmp_path, 0).disk.num_bytes
+    before = rooms([torch.device("cpu")], config, tmp_path, 0).disk.num_bytes
     home.create()
     (home.checkpoints / "file").write_bytes(bytes(1 << 26))
-    assert 0 <= rooms([torch.device("cpu")], home, tmp_path, 0).disk.num_bytes - before - (1 << 26) < 1 << 20
+    assert 0 <= rooms([torch.device("cpu")], config, tmp_path, 0).disk.num_bytes - before - (1 << 26) < 1 << 20
 
 
 def test_what_the_settings_allow_is_all_there_is(tmp_path: Path) -> None:
-    there = Rooms(Room(8 * 10**9, "free"), Room(4 * 10**9, "free"), Room(10**9, "free"), Room(50 * 10**9, "free"))
-    assert within(there, LocalSettings()) == there
-    less = within(there, LocalSettings(max_memory="400 MB", gpu_memory="100 MB", max_disk="60 GB"))
-    assert (less.memory, less.device) == (
-        Room(4 * 10**8, "the setting max_memory = 400 MB", "max_memory"),
-        Room(10**8, "the setting gpu_memory = 100 MB", "gpu_memory"),
-    )
-    assert less.disk == there.disk
+    config = PeerConfig(home=tmp_path, max_memory="400 MB", max_disk="1 MB")
+    less = rooms([torch.device("cpu")], config, tmp_path, 0)
+    assert less.memory == Room(4 * 10**8, "the setting max_memory = 400 MB", "max_memory")
+    assert less.disk == Room(10**6, "the setting max_disk = 1 MB", "max_disk")
     need = run_need(small_manifest(), "cpu")
     with pytest.raises(BadSettings, match=r"needs 5\d\d MB of memory, and there are 400 MB \(the setting max_memory = 400 MB\)"):
         need_to_fit(need, less)
