@@ -48,7 +48,7 @@ class Scene:
     def look(self, silent: KnownPeer | None = None, silent_s: float = 0.0) -> None:
         """Look after a sign of everybody, but one peer that was seen last at another time."""
         now_s = asyncio.get_running_loop().time()
-        for entry in self.book._entries.values():
+        for entry in self.book.known(0.0):
             entry.seen_s = silent_s if entry is silent else now_s
         carrier = Carrier(self.report.stage, random.Random(0), itertools.count(1))
         carrier.up, carrier.down, carrier.hops, carrier.num_late = self.up, self.down, self.hops, 3
@@ -94,10 +94,10 @@ def test_paused_holders_are_named_with_the_way_out() -> None:
     async def story() -> None:
         scene = Scene([1, 3, 3])
         scene.up[9] = UpLane(9, LAST, 2)
-        for entry in scene.book._entries.values():
+        for entry in scene.book.known(0.0):
             entry.paused = entry.stage == 3
         await scene.look_for(MISSING_S + 2)
-        names = [entry.peer_id.short() for entry in scene.book._entries.values() if entry.stage == 3]
+        names = [entry.peer_id.short() for entry in scene.book.known(0.0) if entry.stage == 3]
         assert (scene.told.state, scene.told.reason) == (
             PAUSED,
             f"the holders of stage 3 of 3 are paused, or just start: {', '.join(names)}",
@@ -163,7 +163,7 @@ def test_work_now_and_then_is_no_lack_of_work() -> None:
 def test_holders_that_nothing_is_heard_of_are_counted_apart() -> None:
     async def story() -> None:
         scene = Scene([1, 1, 3])
-        silent = next(iter(scene.book._entries.values()))
+        silent = scene.book.known(0.0)[0]
         await asyncio.sleep(2 * RECORD_NEWS_S)
         for seconds, holders, unheard in ((RECORD_NEWS_S, (2, 1, 1), (0, 0, 0)), (RECORD_NEWS_S + 1, (1, 1, 1), (1, 0, 0))):
             seen_s = asyncio.get_running_loop().time() - seconds

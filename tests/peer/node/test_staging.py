@@ -50,7 +50,7 @@ def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0
     async def choose() -> int:
         choosing = choice(folder, stages, seed, is_founder=is_founder)
         now_s = asyncio.get_running_loop().time()
-        for entry in choosing.groups.book._entries.values():
+        for entry in choosing.groups.book.known(0.0):
             entry.seen_s = now_s
         stage = await choosing.choose(fits)
         assert choosing.lifecycle.stage == stage + 1, "it is announced before the trainer is ready"
@@ -72,9 +72,8 @@ def test_a_peer_that_joins_before_the_directory_shows_anybody_looks_again(seed: 
         choosing, others = choice(tmp_path, [], seed), book_of([1, 3], own=0)
 
         def show() -> None:
-            for peer, entry in others._entries.items():
-                entry.seen_s = asyncio.get_running_loop().time()
-                choosing.groups.book._entries[peer] = entry
+            for record in others.records():
+                choosing.groups.book.learn(record, asyncio.get_running_loop().time())
 
         choosing.presence.show = show  # type: ignore[attr-defined]
         assert await choosing.choose((0, 1, 2)) == 1
@@ -101,7 +100,7 @@ def test_peers_that_join_together_choose_unlike_stages(tmp_path: Path) -> None:
 
     async def choose() -> tuple[int, int]:
         choosing = choice(tmp_path, [1, 2])
-        entries = list(choosing.groups.book._entries.values())
+        entries = choosing.groups.book.known(0.0)
         for entry in entries:
             entry.seen_s = asyncio.get_running_loop().time()
         chosen = asyncio.create_task(choosing.choose((0, 1)))

@@ -52,7 +52,7 @@ def test_held_out_conversations_are_never_trained_on_and_the_same_at_each_peer(t
 
 def test_of_few_conversations_the_last_are_held_out(tmp_path: Path) -> None:
     loaded = corpus(tmp_path, 2, data=PAIRS.model_copy(update={"mask_documents": False}))
-    assert (len(loaded._train), len(loaded._held_out)) == (1, 1)
+    assert (len(loaded._train), loaded.num_held_out()) == (1, 1)
     with pytest.raises(BadSettings, match="gives 1 sequences of 32 tokens") as caught:
         corpus(tmp_path, 1)
     assert caught.value.hint
