@@ -19,6 +19,7 @@ from gossamer.protocol.run.manifest import Manifest, RunManifest
 
 SAMPLE_VALUES: Final = 1 << 20  # enough that a codec's bytes per value are those of any large fragment
 STEP_FACTOR = 4  # a peer's global step advances at most this many times as fast as its own steps
+LAST_INTERVALS: Final = 4  # between meetings, before the end of the run: training no longer mends what a merge harms
 
 
 def inner_settings(manifest: Manifest) -> InnerSettings:
@@ -74,6 +75,10 @@ class ClockBudget:
         followed = max(own_steps, min(partner_steps - slack_steps, own_steps + self.steps, self.total_steps))
         self.steps -= followed - own_steps
         return followed
+
+    def must_probe(self, own_steps: int, partner_steps: int) -> bool:
+        """Return whether a message is measured however good its partner's record is: one from far ahead, and each one near the end."""
+        return partner_steps > own_steps + self.slack_steps or self.total_steps - own_steps < LAST_INTERVALS * self.slack_steps
 
 
 def clock_budget(manifest: RunManifest) -> ClockBudget:

@@ -90,7 +90,8 @@ class AntiEntropy:
         try:
             async with asyncio.timeout(CALL_S), self.client.source(peer, addresses) as source:
                 records, time = self.peer_exchange.records_for(peer), self.peer_exchange.time
-                peer_list = await source.peer_list(records, time, is_bootstrap=peer in self.bootstraps)
+                group = self.peer_exchange.group_of(peer)
+                peer_list = await source.peer_list(records, time, is_bootstrap=peer in self.bootstraps, group=group)
         except (TransportError, TimeoutError):
             self.peer_exchange.book.note_no_answer(peer, loop_s())
         except PeerMisbehaved:

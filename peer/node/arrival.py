@@ -107,7 +107,7 @@ async def _ask(client: FetchClient, peer: PeerId, bootstraps: Bootstraps) -> Sig
 
     async def ask_for_all(client: FetchClient) -> SignedManifest:
         async with client.source(peer, bootstraps.addresses[peer]) as source:
-            peer_list = await source.peer_list((), bootstraps.time, is_bootstrap=True)
+            peer_list = await source.peer_list((), bootstraps.time, is_bootstrap=True, group=peer)
             bootstraps.name(peer_list.members, client.run_id)
             await source.ask(ContentsKind.MANIFEST, 0, MANIFEST_BYTES)
             return SignedManifest.from_bytes(await source.take_manifest(), expect=client.run_id)

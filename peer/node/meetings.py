@@ -179,7 +179,7 @@ class Meetings:
         if hello.phase is RunPhase.FINISH and lifecycle.phase is RunPhase.TRAIN:
             raise Refused(RefusalCode.WRONG_PHASE, "still training")
         if not self.peer_exchange.book.is_welcome(partner, loop_s()):
-            raise Refused(RefusalCode.BUSY, "backing off after a failed meeting with you")
+            raise Refused(RefusalCode.BUSY, "not yet again, after a failed or a long meeting with you")
         if self.records.is_shunned(partner, now_s := self.peer_exchange.time.local_s()):
             raise Refused(RefusalCode.GATE, self.records.why_shunned(partner, now_s))
 

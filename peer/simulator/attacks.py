@@ -83,18 +83,21 @@ class Sight:
         own = self.terms.rule.message(self.slow, self.fast, self.terms.weight)
         return self._farthest(self.state, own, direction, base, MARGIN)
 
-    def at_partner_limit(self, direction: Tensor) -> Tensor:
-        """Go from the partner's message just as far as the partner's gate accepts."""
+    def at_partner_limit(self, direction: Tensor, *, unmeasured: bool = False) -> Tensor:
+        """Go from the partner's message just as far as the partner's gate accepts, or as it merges whole and unmeasured."""
         message = self.partner_message
-        return self._farthest(self.partner, message, direction, message, 1.0)
+        return self._farthest(self.partner, message, direction, message, 1.0, unmeasured=unmeasured)
 
-    def _farthest(self, judge: FragmentState, message: Tensor, direction: Tensor, base: Tensor, margin: float) -> Tensor:
+    def _farthest(
+        self, judge: FragmentState, message: Tensor, direction: Tensor, base: Tensor, margin: float, *, unmeasured: bool = False
+    ) -> Tensor:
         unit = direction / direction.norm().clamp_min(1e-30)
         weight = self.terms.weight if judge is self.state else 1.0 - self.terms.weight
         longest = float(message.norm())
         last = float(self.memory.get("length", torch.tensor(longest)))
         length = min(longest, last / STEP_DOWN**4)
-        while length > SHORTEST * longest and not accepts(judge, message + length * unit, replace(self.terms, weight=weight)):
+        terms = replace(self.terms, weight=weight)
+        while length > SHORTEST * longest and not accepts(judge, message + length * unit, terms, unmeasured=unmeasured):
             length *= STEP_DOWN
         self.memory["length"] = torch.tensor(max(length, 0.01 * longest))
         return base.add(unit, alpha=margin * length)
@@ -103,8 +106,11 @@ class Sight:
 Craft = Callable[[Sight], Tensor | None]  # the message to send; None: the honest one
 
 
-def accepts(judge: FragmentState, message: Tensor, terms: Terms) -> bool:
-    """Return whether a fragment would accept a message, codec included; `terms.weight` is the fragment's. Changes nothing."""
+def accepts(judge: FragmentState, message: Tensor, terms: Terms, *, unmeasured: bool = False) -> bool:
+    """Return whether a fragment would accept a message, codec included; `terms.weight` is the fragment's. Changes nothing.
+
+    `unmeasured`: whether it would merge all of it without a probe, from a partner with a good record.
+    """
     side = MeetingSide(judge)
     try:
         sketch = judge.codec.sketch(message, terms.seed)
@@ -112,7 +118,7 @@ def accepts(judge: FragmentState, message: Tensor, terms: Terms) -> bool:
         side.encode(sketch)
     except ValueError:
         return False
-    return not side.judge(encoded.payload)
+    return not side.judge(encoded.payload) and (side.part == 1.0 or not unmeasured)
 
 
 # ---------------------------------------------------------------------- what is sent
@@ -141,6 +147,11 @@ def ascend(sight: Sight) -> Tensor:
 def ascend_aimed(sight: Sight) -> Tensor:
     """Send steps of gradient ascent from the partner's weights, as long as the partner's gate accepts."""
     return sight.at_partner_limit(sight.pursue(sight.partner_message, ascent))
+
+
+def ascend_unmeasured(sight: Sight) -> Tensor:
+    """Send steps of gradient ascent from the partner's weights, as long as the partner's gate merges whole and unmeasured."""
+    return sight.at_partner_limit(sight.pursue(sight.partner_message, ascent), unmeasured=True)
 
 
 def ascend_quietly(nats: float) -> Craft:
@@ -332,6 +343,9 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "calls": Attack(honest, adopts=False, calls=True),
     "sleeper-calls": Attack(honest, trains=False, adopts=False, calls=True),
     "mirror-calls": Attack(mirror, calls=True),
+    "sleeper-many-tokens": Attack(honest, trains=False, adopts=False, tokens=MANY_TOKENS),
+    "sleeper-calls-many-tokens": Attack(honest, trains=False, adopts=False, calls=True, tokens=MANY_TOKENS),
+    "mirror-calls-many-tokens": Attack(mirror, calls=True, tokens=MANY_TOKENS),
     "reversed-many-tokens": Attack(reverse, tokens=MANY_TOKENS),
     "ascent-many-tokens": Attack(ascend_aimed, tokens=MANY_TOKENS),
     "reversed-ahead": Attack(reverse, lead_steps=150),
@@ -339,6 +353,7 @@ ATTACKS: Final[Mapping[str, Attack]] = {
     "ascent-behind": Attack(ascend_aimed, lead_steps=-50),
     "ascent-at-times": Attack(ascend_aimed, strikes=0.25),
     "ascent-at-end": Attack(ascend_aimed, from_share=Fraction(9, 10)),
+    "ascent-calls-at-end": Attack(ascend_unmeasured, from_share=Fraction(9, 10), calls=True),
     "backdoor": Attack(backdoor),
     "backdoor-below-probe": Attack(below_probe(obedience)),
     "away": Attack(honest, lead_steps=1 << 30),  # so far ahead that nobody meets it: what the others are compared with

@@ -178,11 +178,11 @@ class PairPeer:
         if reason := side.judge(payload, trust.share):
             return reason
         self._judgement = None
-        lag_steps = self.replica.global_step - partner.replica.global_step
-        must_probe = trust.must_probe or side.part < 1.0 or -lag_steps > self.replica.clock_budget.slack_steps
+        own_steps, partner_steps = self.replica.global_step, partner.replica.global_step
+        must_probe = trust.must_probe or side.part < 1.0 or self.replica.clock_budget.must_probe(own_steps, partner_steps)
         if not must_probe and self._probe_draws.random() >= PROBED_SHARE:
             return ""
-        self._judgement, _ = side.probe(self.probe, self.probe_gate, side.failed_blocks, lag_steps=lag_steps)
+        self._judgement, _ = side.probe(self.probe, self.probe_gate, side.failed_blocks, lag_steps=own_steps - partner_steps)
         if self._judgement.reason:
             self.records.harmful(partner.peer_id, self.now_s)
         return self._judgement.reason

@@ -36,6 +36,8 @@ BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after such a gap was disconnected: its back-off ends
 FORGET_S = 900.0  # a peer without a new record for so long is no longer live
 TIMEOUT = (3.0, 5.0)  # for a silent partner: times the typical duration of its meetings, and the least number of seconds
+LONG_S = 2.0  # after a longer meeting the partner waits for as long as it took, times the number of other partners...
+MOST_TURNS = 8  # ...or this: a slow one must not hold a fragment, and keep others out, for more than its share of the time
 AVOIDED = 3  # last partners that are skipped, if there are enough others
 
 
@@ -198,7 +200,7 @@ class AddressBook:
         entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
-        entry.backs_off_until_s = entry.unwelcome_until_s = now_s
+        entry.backs_off_until_s = entry.unwelcome_until_s = now_s + self._turns_s(took_s, now_s)
         self._last.append(peer_id)
 
     def note_carried(self, peer_id: PeerId) -> None:
@@ -344,6 +346,11 @@ class AddressBook:
         avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
+
+    def _turns_s(self, took_s: float, now_s: float) -> float:
+        """Return for how long the partner of a completed meeting lets the others go first."""
+        num_others = sum(entry.has_met for entry in self.live(now_s)) - 1
+        return took_s * min(MOST_TURNS, max(0, num_others)) if took_s >= LONG_S else 0.0
 
     def _back_off(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
         back_off_s = min(BACK_OFF_FAILED_S, max(BACK_OFF_S * 2 ** min(entry.failures, 16), BACK_OFF_PER_WAIT * waited_s))

@@ -18,7 +18,7 @@ from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import MAX_LISTED, PASSED_RECORDS, RECORD_BYTES
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PeerList
-from gossamer.protocol.messages.terms import RunTerms, check_record
+from gossamer.protocol.messages.terms import RunTerms, check_record, sybil_group_key
 from gossamer.protocol.tasks import loop_s
 
 LAST_WORD_S = 5.0  # a record that expires so soon is a farewell (see Presence.leave) or is not renewed; it is not passed on
@@ -78,6 +78,12 @@ class PeerExchange:
         """Return the answer to a peer that asks for members, of at most `most_bytes`."""
         members = self.records_for(asker, min(MAX_LISTED, most_bytes // (RECORD_BYTES + 3)))
         return PeerList(members, int(1000 * self.time.local_s())).to_bytes()
+
+    def group_of(self, peer: PeerId) -> PeerId | None:
+        """Return the key of a peer's Sybil group: in an open run its own id; None where its invite is unknown."""
+        entry = self.book.get(peer)
+        credential = entry.record.credential if entry.record else entry.shown
+        return peer if self.terms.access == "open" else sybil_group_key(peer, credential, self.terms)
 
     def _has_record_in_force(self, peer_id: PeerId) -> bool:
         record = self.book.get(peer_id).record

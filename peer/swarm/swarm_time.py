@@ -1,8 +1,9 @@
 """The swarm's time of day: this machine's clock, corrected by what peers in different networks report.
 
-The time is the median of one reading per network (the median of its peers) and our own clock. If all readings are of one network, each
-counts. A single reading is used only if it comes from a bootstrap node and differs from our clock by more than the permitted skew. Only
-recent readings count; a step of our clock, or a sleep of the machine, discards all.
+The time is the median of one reading per network (the median of its Sybil groups) and our own clock. If all readings are of one network,
+each counts. Of a Sybil group the last reading counts: identities are free, so a guest with many must not set the clocks of all others. A
+single reading is used only if it comes from a bootstrap node and differs from our clock by more than the permitted skew. Only recent
+readings count; a step of our clock, or a sleep of the machine, discards all.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.tasks import loop_s
 
 NETWORKS = 64  # whose readings are kept
-PEERS = 8  # of one network
+GROUPS = 8  # of one network
 LATELY_S = 900.0
 SET_S = 2.0  # a larger drift between our clock and the loop's monotonic one counts as a step
 WARN_S = 10.0  # an error that the operator is warned of
@@ -27,7 +28,7 @@ HELD_S = 1.0  # how long a result is cached without a new reading: every record 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """One peer's clock."""
+    """The clock of one peer, which counts for its Sybil group."""
 
     ahead_s: float  # of this machine's clock, when it was read
     read_s: float  # loop time
@@ -39,7 +40,7 @@ class SwarmTime:
     """Unix time, for one event loop. `local_s` is this machine's clock."""
 
     local_s: Callable[[], float] = time.time
-    _readings: dict[str, dict[PeerId, Reading]] = field(default_factory=dict)
+    _readings: dict[str, dict[PeerId | None, Reading]] = field(default_factory=dict)
     _since_s: float | None = None  # our clock minus the loop's
     _result_s: tuple[float, float] | None = None  # the cached `ahead_s`, and the loop time at which it expires
 
@@ -47,14 +48,14 @@ class SwarmTime:
         """Return the time of day: Unix time."""
         return self.local_s() + self.ahead_s
 
-    def add_reading(self, network: str, peer: PeerId, unix_s: float, *, is_bootstrap: bool = False) -> None:
-        """Take in a reading: the time of day now at a peer in a network."""
+    def add_reading(self, network: str, group: PeerId | None, unix_s: float, *, is_bootstrap: bool = False) -> None:
+        """Take in a reading: the time of day now at a peer in a network. `group`: the key of its Sybil group; None: it is unknown."""
         reading = Reading(unix_s - self.local_s(), loop_s(), is_bootstrap)
         self._forget_if_set()
         self._result_s = None
-        peers = self._readings.get(network, {})
-        keep_newest(peers, peer, reading, PEERS)
-        keep_newest(self._readings, network, peers, NETWORKS)
+        groups = self._readings.get(network, {})
+        keep_newest(groups, group, reading, GROUPS)
+        keep_newest(self._readings, network, groups, NETWORKS)
 
     @property
     def ahead_s(self) -> float:
@@ -66,7 +67,7 @@ class SwarmTime:
 
     def _median(self) -> float:
         networks = self._networks()
-        ahead_s = [statistics.median_low(reading.ahead_s for reading in peers) for peers in networks]
+        ahead_s = [statistics.median_low(reading.ahead_s for reading in readings) for readings in networks]
         if len(networks) == 1:
             ahead_s = [reading.ahead_s for reading in networks[0]]
         if len(ahead_s) == 1:
@@ -78,7 +79,7 @@ class SwarmTime:
     def is_agreed(self) -> bool:
         """Whether most readings and our own clock agree with the result, so that another reading would hardly move it."""
         ahead_s = self.ahead_s
-        clocks_s = [0.0, *(reading.ahead_s for peers in self._networks() for reading in peers)]
+        clocks_s = [0.0, *(reading.ahead_s for readings in self._networks() for reading in readings)]
         return 2 * sum(abs(clock_s - ahead_s) <= CLOCK_SKEW_S for clock_s in clocks_s) > len(clocks_s)
 
     @property
@@ -93,7 +94,7 @@ class SwarmTime:
     def _networks(self) -> list[list[Reading]]:
         """Return the recent readings by network."""
         after_s = loop_s() - LATELY_S
-        lately = [[reading for reading in peers.values() if reading.read_s >= after_s] for peers in self._readings.values()]
+        lately = [[reading for reading in groups.values() if reading.read_s >= after_s] for groups in self._readings.values()]
         return [readings for readings in lately if readings]
 
     def _forget_if_set(self) -> None:

@@ -129,15 +129,18 @@ class Source:
         _, data = await self.take(_is_manifest)
         return data
 
-    async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool) -> PeerList:
-        """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`."""
+    async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool, group: PeerId | None) -> PeerList:
+        """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`.
+
+        `group`: the key of the source's Sybil group; None: it is unknown.
+        """
         asked_s = loop_s()
         await self.ask(ContentsKind.PEER_LIST, 0, PEER_LIST_BYTES, records=records)
         _, data = await self.take()
         peer_list = PeerList.from_bytes(data)
         took_s = loop_s() - asked_s
         there_s = peer_list.unix_ms / 1000 + took_s / 2
-        time.add_reading(network_of(self.stream.observed), self.stream.partner, there_s, is_bootstrap=is_bootstrap)
+        time.add_reading(network_of(self.stream.observed), group, there_s, is_bootstrap=is_bootstrap)
         return peer_list
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import receive, send, send_answer, take_chunks
+from gossamer.peer.sync.pieces import PIECE_BYTES
 from gossamer.peer.sync.state_source import OF_RESULT, ServedPart, StateSource
 from gossamer.protocol.addresses import network_of, route
 from gossamer.protocol.budgets import Allowance, Budgets
@@ -32,6 +33,8 @@ MEMBER_S = 30 * 24 * 3600  # for which an issuer renews a credential
 OF_NEWCOMERS = (ContentsKind.MANIFEST, ContentsKind.PEER_LIST)
 OF_RUNS = (ContentsKind.STATE, ContentsKind.RESULT)
 OF_WEIGHTS = (*OF_RESULT, ContentsKind.STATE, ContentsKind.SLOW)
+REQUESTS_TO_ALL = Allowance(60_000, 60.0)  # that bring less than a piece: checking and signing each takes half a millisecond
+REQUESTS_TO_ONE = Allowance(1200, 60.0)  # a peer that asks for votes at the end of a run sends half as many
 PLACES = 8
 MOST_S = 5.0  # 64 KiB at the slowest legal rate take 2 s
 ECHOES_TO_ALL = Allowance(32 << 20, 600.0)  # bytes
@@ -55,6 +58,7 @@ class FetchServer:
     source: Callable[[], StateSource | None] = lambda: None
     admit: Callable[[PeerId, PeerId], bool] = lambda peer, bearer: True  # whether an invite's uses leave one for a peer
     curve: Callable[[], bytes] = lambda: b""  # what this member has seen of the run, encoded
+    _requests: Budgets = field(default_factory=lambda: Budgets(loop_s, REQUESTS_TO_ALL, REQUESTS_TO_ONE))
     _observed: ObservedAddresses = field(default_factory=lambda: ObservedAddresses())
     _newcomers: BoundedQueue = field(default_factory=lambda: BoundedQueue())
 
@@ -67,6 +71,8 @@ class FetchServer:
                 began_s = loop_s()
                 if not isinstance(request, FetchRequest):
                     raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
+                if not self._brings_piece(request) and not self._requests.take(1, stream.partner):
+                    raise Refused(RefusalCode.BUSY, "busy: too many requests in a minute")
                 check_fetch(request, self.terms, self.identity.peer_id, stream.partner, self.now_s())
                 if request.num_bytes > (stream.answer_bytes if request.kind in OF_RUNS else CHUNK_BYTES):
                     raise BadMessage(f"a request for {request.num_bytes} bytes, which no chunk holds, without a bulk stream")
@@ -81,6 +87,10 @@ class FetchServer:
                         serving.enter_context(source.serving(stream))
                     await self._send(stream, request, await source.answer(stream, request, last_s or 0.0))
                     last_s = loop_s() - began_s
+
+    def _brings_piece(self, request: FetchRequest) -> bool:
+        """Return whether the answer takes the line longer than the processor."""
+        return request.kind in OF_RUNS and PIECE_BYTES <= request.num_bytes <= self.terms.state_bytes - request.offset
 
     async def _describe(self, stream: Stream, request: FetchRequest) -> None:
         name = b""

@@ -209,7 +209,7 @@ class StateTransfer:
         if not (adopted.accepted and is_kept):
             files.remove(pieces.path)
         if not adopted.accepted:
-            return self._blame(progress.num_by, adopted)
+            return self._blame(progress, adopted)
         self._num_sources, self._num_worse = SOURCES, 0
         self.lifecycle.stale = set(range(len(self.terms.fragments))) if is_old and not adopted.reason else set()
         if adopted.reason:
@@ -228,11 +228,11 @@ class StateTransfer:
         self.emit(StateTransferred(sources, global_step, pieces.num_bytes, fetched_bytes, loop_s() - progress.began_s))
         return None
 
-    def _blame(self, num_by: Counter[PeerId], adopted: messages.Adopted) -> GossamerError:
-        """Take one source at a time from here on: a bad piece names its source only where all pieces are from it."""
+    def _blame(self, progress: TransferProgress, adopted: messages.Adopted) -> GossamerError:
+        """Take one source at a time from here on: a bad piece names its source only where all pieces are from it, none from before."""
         self._num_sources = 1
-        if len(num_by) == 1:
-            (source,) = num_by
+        if len(progress.num_by) == 1 and not progress.began_bytes:
+            (source,) = progress.num_by
             self._refused.add(source)
             if not adopted.is_sound:
                 self.sources.book.ban(source, loop_s())

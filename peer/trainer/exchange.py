@@ -393,8 +393,7 @@ class TrainerExchange:
             meeting.reason = meeting.side.judge(self._read(meeting, File.PARTNER_PAYLOAD), request.share)
             if meeting.reason or self._probe is None:
                 return
-            is_ahead = meeting.partner_global_step > self._replica.global_step + self._replica.manifest.outer.nominal_steps
-            must_probe = request.must_probe or is_ahead or meeting.side.part < 1.0
+            must_probe = request.must_probe or meeting.side.part < 1.0 or self._replica.must_probe(meeting.partner_global_step)
             meeting.is_probed = self.probe_cost.is_drawn(must_probe=must_probe, computing_s=self.computing_s, rng=self._rng)
 
     def _measure(self, meeting: OpenMeeting) -> Judgement:

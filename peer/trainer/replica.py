@@ -120,6 +120,10 @@ class Replica:
             self.countdown.reset(fragment, self.fragments[fragment].since.steps)  # the steps made during the meeting count
         self.follow_clock(partner_global_step)
 
+    def must_probe(self, partner_global_step: int) -> bool:
+        """Return whether the message of a partner at this global step is measured, however good the partner's record is."""
+        return self._clock_budget.must_probe(self.global_step, partner_global_step)
+
     def follow_clock(self, global_step: int) -> None:
         """Follow another peer's global step, as far as own steps allow, and no further than own inner steps lead."""
         self.set_global_step(self._clock_budget.follow(self.global_step, min(global_step, self.last_step)))

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from gossamer.optim.codecs import codec
 from gossamer.peer.model.model import parameter_shapes
-from gossamer.peer.model.plan import STEP_FACTOR, ClockBudget, fragment_codecs, model_plan
+from gossamer.peer.model.plan import LAST_INTERVALS, STEP_FACTOR, ClockBudget, fragment_codecs, model_plan
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest
 from tests.processor_time import takes_at_most
@@ -62,3 +62,12 @@ def test_what_a_partner_may_move_a_clock_by_is_saved_up_for_one_allowed_gap_only
 def test_a_peer_far_behind_follows_up_to_the_slack(partner: int, clock: int) -> None:
     """The slack shrinks to what is left of the run."""
     assert ClockBudget(25, 1000, 1000, 950).follow(40, partner) == clock
+
+
+@pytest.mark.parametrize(
+    ("own", "partner", "must_probe"),
+    [(500, 500, False), (500, 525, False), (500, 526, True), (1000 - 25 * LAST_INTERVALS, 0, False), (1001 - 25 * LAST_INTERVALS, 0, True)],
+)
+def test_a_message_from_far_ahead_and_each_one_near_the_end_are_measured(own: int, partner: int, must_probe: bool) -> None:
+    assert ClockBudget(25, 1000, 1000).must_probe(own, partner) == must_probe
+    assert ClockBudget(25, 1000, 1000).must_probe(1000, 1000), "in the last averaging"

@@ -19,8 +19,9 @@ from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.replies import PEER_LIST_BYTES, PeerList
 from gossamer.protocol.messages.terms import RunTerms
 from gossamer.protocol.tasks import loop_s
-from tests.protocol.samples import ALICE, BOB, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
+from tests.protocol.samples import ALICE, BEARER, BOB, ISSUED, ISSUER, MALLORY, NOW_S, OTHER_RUN_ID, RECORD, TERMS
 
+YEAR_S = 365 * 24 * 3600.0
 OF_ISSUER = replace(RECORD, peer_id=ISSUER.peer_id, credential=None, signature=b"").signed(ISSUER)  # who needs no invite
 
 
@@ -188,7 +189,12 @@ def test_malformed_records_and_the_senders_own_do_not_change_the_estimate() -> N
 
 def open_exchange() -> PeerExchange:
     """Return Bob's peer exchange in an open run."""
-    return PeerExchange(replace(TERMS, access="open"), AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
+    return exchange(replace(TERMS, access="open"))
+
+
+def exchange(terms: RunTerms) -> PeerExchange:
+    """Return Bob's peer exchange."""
+    return PeerExchange(terms, AddressBook(BOB.peer_id), SwarmTime(lambda: NOW_S), random.Random(0))
 
 
 def record_of(identity: Identity, expires_s: int = NOW_S + 300) -> MemberRecord:
@@ -227,5 +233,27 @@ def test_an_introduction_keeps_to_the_requested_size() -> None:
         peer_exchange.own = record_of(BOB)
         assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, 0)).members == ()
         assert PeerList.from_bytes(peer_exchange.peer_list(ALICE.peer_id, 1100)).members == (peer_exchange.own.to_bytes(),)
+
+    run(main(), start_s=1000.0)
+
+
+def test_all_keys_of_one_invite_are_one_clock() -> None:
+    """One guest with many keys sets nobody's time of day."""
+
+    async def main() -> None:
+        peer_exchange = exchange(TERMS)
+        time, now_s = peer_exchange.time, peer_exchange.time.local_s()
+        guests, unknown = PEERS[:8], PEERS[8:16]
+        peer_exchange.take(OF_ISSUER)
+        for guest in guests:
+            credential = ISSUED.bound(BEARER, TERMS.run_id, guest.peer_id)
+            peer_exchange.take(replace(RECORD, peer_id=guest.peer_id, credential=credential, signature=b"").signed(guest))
+        time.add_reading("a", peer_exchange.group_of(ISSUER.peer_id), now_s)
+        for guest in guests:
+            time.add_reading("a", peer_exchange.group_of(guest.peer_id), now_s + YEAR_S)
+        assert time.now_s() == now_s
+        for stranger in unknown:
+            time.add_reading("b", peer_exchange.group_of(stranger.peer_id), now_s + YEAR_S)
+        assert time.now_s() == now_s
 
     run(main(), start_s=1000.0)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from gossamer.peer.swarm.swarm_time import LATELY_S, NETWORKS, PEERS, SwarmTime
+from gossamer.peer.swarm.swarm_time import GROUPS, LATELY_S, NETWORKS, SwarmTime
 from gossamer.protocol.limits import CLOCK_SKEW_S
 from gossamer.protocol.memory.virtual_time import run
 from tests.peer.neighbours import somebody
@@ -106,8 +106,8 @@ def test_the_readings_are_bounded() -> None:
     async def main() -> None:
         clock = SwarmTime(at())
         for number in range(2 * NETWORKS):
-            for peer in range(3 * PEERS):
-                clock.add_reading(str(number), somebody(1 + peer).peer_id, at(0.0 if peer < 2 * PEERS else HOUR_S)())
+            for peer in range(3 * GROUPS):
+                clock.add_reading(str(number), somebody(1 + peer).peer_id, at(0.0 if peer < 2 * GROUPS else HOUR_S)())
         assert clock.ahead_s == pytest.approx(HOUR_S), "only the last peers of a network count"
         assert f"peers in {NETWORKS} networks" in clock.warning
 

@@ -21,6 +21,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import cancel
 from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
@@ -69,6 +70,28 @@ def test_a_state_arrives_in_parts_and_leaves_nothing_behind(tmp_path: Path) -> N
         assert header.total_bytes == len(data) == swarm.terms.state_bytes and header.global_step == source_peer.global_step
         assert data.startswith(source_peer.slow.bfloat16().view(torch.int16).numpy().tobytes())
         assert not list(source_peer.payloads.path("x").parent.glob("copy-*"))
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+def test_one_member_with_endless_small_requests_is_refused_and_others_are_served(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        source_peer = await still(swarm)
+        began_s = asyncio.get_running_loop().time()
+        async with asker(swarm).source(source_peer.peer_id, ()) as source:
+
+            async def flood() -> None:
+                while True:
+                    await source.ask(ContentsKind.STATE, 0, 0)
+                    await source.ask(ContentsKind.RESULT_AGREED, 0, CHUNK_BYTES)
+
+            flooding = asyncio.create_task(flood())
+            with pytest.raises(Refused) as refused:
+                while asyncio.get_running_loop().time() < began_s + 60.0:
+                    await source.take(anything)
+            await cancel(flooding)
+        assert refused.value.code is RefusalCode.BUSY
+        assert (await header_of(asker(swarm, 1), source_peer.peer_id, ContentsKind.STATE)).global_step > 0
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

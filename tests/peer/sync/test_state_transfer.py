@@ -169,6 +169,23 @@ def test_a_source_of_nonsense_costs_one_more_download_and_is_banned(tmp_path: Pa
     play(swarm, story)
 
 
+def test_a_source_is_not_banned_for_pieces_that_another_one_gave_before_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "PIECE_BYTES", 3000)
+
+    async def story(swarm: Swarm) -> None:
+        (resident,) = swarm.start(1)
+        await swarm.until(lambda: resident.global_step >= 5)
+        resident.trainer.frozen = True
+        peer, joining = await newcomer(swarm, resident)
+        with contextlib.closing(files.Pieces.open(joining.file, swarm.terms.run_id, swarm.terms.state_bytes)) as pieces:
+            pieces.put(range(1), b"\xff" * files.PIECE_BYTES, 5)
+        await joining.take_over(wanted(swarm))
+        assert not peer.book.is_banned(resident.peer_id, asyncio.get_running_loop().time())
+        assert peer.transfers[-1].sources == (str(resident.peer_id),)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_a_full_disk_is_reported_before_anything_is_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     async def story(swarm: Swarm) -> None:
         (resident,) = swarm.start(1)
