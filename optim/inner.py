@@ -3,6 +3,7 @@
 adamw: torch's; weight decay only on tensors of two or more dimensions.
 muon:  Muon (Keller Jordan, 2024; MuLoCo, arXiv 2505.23725) for the matrices inside the blocks, torch's AdamW for everything else. Its step
        has the root mean square 0.2, like AdamW's (Moonlight, arXiv 2502.16982), so both parts share learning rate and weight decay.
+       Its momentum decays by `momentum`, which is less here than in the paper (docs/decisions/2026-11-27-momentum.md).
 
 Learning rate: warm-up, then cosine over the global step of the run. A peer that joins late ramps up again over its own first steps
 (re-warming, arXiv 2308.04014).
@@ -25,7 +26,6 @@ COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of a Newton-Schulz step
 NUM_ITERATIONS = 5
 BF16_KINDS = ("cuda", "xpu")  # devices whose bf16 matrix products are faster; `cuda` is ROCm too
 UPDATE_SIZE = 0.2
-MOMENTUM = 0.95
 # Values orthogonalized at once. On a GPU: about 0.5 GB with the temporaries. On a CPU: only matrices so small that the call dominates.
 STACK_VALUES, STACK_VALUES_CPU = 1 << 26, 1 << 16
 
@@ -39,6 +39,7 @@ class InnerSettings:
     final_fraction: float = 0.1
     warmup_steps: int = 50
     rewarm_steps: int = 20
+    momentum: float = 0.9
     beta1: float = 0.9
     beta2: float = 0.99
     weight_decay: float = 0.1
@@ -52,6 +53,8 @@ class InnerSettings:
             raise ValueError(f"final_fraction must lie in [0, 1], and is {self.final_fraction}.")
         if not (0.0 <= self.beta1 < 1.0 and 0.0 <= self.beta2 < 1.0 and self.weight_decay >= 0.0):
             raise ValueError("beta1 and beta2 must lie in [0, 1), and weight_decay must not be negative.")
+        if not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"momentum must lie in [0, 1), and is {self.momentum}.")
 
 
 def learning_rate(global_step: int, steps_since_join: int, settings: InnerSettings) -> float:
@@ -88,6 +91,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(self, groups: list[dict[str, Any]], settings: InnerSettings) -> None:
         super().__init__(groups, {"lr": settings.learning_rate})
+        self._momentum = settings.momentum
         others = self._groups(orthogonal=False)
         self._adamw = _adamw(others, settings) if others else None
 
@@ -112,8 +116,8 @@ class Muon(torch.optim.Optimizer):
             state = self.state[parameter]
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
-            momentum = state["momentum"].lerp_(gradient_of(parameter), 1.0 - MOMENTUM)
-            directions.append(_as_wide(gradient_of(parameter).lerp(momentum, MOMENTUM)))
+            momentum = state["momentum"].lerp_(gradient_of(parameter), 1.0 - self._momentum)
+            directions.append(_as_wide(gradient_of(parameter).lerp(momentum, self._momentum)))
         orthogonal = orthogonalized(torch.stack(directions) if len(directions) > 1 else directions[0][None])
         for parameter, direction in zip(parameters, orthogonal.unbind(), strict=True):
             length = rate * UPDATE_SIZE * math.sqrt(max(parameter.shape))

@@ -278,6 +278,7 @@ class InnerSection(Section):
     final_fraction: float = Field(default=0.1, ge=0, le=1, description="learning rate at the end of the run, as a fraction of the peak")
     warmup_steps: int = Field(default=50, ge=0, le=limits.STEPS, description="steps of linear warm-up at the start of the run")
     rewarm_steps: int = Field(default=20, ge=0, le=limits.STEPS, description="warm-up steps of a peer that joins later")
+    momentum: float = Field(default=0.9, ge=0, lt=1, description="decay of Muon's momentum")
     beta1: float = Field(default=0.9, ge=0, lt=1, description="decay of AdamW's first moment")
     beta2: float = Field(default=0.99, ge=0, lt=1, description="decay of AdamW's second moment")
     weight_decay: float = Field(default=0.1, ge=0, le=100, description="AdamW's weight decay, on matrices only")

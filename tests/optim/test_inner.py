@@ -51,7 +51,7 @@ def test_a_run_shorter_than_its_warm_up_still_has_a_rate() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"total_steps": 0}, {"learning_rate": 0.0}, {"final_fraction": 1.5}, {"beta2": 1.0}, {"warmup_steps": -1}]
+    "change", [{"total_steps": 0}, {"learning_rate": 0.0}, {"final_fraction": 1.5}, {"beta2": 1.0}, {"momentum": 1.0}, {"warmup_steps": -1}]
 )
 def test_impossible_settings_are_refused(change: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
@@ -127,7 +127,7 @@ def test_steps_are_those_of_torchs_muon() -> None:
     parameter = torch.nn.Parameter(torch.randn(24, 40, generator=torch.Generator().manual_seed(2)))
     twin = torch.nn.Parameter(parameter.detach().clone())
     ours = Muon([{"params": [parameter], "weight_decay": 0.1, "orthogonal": True}], MUON_SETTINGS)
-    theirs = torch.optim.Muon([twin], lr=1e-2, weight_decay=0.1, momentum=0.95, adjust_lr_fn="match_rms_adamw")
+    theirs = torch.optim.Muon([twin], lr=1e-2, weight_decay=0.1, momentum=MUON_SETTINGS.momentum, adjust_lr_fn="match_rms_adamw")
     generator = torch.Generator().manual_seed(3)
     for _ in range(5):
         gradient = torch.randn(24, 40, generator=generator)

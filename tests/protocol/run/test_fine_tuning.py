@@ -12,7 +12,7 @@ from gossamer.protocol.run.manifest import FineTuningManifest, Manifest, SignedM
 from tests.protocol.samples import ISSUER
 
 BASE = "ab" * 32
-RUN_ID = "7d0dba885c287b2271109a68cc3902df087e225584e2c264533ec466405a7f2b"
+RUN_ID = "f6a333191f6d1a4684c7732acce250e29eda33cf71fd8d21f99879174a9c6e52"
 
 
 def tuned(**sections: dict[str, Any]) -> FineTuningManifest:

@@ -30,7 +30,7 @@ source = "huggingface"
 name = "org/set"
 revision = "{COMMIT}"
 """
-DEMO_RUN_ID = "226d01d14094edad164d80e04c86689a114140077acccb0f9e2c46a701191535"
+DEMO_RUN_ID = "b111ee51b5eac0aaaf2530255b4e217140796945b0a8b0053dadf8398d2e507c"
 
 
 def demo() -> Manifest:

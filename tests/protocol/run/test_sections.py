@@ -44,6 +44,7 @@ def fault(**tables: Any) -> str:
         ("inner", "final_fraction", 1.1, "less than or equal to 1"),
         ("inner", "warmup_steps", -1, "greater than or equal to 0"),
         ("inner", "rewarm_steps", -1, "greater than or equal to 0"),
+        ("inner", "momentum", 1.0, "less than 1"),
         ("inner", "beta1", 1.0, "less than 1"),
         ("inner", "beta2", -0.1, "greater than or equal to 0"),
         ("inner", "weight_decay", -0.1, "greater than or equal to 0"),

@@ -9,7 +9,7 @@ from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, StagedManifest, need_text
 from tests.protocol.samples import ISSUER
 
-RUN_ID = "2fad9f81319621533edd63fa0e7969b5dfcf28728bfa6e696798302fcd3d75ef"
+RUN_ID = "cbc7b611a709d956234d6a920b6708ceb056684d99b99051f5f73bc2db1b74dc"
 
 
 def staged(text: str = "") -> StagedManifest:
