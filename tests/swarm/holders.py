@@ -86,6 +86,7 @@ class ScriptedTrainer:
     lies: bool = False  # answers hops with other bytes than honest holders
     state: bytes = bytes(800)  # that others fetch
     picky_at: int | None = None  # the stage at which it adopts no state
+    built_s: float = 0.0  # until its model is there
     is_up: bool = True
     has_begun: bool = False
     total_steps: int = 1_000_000
@@ -117,6 +118,7 @@ class ScriptedTrainer:
         return self.is_up
 
     async def connect(self) -> ModelPlan:
+        await asyncio.sleep(self.built_s)
         if self.stage is None:
             assert self.choose_stage is not None
             self.stage = await self.choose_stage(self.fits)
