@@ -25,7 +25,7 @@ from gossamer.peer.machine.events import Event, ProcessReported, StageMoved, War
 from gossamer.peer.machine.held_stage import has_moved, left_stage
 from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
 from gossamer.peer.node.lasting import Lasting
-from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
+from gossamer.peer.node.mates import ANSWER_S, ASKED, RANK_S, Mates
 from gossamer.peer.node.rebalancing import Rebalancing
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
@@ -44,7 +44,6 @@ LOOK_S = 2.0  # between two looks at who holds the higher stage
 SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
 ASK_S = 10.0  # between two looks for such a sign
 LOST_S = 60.0  # in which a mate answers each time and no holder of it: a restarted one is back by then
-RANK_S = 25.0  # before the next holder in the order moves: a record is seen by then
 FRESH_S = 600.0  # at least, from one copy to the next
 LINE_SHARE = 0.02  # of the time in which the line carries a piece
 MOST_PAUSE_S = 15.0  # between two pieces: a source waits for thirty seconds
@@ -170,9 +169,8 @@ class Ward:
             is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
             obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
-            rank = sum(mate.peer_id < self.membership.identity.peer_id for mate in self.mates.answered)
             may_move = self._empty_stage or (is_lost and not obstacle)
-            if may_move and self._silent.lasts(LOST_S + rank * RANK_S) and await self._leave_to_mates():
+            if may_move and self._silent.lasts(LOST_S + self.mates.rank() * RANK_S) and await self._leave_to_mates():
                 return
             self._narrow_stage = await self.rebalancing.find_destination()
             if self._narrow_stage:
