@@ -14,9 +14,11 @@ from gossamer.peer.node import rebalancing
 from gossamer.peer.node.mates import RANK_S
 from gossamer.peer.node.rebalancing import TURN_S, WAITING_LOOKS, WAITING_SHARE
 from gossamer.peer.node.ward import LOST_S, SIGN_S
+from gossamer.peer.sync.pieces import PIECE_BYTES
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
-from tests.swarm.claims import STRANGERS, claim, claiming, forging, know, staged
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
+from tests.swarm.claims import STRANGERS, claim, claiming, forging, know, staged, trickling
 from tests.swarm.holders import Holder, StagedRun, play
 
 SERVICE_S = 4.0  # of a micro-batch at a trainer: hours pass with few events
@@ -213,3 +215,24 @@ def test_a_holder_that_goes_back_still_has_its_copy_of_the_stage_that_died(tmp_p
         assert shares(run) == [1, 3] and num_moves(run) == 3
 
     play(crowded(tmp_path, 0, 1, 1, 1, 1), story)
+
+
+def test_a_source_of_one_piece_in_minutes_keeps_a_holder_that_moves_for_a_limited_time(tmp_path: Path) -> None:
+    num_bytes, liar = 20 * PIECE_BYTES, STRANGERS[0]
+
+    async def story(run: StagedRun) -> None:
+        def step() -> int:
+            return max(holder.trainer.global_step for holder in run.holders)
+
+        answer = trickling(liar, num_bytes, step, FOUND_S - 50.0)
+        async with claiming(run, claim(run, 0, STEP, stranger=liar, answer=answer), strangers=[liar]):
+            mover = await moved_to_a_dead_stage(run)
+            await run.until(lambda: mover.is_started and mover.trainer.stage == 0, 60.0)
+            await asyncio.sleep(FOUND_S)
+            assert mover.num_moves == 1, "a piece has come"
+            await run.until(lambda: mover.num_moves == 2 and mover.trainer.stage == 1, num_bytes / SLOWEST_BYTES_PER_S + 60.0)
+
+    run = crowded(tmp_path, 0, 1, 1, 1, 1, liars=[liar])
+    for holder in run.holders:
+        holder.state = bytes(num_bytes)
+    play(run, story)
