@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-import math
 import random
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -52,6 +51,8 @@ OVER_S = 60.0  # all holders of a neighbouring stage must have ended for so long
 NEAR_OVER_S = 2.0  # likewise in the last NEAR_SHARE-th of the run
 NEAR_SHARE = 10
 END_WAIT_S = 600.0  # at the end of the run a stage serves the lower one for so long, or for longer if steps are long
+GONE_S = 60.0  # between the last sign of a holder that answers no call and signs of others: a restarted one is back by then
+GONE_CALLS = 2  # that fail in a row
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
 ODD_REST_S = 600.0  # of a holder whose answers are unlike those of others
@@ -254,12 +255,21 @@ class Carrying:
     def _has_ended(self, stage: int, *, is_near: bool) -> bool:
         """Return whether a holder of a stage that has carried hops with us has ended the run, and none that is there or away has not.
 
-        Near the end a holder without a sign of life for the lifetime of a record is waited for no longer.
+        Near the end a holder that is gone is waited for no longer.
         """
         book, now_s = self.peer_exchange.book, loop_s()
-        waited_for_s = RECORD_LIFETIME_S if is_near else math.inf
-        left = [entry for entry in book.claimed(stage, now_s) if entry.has_carried and now_s - entry.seen_s < waited_for_s]
+        left = [entry for entry in book.claimed(stage, now_s) if entry.has_carried and not (is_near and self._is_gone(entry))]
         return any(entry.finished for entry in book.carriers(stage)) and all(entry.finished for entry in left)
+
+    def _is_gone(self, entry: KnownPeer) -> bool:
+        """Return whether a peer answers no call and renews its record no longer, while others show that our own line works.
+
+        Without others nobody can tell a dead peer from a line that is down: then only the lifetime of its record counts.
+        """
+        if loop_s() - entry.seen_s >= RECORD_LIFETIME_S:
+            return True
+        heard_s = max(other.seen_s for other in self.peer_exchange.book.seen_lately(loop_s()))
+        return entry.failures >= GONE_CALLS and heard_s - entry.seen_s >= GONE_S
 
     def _rest(self) -> None:
         """End the lanes of a peer whose trainer takes no hops now: its neighbours look elsewhere."""
@@ -321,6 +331,8 @@ class Carrying:
             self._agreed.discard(partner)
             await self._carry(stream, theirs, is_called=True)
         except Refused as refusal:
+            if refusal.code is not RefusalCode.LEAVING:
+                book.note_answer(partner, loop_s())
             if refusal.code in (RefusalCode.NOT_READY, RefusalCode.WRONG_PHASE):
                 book.note_not_ready(partner, loop_s(), finished=refusal.code is RefusalCode.WRONG_PHASE)
             else:

@@ -9,11 +9,13 @@ from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.sync.sources import Sources
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents
 from gossamer.protocol.tasks import loop_s
 
 ASKED = 8  # holders of a stage, at once
 ANSWER_S = 10.0  # for them to answer
+RANK_S = 25.0  # of two that may leave, the second one waits for so long: the record of the first one is seen by then
 
 
 @dataclass(slots=True)
@@ -25,6 +27,7 @@ class Mates:
     sources: Sources
     asked: Sequence[KnownPeer] = ()  # the last time
     answered: list[KnownPeer] = field(default_factory=list)  # of these: they gave our stage's weights
+    _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when each last did so; loop time
 
     @property
     def own_stage(self) -> int:
@@ -41,6 +44,13 @@ class Mates:
         answers = await self.sources.ask_for_headers(self.asked, ANSWER_S)
         headers = [(entry, answer) for entry, answer in answers if isinstance(answer, Contents)]
         self.answered = [entry for entry, header in headers if header.total_bytes == self.membership.terms.state_bytes]
+        since_s = loop_s() - RANK_S
+        self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if at_s >= since_s}
+        self._answered_s |= {entry.peer_id: loop_s() for entry in self.answered}
+
+    def rank(self) -> int:
+        """Return our place, from 0, by id among those that gave our stage's weights lately: one that has just left is counted too."""
+        return sum(peer < self.membership.identity.peer_id for peer in self._answered_s)
 
     async def leave_to(self, peers: Sequence[KnownPeer], stage: int, may_leave: Callable[[], bool]) -> bool:
         """Return whether we leave for another stage, counted from one, once these peers have been asked a last time.

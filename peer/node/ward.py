@@ -25,7 +25,7 @@ from gossamer.peer.machine.events import Event, ProcessReported, StageMoved, War
 from gossamer.peer.machine.held_stage import has_moved, left_stage
 from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
 from gossamer.peer.node.lasting import Lasting
-from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
+from gossamer.peer.node.mates import ANSWER_S, ASKED, RANK_S, Mates
 from gossamer.peer.node.rebalancing import Rebalancing
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
@@ -44,7 +44,6 @@ LOOK_S = 2.0  # between two looks at who holds the higher stage
 SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
 ASK_S = 10.0  # between two looks for such a sign
 LOST_S = 60.0  # in which a mate answers each time and no holder of it: a restarted one is back by then
-RANK_S = 25.0  # before the next holder in the order moves: a record is seen by then
 FRESH_S = 600.0  # at least, from one copy to the next
 LINE_SHARE = 0.02  # of the time in which the line carries a piece
 MOST_PAUSE_S = 15.0  # between two pieces: a source waits for thirty seconds
@@ -70,6 +69,7 @@ class Ward:
     emit: Callable[[Event], None]
     _answered_s: dict[PeerId, float] = field(default_factory=dict)  # when holders of the higher stage last answered us; loop time
     _sign_s: float | None = None  # of the last sign of a holder of the higher stage while we trained; loop time
+    _back_s: float | None = None  # when this peer came back from the higher stage, whose holders gave no weights; loop time
     _silent: Lasting = field(default_factory=Lasting)  # mates answer each time, and no holder of the higher stage
     _empty_stage: int | None = None  # as `find_empty_stage` returned it last
     _narrow_stage: int | None = None  # to which we move
@@ -103,11 +103,18 @@ class Ward:
     def _file_of(self, stage: int) -> Path:
         return self.home.downloads / f"ward-{stage}"
 
+    def _spare_of(self, stage: int) -> Path:
+        """Where the copy of a stage lies while its holders give us newer weights."""
+        return self.home.downloads / f"ward-{stage}.spare"
+
     async def run(self) -> None:
         """Copy and watch until cancelled. Returns once this peer has decided to move: its supervisor starts it anew."""
+        with contextlib.suppress(FileNotFoundError):
+            files.rename(self._spare_of(self.stage), self.file)
+            self._back_s = loop_s()
         await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
         if self._narrow_stage:
-            files.remove(self._file_of(self._narrow_stage))  # its holders give newer weights
+            self._spare_copy(self._narrow_stage)
             self._move_to(self._narrow_stage, self.rebalancing.reason(self._narrow_stage))
             return
         if self._empty_stage:
@@ -120,7 +127,8 @@ class Ward:
         while True:
             await asyncio.sleep(LOOK_S)
             if self.lifecycle.may_meet and finished_checkpoints(self.home.checkpoints):
-                files.remove(self.own_file)  # kept until a checkpoint held what it was for
+                for copy in (self.own_file, self._spare_of(self.own_stage)):
+                    files.remove(copy)  # kept until a checkpoint held what it was for
                 self.home.left_stage.unlink(missing_ok=True)
             there = [entry for entry in self._claimed(self.stage) if not entry.failures]
             if there and self.lifecycle.may_meet and self.stage - 1 in self.fits and self._is_old():
@@ -170,9 +178,8 @@ class Ward:
             is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
             obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
-            rank = sum(mate.peer_id < self.membership.identity.peer_id for mate in self.mates.answered)
             may_move = self._empty_stage or (is_lost and not obstacle)
-            if may_move and self._silent.lasts(LOST_S + rank * RANK_S) and await self._leave_to_mates():
+            if may_move and self._silent.lasts(LOST_S + self.mates.rank() * RANK_S) and await self._leave_to_mates():
                 return
             self._narrow_stage = await self.rebalancing.find_destination()
             if self._narrow_stage:
@@ -183,7 +190,7 @@ class Ward:
         now_s, book = loop_s(), self.sources.book
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
         signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
-        self._sign_s = max([*signs, *([] if self._sign_s is None else [self._sign_s])], default=None)
+        self._sign_s = max([*signs, *(at_s for at_s in (self._sign_s, self._back_s) if at_s is not None)], default=None)
         if (empty_stage := self.find_empty_stage()) != self._empty_stage:
             self._empty_stage, self._silent = empty_stage, Lasting()
         if self._empty_stage:
@@ -290,6 +297,14 @@ class Ward:
         stage = (left_stage(self.home) if self.may_move_back else None) or (self.own_stage - 2) % self._num_stages + 1
         self._hold(stage, f"no weights of {stage_name(self.own_stage, self._num_stages)}: {reason}")
         self.home.left_stage.unlink(missing_ok=True)
+
+    def _spare_copy(self, stage: int) -> None:
+        """Set the copy of a stage aside, to which this peer moves: its holders give newer weights. Without room for both it goes."""
+        copy = self._file_of(stage)
+        if shutil.disk_usage(self.home.path).free < 2 * self.membership.terms.next_state_bytes:
+            files.remove(copy)
+        with contextlib.suppress(FileNotFoundError):
+            files.rename(copy, self._spare_of(stage))
 
     def _move_to(self, stage: int, reason: str) -> None:
         write_whole(self.home.left_stage, f"{self.own_stage}\n".encode())

@@ -85,7 +85,7 @@ class StateSync:
     copy: Path | None = None
     move_back: Callable[[str], None] = lambda reason: None
     may_move_back: Callable[[], bool] = lambda: False
-    _is_unserved: bool = False  # the claimed holders of our stage gave nothing for FOUND_S
+    _is_unserved: bool = False  # the claimed holders of our stage gave nothing for FOUND_S, or too slowly
     _waiting_s: float | None = None  # since when the trainer waits for them; loop time
     _back_s: float = -math.inf  # when it came back; loop time
     _left_s: float | None = None  # when its last pause began
@@ -125,7 +125,8 @@ class StateSync:
         if self._left_s is not None:
             before_s = self.away_s if self._returned is None else 0.0  # it has not trained since the absence before
             self.away_s = before_s + self._back_s - self._left_s
-        self._returned = None
+        self._returned = self._waiting_s = None
+        self._is_unserved = False
         self._forget_refusals()
 
     async def _look_for_ever(self) -> None:
@@ -160,8 +161,8 @@ class StateSync:
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.
 
-        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, we begin from the initial ones
-        while the run is new. A peer that has moved to our stage has a copy on the disk, or goes back.
+        In a staged run, a claim to hold our stage is no holder: if nobody gives its weights for FOUND_S, or some too slowly, we begin from
+        the initial ones while the run is new. A peer that has moved to our stage has a copy on the disk, or goes back.
         """
         target = wanted(self.view()) if self.groups.book.stage else None
         if target is not None and self.copy is not None and self.copy.exists():
@@ -180,8 +181,7 @@ class StateSync:
         try:
             while not work.done() and not self._is_unserved:
                 await asyncio.wait({work}, timeout=COMPANY_S)
-                unserved_s = loop_s() - max(self._waiting_s, self.transfer.served_s)
-                self._is_unserved = unserved_s >= FOUND_S and self.lifecycle.state is LifecycleState.WAITING
+                self._is_unserved = self._waits_in_vain() and self.lifecycle.state is LifecycleState.WAITING
             if work.done():
                 await work
         except SwarmUnreachable as error:  # a claimed holder may be on its way back
@@ -189,9 +189,14 @@ class StateSync:
         finally:
             await cancel(work)
         if self._is_unserved and self.may_move_back() and not self._founds_stage:
-            self.move_back(f"nobody gives any for {FOUND_S / 60:.0f} min")
+            self.move_back(f"nobody has given them in {(loop_s() - self._waiting_s) / 60:.0f} min")
         elif self._is_unserved:
             await self._carry_out()
+
+    def _waits_in_vain(self) -> bool:
+        """Return whether nobody gives a piece of our stage, or all give them more slowly than the slowest line carries a state."""
+        waiting_s, most_s = self._waiting_s or loop_s(), self.membership.terms.state_bytes / SLOWEST_BYTES_PER_S
+        return loop_s() - max(waiting_s, self.transfer.served_s) >= FOUND_S or loop_s() - waiting_s >= FOUND_S + most_s
 
     async def _carry_out(self) -> None:
         """Do what is to be done now. A trainer that waits is not left before it has weights."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from gossamer.protocol.errors import PeerGone, RefusalCode
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.messages import Contents, ContentsKind, FetchRequest, Refusal
+from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.holders import ADDRESSES, Holder, StagedRun
@@ -56,6 +56,29 @@ def forging(stranger: Identity, step: Callable[[], int] = int) -> Callable[[Stre
 
 
 forge = forging(STRANGER)
+
+
+def trickling(stranger: Identity, num_bytes: int, step: Callable[[], int], every_s: float) -> Callable[[Stream], Awaitable[None]]:
+    """Claim to have weights of the right size, and give a piece of them every so often."""
+    next_s = 0.0
+
+    async def trickle(stream: Stream) -> None:
+        nonlocal next_s
+        while True:
+            request = await stream.receive()
+            if not isinstance(request, FetchRequest) or request.kind is not ContentsKind.STATE:
+                await stream.send(Refusal(RefusalCode.NOT_READY))
+                return
+            data, now_s = bytes(request.num_bytes), asyncio.get_running_loop().time()
+            while data and now_s < next_s:
+                await stream.receive()  # until the asker gives up
+            next_s = now_s + every_s if data else next_s
+            header = Contents(request.kind, num_bytes, hashlib.sha256(data).digest(), global_step=step())
+            await stream.send(header.signed(stranger, *request.asked))
+            if data:
+                await stream.send(Chunk(Part.CONTENTS, request.offset, data))
+
+    return trickle
 
 
 async def stay_silent(stream: Stream) -> None:

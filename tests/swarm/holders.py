@@ -81,11 +81,13 @@ class ScriptedTrainer:
     is_over: bool = False  # the neighbouring stage has ended
     has_ended: bool = False  # by itself
     lost: list[int] = field(default_factory=list)
+    asked_late: list[int] = field(default_factory=list)  # hops about which a request came after the notice of their end
     adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
     wrong_bytes: int = 0  # added to the size of each output
     lies: bool = False  # answers hops with other bytes than honest holders
     state: bytes = bytes(800)  # that others fetch
     picky_at: int | None = None  # the stage at which it adopts no state
+    built_s: float = 0.0  # until its model is there
     is_up: bool = True
     has_begun: bool = False
     total_steps: int = 1_000_000
@@ -117,6 +119,7 @@ class ScriptedTrainer:
         return self.is_up
 
     async def connect(self) -> ModelPlan:
+        await asyncio.sleep(self.built_s)
         if self.stage is None:
             assert self.choose_stage is not None
             self.stage = await self.choose_stage(self.fits)
@@ -165,6 +168,8 @@ class ScriptedTrainer:
     async def pass_hop(self, request: HopRequest) -> HopReply:
         if not self.is_up:
             raise LinkLost("the trainer is not there")
+        if request.hop in self.lost:
+            self.asked_late.append(request.hop)
         self._asked[request.hop] = working = asyncio.create_task(self._carry_out(request))
         try:
             await asyncio.wait([working])
@@ -431,6 +436,7 @@ class StagedRun:
             if holder.failure is not None:
                 raise holder.failure
             assert not holder.trainer.added or max(holder.trainer.added.values()) == 1, "a micro-batch is added twice"
+            assert not holder.trainer.asked_late, "its trainer computes a hop that is over, and keeps it for ever"
 
     async def close(self) -> None:
         for holder in self.holders:

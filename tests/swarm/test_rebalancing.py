@@ -11,11 +11,14 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.node import rebalancing
+from gossamer.peer.node.mates import RANK_S
 from gossamer.peer.node.rebalancing import TURN_S, WAITING_LOOKS, WAITING_SHARE
-from gossamer.peer.node.ward import LOST_S, RANK_S, SIGN_S
+from gossamer.peer.node.ward import LOST_S, SIGN_S
+from gossamer.peer.sync.pieces import PIECE_BYTES
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
-from tests.swarm.claims import STRANGERS, claim, claiming, forging, know, staged
+from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
+from tests.swarm.claims import STRANGERS, claim, claiming, forging, know, staged, trickling
 from tests.swarm.holders import Holder, StagedRun, play
 
 SERVICE_S = 4.0  # of a micro-batch at a trainer: hours pass with few events
@@ -172,19 +175,64 @@ def test_claims_of_a_crowded_stage_do_not_keep_its_holders_there(tmp_path: Path)
     play(crowded(tmp_path, 0, 1, 1, 1, 1), story)
 
 
+async def moved_to_a_dead_stage(run: StagedRun) -> Holder:
+    """Return a holder that has moved to a stage whose only holder died at that moment."""
+    (narrow,) = run.of(0)
+    await run.until(lambda: num_moves(run) == 1, FIRST_S + SOON_S)
+    narrow.kill()
+    (mover,) = [holder for holder in run.holders if holder.num_moves]
+    return mover
+
+
 def test_a_holder_whose_new_stage_dies_before_it_has_weights_goes_back(tmp_path: Path) -> None:
     """The others have met it, so its claim keeps them from taking the lost stage over; they do so once it is back."""
 
     async def story(run: StagedRun) -> None:
-        (narrow,) = run.of(0)
         await run.until(lambda: all((holder.home.downloads / "ward-1").exists() for holder in run.of(1)), 120.0)
-        await run.until(lambda: num_moves(run) == 1, FIRST_S + SOON_S)
-        narrow.kill()
-        (mover,) = [holder for holder in run.holders if holder.num_moves]
+        mover = await moved_to_a_dead_stage(run)
         await run.until(lambda: mover.num_moves == 2 and mover.trainer.stage == 1, FOUND_S + 60.0)
-        await run.until(lambda: num_moves(run) == 3, SIGN_S + LOST_S + 4 * RANK_S + 60.0)
-        (heir,) = [holder for holder in run.holders if holder.num_moves == 1]
-        await run.until(lambda: heir.is_training and heir.trainer.stage == 0 and heir.trainer.adopted and heir.trainer.steps >= 2, 300.0)
-        assert shares(run) == [1, 3] and mover.home.stage.read_text() == "2\n" and not mover.home.left_stage.exists()
+        assert mover.home.stage.read_text() == "2\n" and not mover.home.left_stage.exists()
+        await run.until(lambda: [holder for holder in run.of(0) if holder.num_moves], SIGN_S + LOST_S + 4 * RANK_S + 60.0)
+        (heir,) = [holder for holder in run.of(0) if holder.num_moves]
+        await run.until(lambda: heir.is_training and heir.trainer.adopted and heir.trainer.steps >= 2, 300.0)
+        assert shares(run) == [1, 3] and num_moves(run) == 3
 
     play(crowded(tmp_path, 0, 1, 1, 1, 1), story)
+
+
+def test_a_holder_that_goes_back_still_has_its_copy_of_the_stage_that_died(tmp_path: Path) -> None:
+    """Nobody else has one, so it takes the stage over."""
+
+    async def story(run: StagedRun) -> None:
+        await run.until(lambda: all((holder.home.downloads / "ward-1").exists() for holder in run.of(1)), 120.0)
+        mover = await moved_to_a_dead_stage(run)
+        for other in run.of(1):
+            if other is not mover:
+                (other.home.downloads / "ward-1").unlink()
+        await run.until(lambda: mover.num_moves == 2 and mover.trainer.stage == 1, FOUND_S + 60.0)
+        await run.until(lambda: mover.num_moves == 3 and mover.is_training, SIGN_S + LOST_S + 4 * RANK_S + 120.0)
+        await run.until(lambda: mover.trainer.stage == 0 and mover.trainer.adopted and mover.trainer.steps >= 2, 300.0)
+        assert shares(run) == [1, 3] and num_moves(run) == 3
+
+    play(crowded(tmp_path, 0, 1, 1, 1, 1), story)
+
+
+def test_a_source_of_one_piece_in_minutes_keeps_a_holder_that_moves_for_a_limited_time(tmp_path: Path) -> None:
+    num_bytes, liar = 20 * PIECE_BYTES, STRANGERS[0]
+
+    async def story(run: StagedRun) -> None:
+        def step() -> int:
+            return max(holder.trainer.global_step for holder in run.holders)
+
+        answer = trickling(liar, num_bytes, step, FOUND_S - 50.0)
+        async with claiming(run, claim(run, 0, STEP, stranger=liar, answer=answer), strangers=[liar]):
+            mover = await moved_to_a_dead_stage(run)
+            await run.until(lambda: mover.is_started and mover.trainer.stage == 0, 60.0)
+            await asyncio.sleep(FOUND_S)
+            assert mover.num_moves == 1, "a piece has come"
+            await run.until(lambda: mover.num_moves == 2 and mover.trainer.stage == 1, num_bytes / SLOWEST_BYTES_PER_S + 60.0)
+
+    run = crowded(tmp_path, 0, 1, 1, 1, 1, liars=[liar])
+    for holder in run.holders:
+        holder.state = bytes(num_bytes)
+    play(run, story)

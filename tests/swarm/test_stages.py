@@ -11,15 +11,14 @@ from gossamer.peer.link.messages import HopFile
 from gossamer.peer.machine.config import NODE
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.meeting.line import Direction
-from gossamer.peer.node.carrying import END_WAIT_S, LOOK_S, OVER_S
+from gossamer.peer.node.carrying import LOOK_S
 from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.supervisor.supervisor import LEAVE_S
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
-from gossamer.protocol.limits import RECORD_LIFETIME_S
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import BATCHES_AWAY
-from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, Holder, StagedRun, play
+from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
 
 
 @pytest.mark.parametrize(("num_stages", "num_holders"), [(2, 2), (3, 3), (2, 4)])
@@ -87,72 +86,6 @@ def test_a_driver_with_an_earlier_checkpoint_follows_the_clock_of_the_next_stage
         assert first.trainer.followed[0] == 30 - BATCHES_AWAY
 
     play(StagedRun(tmp_path, 2, 2), story)
-
-
-def test_the_last_stage_serves_drivers_until_each_has_made_all_steps(tmp_path: Path) -> None:
-    """One driver takes three times as long."""
-
-    async def story(run: StagedRun) -> None:
-        loop = asyncio.get_running_loop()
-        slow = run.add(service_s=0.6, fits=(0,)).start()
-        (quick, _), (last,) = run.of(0) + [slow], run.of(1)
-        await run.until(lambda: quick.trainer.steps == 30, 100.0)
-        await run.until(lambda: not quick.pipeline.lanes, 5.0)
-        assert slow.trainer.global_step < 28 and not last.trainer.is_over
-        await run.until(lambda: slow.trainer.global_step == 30, 300.0)
-        ended_s = loop.time()
-        await run.until(lambda: last.trainer.is_over, 10.0)
-        assert last.trainer.global_step == 30 and loop.time() - ended_s < 6.0
-
-    play(StagedRun(tmp_path, 2, 2, total_steps=30), story)
-
-
-async def last_stage_at_the_end(run: StagedRun) -> tuple[Holder, Holder]:
-    """Return a driver that goes on for ever, and the holder of the last stage once only the last of 20 steps is left to it."""
-    (first,), (last,) = run.of(0), run.of(1)
-    await run.until(lambda: first.trainer.steps == 12)
-    first.trainer.total_steps = 1_000_000
-    await run.until(lambda: last.trainer.global_step == 19)
-    return first, last
-
-
-def test_a_driver_without_an_end_holds_the_last_stage_up_for_a_limited_time(tmp_path: Path) -> None:
-    async def story(run: StagedRun) -> None:
-        first, last = await last_stage_at_the_end(run)
-        await asyncio.sleep(END_WAIT_S - 10.0)
-        assert not last.trainer.is_over and first.trainer.steps > 100
-        await run.until(lambda: last.trainer.is_over, 20.0)
-
-    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
-
-
-def test_a_pause_at_the_end_of_the_run_is_no_time_of_waiting(tmp_path: Path) -> None:
-    async def story(run: StagedRun) -> None:
-        _, last = await last_stage_at_the_end(run)
-        last.peer.lifecycle.pause()
-        await asyncio.sleep(END_WAIT_S)
-        last.peer.lifecycle.resume()
-        await asyncio.sleep(30.0)
-        assert not last.trainer.is_over
-
-    play(StagedRun(tmp_path, 2, 2, total_steps=20), story)
-
-
-@pytest.mark.parametrize("how", ["paused", "killed"])
-def test_a_driver_that_is_away_at_the_end_holds_nobody_up_for_ever(how: str, tmp_path: Path) -> None:
-    """Of two drivers one ends. The holders of the last stage have made fewer steps, and get no more batches."""
-
-    async def story(run: StagedRun) -> None:
-        ends, away = run.of(0)
-        await run.until(lambda: min(driver.trainer.global_step for driver in run.of(0)) >= 25, 200.0)
-        away.peer.lifecycle.pause() if how == "paused" else away.kill()
-        await run.until(lambda: ends.trainer.global_step == 40, 300.0)
-        assert not any(last.trainer.is_over for last in run.of(1))
-        await run.until(
-            lambda: all(last.trainer.is_over for last in run.of(1)), (END_WAIT_S if how == "paused" else RECORD_LIFETIME_S) + 60.0
-        )
-
-    play(StagedRun(tmp_path, 2, 4, total_steps=40), story)
 
 
 def test_no_step_that_a_neighbour_tells_leads_to_the_end_of_the_run(tmp_path: Path) -> None:
@@ -343,83 +276,6 @@ def test_a_holder_that_falls_silent_is_replaced(tmp_path: Path) -> None:
         assert other.trainer.steps > silent.trainer.steps
 
     play(StagedRun(tmp_path, 2, 4), story)
-
-
-@pytest.mark.parametrize("leaves", [False, True])
-@pytest.mark.parametrize("first_to_end", [0, 1])
-def test_who_can_carry_no_hop_any_more_ends_with_the_neighbouring_stage(first_to_end: int, leaves: bool, tmp_path: Path) -> None:
-    async def story(run: StagedRun) -> None:
-        (ends,), (other,) = run.of(first_to_end), run.of(1 - first_to_end)
-        await run.until(lambda: all(holder.trainer.steps >= 6 for holder in run.holders))
-        ends.trainer.end()
-        await asyncio.sleep(15.0)
-        if leaves:
-            ends.peer.stop()
-        await asyncio.sleep(OVER_S - 20.0)
-        assert not other.trainer.is_over
-        await run.until(lambda: other.trainer.is_over, 30.0)
-        assert other.trainer.followed[-1] == 12
-
-    play(StagedRun(tmp_path, 2, 2, total_steps=12), story)
-
-
-async def nobody_ends(run: StagedRun) -> None:
-    """Wait for longer than an end takes: nobody ends with the neighbouring stage."""
-    await asyncio.sleep(3 * OVER_S)
-    assert not any(holder.trainer.is_over for holder in run.holders)
-
-
-def test_nobody_ends_with_a_neighbour_that_claims_an_end_in_the_first_half_of_the_run(tmp_path: Path) -> None:
-    async def story(run: StagedRun) -> None:
-        (ends,) = run.of(1)
-        await run.until(lambda: all(holder.trainer.steps >= 3 for holder in run.holders))
-        ends.trainer.end()
-        await nobody_ends(run)
-
-    play(StagedRun(tmp_path, 2, 2, total_steps=100), story)
-
-
-def test_nobody_ends_with_a_stranger(tmp_path: Path) -> None:
-    """The only partner has left, and a holder that has carried no hop has reached the end of the run."""
-
-    async def story(run: StagedRun) -> None:
-        (first,), (last,) = run.of(0), run.of(1)
-        await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
-        stranger = run.add(fits=(1,)).start()
-        stranger.trainer.end()
-        await run.until(lambda: first.peer.book.get(stranger.peer_id).finished)
-        last.peer.stop()
-        await run.until(lambda: not first.pipeline.lanes, 10.0)
-        last.kill()
-        first.peer.book.note_leaving(last.peer_id, asyncio.get_running_loop().time())
-        await nobody_ends(run)
-
-    play(StagedRun(tmp_path, 2, 2, total_steps=16), story)
-
-
-def test_nobody_ends_while_a_partner_of_the_neighbouring_stage_is_paused(tmp_path: Path) -> None:
-    async def story(run: StagedRun) -> None:
-        ends, away = run.of(1)
-        await run.until(lambda: all(holder.trainer.steps >= 8 for holder in run.holders))
-        ends.trainer.end()
-        away.peer.lifecycle.pause()
-        await run.until(lambda: all(holder.peer.book.get(away.peer_id).paused for holder in run.of(0)), 120.0)
-        await nobody_ends(run)
-
-    play(StagedRun(tmp_path, 2, 4, total_steps=16), story)
-
-
-def test_nobody_ends_while_one_holder_of_the_neighbouring_stage_trains(tmp_path: Path) -> None:
-    async def story(run: StagedRun) -> None:
-        run.add(fits=(0,)).start()
-        await run.until(lambda: len(run.of(0)) == 2 and all(holder.trainer.steps >= 2 for holder in run.holders))
-        ends = run.of(0)[0]
-        ends.trainer.end()
-        await asyncio.sleep(3 * OVER_S)
-        (other,) = run.of(1)
-        assert not other.trainer.is_over and run.of(0)[1].trainer.steps > 8
-
-    play(StagedRun(tmp_path, 2, 2), story)
 
 
 def test_the_clock_of_one_neighbour_does_not_hide_those_of_others_for_longer_than_a_step(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.node import ward
-from gossamer.peer.node.mates import ASKED
-from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, RANK_S, SIGN_S
+from gossamer.peer.node.mates import ASKED, RANK_S
+from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, SIGN_S
 from tests.swarm.claims import STRANGER, STRANGERS, claim, claim_of, claiming, forge, staged, stay_silent
 from tests.swarm.holders import Holder, StagedRun, play
 
@@ -59,6 +59,24 @@ def test_the_first_of_the_stage_before_takes_over_a_lost_stage(stages: tuple[int
         assert moved(run) == [mover] and mover.num_moves == 1
 
     play(staged(tmp_path, *stages, count=max(stages) + 1), story)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_of_five_holders_one_takes_over_a_lost_stage(seed: int, tmp_path: Path) -> None:
+    """The second one does not come first at the moment at which the first one leaves."""
+
+    async def story(run: StagedRun) -> None:
+        await have_copies(run, run.of(0), 1)
+        run.of(1)[0].kill()
+        await run.until(lambda: moved(run), MOVED_S)
+        await asyncio.sleep(4 * RANK_S)
+        assert [holder.num_moves for holder in moved(run)] == [1]
+
+    run = staged(tmp_path, 0, 1, 0, 0, 0, 0)
+    run.seed = seed
+    for holder in run.holders:
+        holder.service_s = 2.0
+    play(run, story)
 
 
 def test_the_last_holder_of_a_stage_never_leaves_it(tmp_path: Path) -> None:
