@@ -96,7 +96,6 @@ class Carrying:
     _stepped_s: deque[float] = field(default_factory=lambda: deque(maxlen=5))  # when our global step grew last; loop time
     _told_steps: int = 0  # the highest global step that the trainer was told since its last step
     _seen_step: int = 0  # the trainer's last reported global step
-    _is_back: bool = True  # the trainer goes on from a checkpoint, or begins, and has not followed a neighbour since
 
     @property
     def stage(self) -> StageTerms:
@@ -147,9 +146,7 @@ class Carrying:
         is_near = own_steps < global_step <= own_steps + self.membership.terms.max_clock_gap_steps
         if is_near and global_step > self._told_steps:
             self._told_steps = global_step
-            if self._is_back:
-                self._is_back = False
-                self.report.follow(own_steps, global_step)
+            self.report.follow(max(own_steps, self.pipeline.carrier.global_step), global_step)
             self.link.notify(FollowClock(global_step))
 
     def on_compared(self, compared: AnswersCompared) -> None:
@@ -217,7 +214,8 @@ class Carrying:
         if global_step != seen:
             carrier = self.pipeline.carrier
             carrier.global_step = global_step if global_step < seen else max(carrier.global_step, global_step)
-            self._is_back = global_step < seen or self._is_back
+            if global_step < seen:
+                self.report.go_back()
             self._seen_step = self._told_steps = global_step
             self._stepped_s.append(loop_s())
             self.pipeline.wake()

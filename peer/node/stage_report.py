@@ -34,6 +34,7 @@ WORKLESS_S = 15.0  # nor a shorter time in which the trainer has no micro-batch,
 ONLY_S = 60.0  # without another holder of our stage, until a warning
 HOPS_S = 5.0  # between two reports of hops
 LOST_STEPS = 2 * BATCHES_AWAY  # no more than these are under way while nothing is lost
+CLAIM_S = 60.0  # after the death of a peer, until the last record that it has signed is here
 NAMED = 4  # paused holders, at most
 ROUND_S = 5  # an age below a minute is rounded down to this
 
@@ -57,6 +58,9 @@ class StageReport:
     _seen: PipelineSeen | None = None
     _shared_s: float | None = None  # when another holder of our stage was last known, since training began; loop time
     _is_only: bool = False
+    _followed_step: int = 0  # the highest global step of a neighbour that own trainer has followed since it went back
+    _num_lost: int = 0  # steps that are not reported yet
+    _lost_s: float = 0.0  # when own trainer followed over the last of them; loop time
     _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
     _num_compared: int = 0
     _num_odd: int = 0
@@ -95,12 +99,20 @@ class StageReport:
         self.emit(PartnerShunned(str(partner), f"{text}; the partner rests {rest_text(rest_s)}", until_s))
 
     def follow(self, own_steps: int, global_step: int) -> None:
-        """Report the steps of our stage that are lost where own trainer goes on from a checkpoint and takes over the others' step.
+        """Note that own trainer follows a neighbour. `look` reports the steps that are lost by it, unless another peer holds our stage.
 
         Where another peer holds the stage its weights have these steps, and ours are merged with them.
         """
-        if own_steps and not self._is_shared and global_step - own_steps > LOST_STEPS:
-            self.emit(StepsLost(own_steps, global_step))
+        if own_steps:
+            num_steps = global_step - max(own_steps, self._followed_step)
+            self._followed_step = max(self._followed_step, global_step)
+            if num_steps > LOST_STEPS:
+                self._num_lost += num_steps
+                self._lost_s = loop_s()
+
+    def go_back(self) -> None:
+        """Note that own trainer's global step was set back, or that it goes on from an earlier checkpoint."""
+        self._followed_step = 0
 
     def refused(self, stage: int, refusal: Refused) -> None:
         """Note why a holder of a stage, counted from one, refused a lane."""
@@ -113,6 +125,7 @@ class StageReport:
         missing = missing or (self.stage.stage if is_training and not self.stage.is_first and not carrier.up else 0)
         self._note_work(carrier, is_training=is_training)
         self._report_missing(carrier, missing)
+        self._report_lost()
         if is_training:
             self._warn_of_only_holder()
         if loop_s() - self._reported_s >= HOPS_S:
@@ -144,6 +157,17 @@ class StageReport:
     def _is_shared(self) -> bool:
         """Whether another peer in sight holds our stage."""
         return any(not entry.failures for entry in self.book.claimed(self.stage.stage + 1, loop_s()))
+
+    def _report_lost(self) -> None:
+        """Report lost steps once it is known that no other peer holds our stage. The record of a dead one is here for minutes."""
+        passed_s, mates = loop_s() - self._lost_s, self.book.claimed(self.stage.stage + 1, loop_s())
+        if not self._num_lost or passed_s < CLAIM_S:
+            return
+        if any(mate.seen_s - self._lost_s >= CLAIM_S for mate in mates):
+            self._num_lost = 0
+        elif not mates or passed_s >= CLAIM_S + RECORD_NEWS_S:
+            self.emit(StepsLost(self._followed_step - self._num_lost, self._followed_step))
+            self._num_lost = 0
 
     def _warn_of_only_holder(self) -> None:
         """Warn while no other peer has a copy of this stage."""

@@ -10,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
+from gossamer.peer.node.stage_report import CLAIM_S
 from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
+from gossamer.protocol.limits import RECORD_NEWS_S
 from tests.swarm.holders import IN_BATCH, Holder, StagedRun, play
 from tests.swarm.test_stages_hostile import MALLORY, greeted
 
@@ -192,6 +194,17 @@ def test_both_holders_of_a_stage_that_come_back_far_behind_go_on_with_their_own_
     play(apart(tmp_path), story)
 
 
+async def come_back_older(victim: Holder) -> None:
+    """Kill a holder, and start it from a checkpoint that lacks its last 20 steps."""
+    victim.kill()
+    assert victim.saved_step is not None
+    victim.saved_step -= 20
+    await asyncio.sleep(5.0)
+    victim.start()
+    for holder in victim.run.holders:
+        holder.trainer.service_s = 2.0  # minutes pass with few events
+
+
 @pytest.mark.parametrize("num_holders", [2, 4])
 @pytest.mark.parametrize("stage", [0, 1])
 def test_the_only_holder_of_a_stage_says_how_many_steps_its_checkpoint_lacks(stage: int, num_holders: int, tmp_path: Path) -> None:
@@ -200,18 +213,49 @@ def test_the_only_holder_of_a_stage_says_how_many_steps_its_checkpoint_lacks(sta
     async def story(run: StagedRun) -> None:
         victim = run.of(stage)[0]
         await run.until(lambda: victim.trainer.global_step >= 40, 600.0)
-        victim.kill()
-        assert victim.saved_step is not None
-        victim.saved_step -= 20
-        await asyncio.sleep(5.0)
-        victim.start()
-        steps = victim.trainer.steps
-        await run.until(lambda: victim.trainer.steps >= steps + 5, 120.0)
+        await come_back_older(victim)
+        await asyncio.sleep(CLAIM_S + 30.0 if num_holders == 2 else CLAIM_S + RECORD_NEWS_S + 30.0)
         if num_holders == 2:
-            assert 18 <= victim.status.lost_steps <= 24
+            assert 15 <= victim.status.lost_steps <= 24
         assert all(not holder.status.lost_steps for holder in run.holders if num_holders > 2 or holder is not victim)
 
     play(StagedRun(tmp_path, 2, num_holders), story)
+
+
+@pytest.mark.parametrize("stage", [0, 1])
+def test_the_claim_of_a_dead_holder_hides_no_lost_steps(stage: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(stage)
+        await run.until(lambda: victim.trainer.global_step >= 40, 600.0)
+        mate.kill()
+        await come_back_older(victim)
+        await run.until(lambda: victim.peer.book.get(mate.peer_id).stage == stage + 1)
+        await run.until(lambda: victim.status.lost_steps, CLAIM_S + RECORD_NEWS_S + 30.0)
+        assert 15 <= victim.status.lost_steps <= 24
+        assert all(not holder.status.lost_steps for holder in run.holders if holder is not victim)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_a_neighbour_that_lacks_the_same_steps_hides_no_lost_ones(tmp_path: Path) -> None:
+    """The only holder of the last stage and one of two drivers come back; they hear the other driver a minute later."""
+
+    async def story(run: StagedRun) -> None:
+        run.add(fits=(0,)).start()
+        await run.until(lambda: len(run.of(0)) == 2)
+        (older, newer), (last,) = run.of(0), run.of(1)
+        await run.until(lambda: min(holder.trainer.global_step for holder in run.holders) >= 40, 600.0)
+        run.network.partition([newer.peer_id])
+        for holder in (older, last):
+            await come_back_older(holder)
+        steps = last.trainer.steps
+        await run.until(lambda: last.trainer.steps >= steps + 2, 60.0)
+        run.network.partition()
+        await run.until(lambda: last.status.lost_steps, CLAIM_S + RECORD_NEWS_S + 90.0)
+        assert 6 <= last.status.lost_steps <= 18, "steps that it has made again are not lost"
+        assert not older.status.lost_steps and not newer.status.lost_steps
+
+    play(StagedRun(tmp_path, 2, 2), story)
 
 
 def test_a_holder_that_comes_back_far_ahead_of_all_goes_back_after_a_while(tmp_path: Path) -> None:
