@@ -13,7 +13,7 @@ import pytest
 
 from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported, StepsLost
 from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
-from gossamer.peer.node.stage_report import HOPS_S, MISSING_S, WORKLESS_S, StageReport
+from gossamer.peer.node.stage_report import CLAIM_S, HOPS_S, MISSING_S, WORKLESS_S, StageReport
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -192,7 +192,25 @@ def test_steps_of_an_only_copy_are_reported(stages: list[int], checkpoint: int, 
         scene = Scene(stages)
         scene.look()
         scene.report.follow(checkpoint, others)
+        await scene.look_for(2 * CLAIM_S)
         assert [event for event in scene.events if isinstance(event, StepsLost)] == lost * [StepsLost(checkpoint, others)]
+
+    play(story)
+
+
+def test_steps_that_a_trainer_follows_in_parts_are_counted_once() -> None:
+    """Its clock follows more slowly than neighbours tell theirs. After a return to a checkpoint the same steps are lost again."""
+
+    async def story() -> None:
+        scene = Scene([1, 3])
+        for own_steps, global_step in ((480, 482), (480, 500), (490, 501), (500, 502)):
+            scene.report.follow(own_steps, global_step)
+        await scene.look_for(2 * CLAIM_S)
+        scene.report.go_back()
+        scene.report.follow(480, 502)
+        await scene.look_for(2 * CLAIM_S)
+        lost = [event.after - event.checkpoint for event in scene.events if isinstance(event, StepsLost)]
+        assert lost == [500 - 482, 502 - 480]
 
     play(story)
 

@@ -314,6 +314,8 @@ class World:
             if not (wire.is_open and taker.is_alive) or is_stopped():
                 return
             if number > wire.withdrawn and self.now_s < wire.withdrawn_s:
+                if number in sender.withdrawn.get(wire.number, ()):
+                    return  # withdrawn before it has left
                 self.after(wire.withdrawn_s - self.now_s, arrive)
                 return
             for changed in self.tamper(message):
