@@ -58,8 +58,9 @@ def perform(setting: Setting, folder: Path, limit_s: float, data: Path | None = 
         return run  # in the middle of its schedule: no loss to be compared
     healthy = [peer.home for peer in peers if peer not in watch.lost]
     torch.set_num_threads(1)  # several small models at a time are measured faster than each of them on all processors
+    average = held_out(healthy, data)  # first, alone: several threads must not import transformers at the same time
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        *losses, average = pool.map(partial(held_out, data=data), [*([peer.home] for peer in peers), healthy])
+        losses = list(pool.map(partial(held_out, data=data), [[peer.home] for peer in peers]))
     return replace(run, losses=losses, loss_average=average)
 
 
