@@ -57,9 +57,6 @@ MAX_LATE_STEPS: Final = 4  # a gradient for an older forward pass is not added
 NAMES_KEPT: Final = 256  # of micro-batches that were added
 HOPS_KEPT: Final = 1024  # whose forward pass is remembered: more than all windows together
 MOST_BATCHES: Final = 16  # in a step, where the lower stage is behind
-AHEAD: Final = 0.25  # of the next batch, at most, a driver begins before its step; one micro-batch at least
-OVERDUE, LEAST_OVERDUE_S = 3.0, 1.0  # times the usual way of a micro-batch: one that takes longer holds no place
-LEARNING: Final = 0.1  # weight of the last micro-batch in the usual way
 TURN_S: Final = 1.0  # the loop returns after so long, for reports and requests that need a boundary
 STARVED_S: Final = 0.1  # without work for so long, the loop returns without a gradient
 
@@ -70,7 +67,6 @@ class UnderWay:
 
     name: str
     step: int  # own steps at the forward pass
-    at_s: float  # when that was; time.monotonic
     measures: bool
 
 
@@ -114,8 +110,6 @@ class StageLoop:
         self._emit, self._payloads = emit, payloads
         self._rows, self._clip_norm = manifest.stages.micro_batch, manifest.inner.clip_norm
         self._in_batch = manifest.inner.batch_size // self._rows
-        self._ahead = max(1, int(AHEAD * self._in_batch))
-        self._usual_s = math.inf  # from the beginning of a micro-batch of the own text until it comes back
         self._shape = self._rows, manifest.inner.sequence_length + 1
         config = stage.config.get_text_config()
         self._vocab_size, self._width = int(config.vocab_size), int(config.hidden_size)
@@ -201,15 +195,11 @@ class StageLoop:
 
     @property
     def _may_begin(self) -> bool:
-        """Whether to begin a micro-batch. A micro-batch that begins before a step and returns after it has a late gradient: few may.
-
-        An overdue micro-batch does not count as one that returns, so a partner that keeps micro-batches does not stop the driver.
-        """
+        """Whether to begin a micro-batch. One of the batch after next waits for a step, as its gradient would be two steps late."""
         if not self._cut.is_first or len(self._under_way) >= self.terms.most_hops:
             return False
-        since_s = time.monotonic() - max(LEAST_OVERDUE_S, OVERDUE * self._usual_s)
-        num_coming = sum(one.at_s > since_s and not one.measures for one in self._under_way.values())
-        return len(self._losses) + num_coming < self._in_batch + self._ahead
+        num_coming = sum(not one.measures for one in self._under_way.values())
+        return len(self._losses) + num_coming < self.terms.most_hops
 
     # ------------------------------------------------------------------ one request
 
@@ -292,7 +282,6 @@ class StageLoop:
         if under_way.measures:
             self.held_out.append(HeldOut(loss, int(num_targets(tokens))))
             return Returned(hop, loss)
-        self._note_way(time.monotonic() - under_way.at_s)
         if (late := self._own_steps - under_way.step) > MAX_LATE_STEPS:
             raise ValueError(f"the gradient is {late} steps late")
         self._need_new(under_way)
@@ -312,11 +301,6 @@ class StageLoop:
         if received is not None:
             self._write_gradient(hop, received)
         return Returned(hop, loss, compared.odd, compared.evidence)
-
-    def _note_way(self, took_s: float) -> None:
-        if self._usual_s == math.inf:
-            self._usual_s = took_s
-        self._usual_s += (min(took_s, OVERDUE * self._usual_s) - self._usual_s) * LEARNING
 
     def _compared(self, request: Backward) -> AnswersAlike:
         """Return which answers to a micro-batch are alike: a single one is. Raises ValueError for bytes that are none in a single one."""
@@ -363,7 +347,7 @@ class StageLoop:
             raise ValueError("the micro-batch is added already")
 
     def _note(self, hop: int, name: str, *, measures: bool) -> None:
-        keep_newest(self._under_way, hop, UnderWay(name, self._own_steps, time.monotonic(), measures), HOPS_KEPT)
+        keep_newest(self._under_way, hop, UnderWay(name, self._own_steps, measures), HOPS_KEPT)
 
     # ------------------------------------------------------------------ tensors
 

@@ -244,13 +244,10 @@ def test_backward_passes_come_first_and_new_micro_batches_last(tmp_path: Path) -
     assert [type(reply) for reply in holder.taken()] == [Returned, Returned, Forwarded]
 
 
-@pytest.mark.parametrize(("batch_size", "in_batch", "ahead"), [(6, 3, 1), (16, 8, 2), (32, 16, 4)])
-def test_a_driver_begins_a_small_part_of_the_next_batch_before_its_step(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, batch_size: int, in_batch: int, ahead: int
-) -> None:
-    monkeypatch.setattr(stage_loop, "LEAST_OVERDUE_S", 600.0)  # nothing is overdue on a slow machine
+@pytest.mark.parametrize(("batch_size", "in_batch"), [(6, 3), (16, 8)])
+def test_a_driver_begins_no_micro_batch_of_the_batch_after_next_before_its_step(tmp_path: Path, batch_size: int, in_batch: int) -> None:
     manifest = staged_manifest(batch_size=batch_size)
-    holder, most = Holder(manifest, manifest_cuts(manifest)[0], tmp_path), in_batch + ahead
+    holder, most = Holder(manifest, manifest_cuts(manifest)[0], tmp_path), BATCHES_AWAY * in_batch
     for hop in range(2 * BATCHES_AWAY * in_batch):
         holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
     assert not holder.serve()
@@ -277,19 +274,16 @@ def test_a_driver_takes_the_windows_of_its_text_in_order(tmp_path: Path) -> None
     assert torch.equal(read.long(), torch.cat([corpus.batch(0), corpus.batch(1)[:2]]))
 
 
-def test_overdue_micro_batches_hold_no_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A partner that keeps micro-batches does not stop the driver."""
-    monkeypatch.setattr(stage_loop, "LEAST_OVERDUE_S", 0.0)
-    holder = first_holder(tmp_path)
-    for hop in range(10):
+def test_a_partner_that_keeps_a_batch_does_not_stop_the_driver(tmp_path: Path) -> None:
+    holder, in_batch = first_holder(tmp_path), 3
+    for hop in range(4 * in_batch):
         holder.hops.put(Begin(hop, f"{hop:032x}"), SESSION)
     assert not holder.serve()
-    holder.backward(0, coded(torch.ones(2, 16, 64)), 5.0)  # from now on it is known how long one takes
+    for hop in range(in_batch, 2 * in_batch):  # the partner keeps those before
+        holder.backward(hop, coded(torch.ones(2, 16, 64)), 5.0)
+    assert holder.serve()
     assert not holder.serve()
-    assert [reply.hop for reply in holder.taken() if isinstance(reply, Forwarded)] == [0, 1, 2, 3]
-    while len(holder.replies) < 1:
-        holder.serve()
-    assert holder.taken()[0] == Forwarded(4)
+    assert holder.taken()[-1] == Forwarded(3 * in_batch - 1)
 
 
 def test_lost_hops_are_declined_where_they_wait(tmp_path: Path) -> None:
