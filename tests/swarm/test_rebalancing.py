@@ -201,7 +201,7 @@ def test_a_holder_whose_new_stage_dies_before_it_has_weights_goes_back(tmp_path:
 
 
 def test_a_holder_that_goes_back_still_has_its_copy_of_the_stage_that_died(tmp_path: Path) -> None:
-    """Nobody else has one, so it takes the stage over."""
+    """No other holder has a copy of the dead stage, so the mover takes the stage over from its own copy."""
 
     async def story(run: StagedRun) -> None:
         await run.until(lambda: all((holder.home.downloads / "ward-1").exists() for holder in run.of(1)), 120.0)
