@@ -391,6 +391,14 @@ async def started() -> None:
         await asyncio.sleep(0)
 
 
+async def frozen_source(swarm: Swarm, global_step: int = 5) -> Peer:
+    """Start a peer, and stop its trainer once it has made so many steps: its weights change no more."""
+    (source,) = swarm.start(1)
+    await swarm.until(lambda: source.global_step >= global_step)
+    source.trainer.frozen = True
+    return source
+
+
 def play(swarm: Swarm, story: Callable[[Swarm], Awaitable[None]]) -> None:
     """Let a story happen in virtual time, and see that it leaves nothing behind."""
 

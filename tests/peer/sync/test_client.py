@@ -25,7 +25,7 @@ from gossamer.protocol.tasks import cancel
 from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import Peer, Swarm, frozen_source, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 DATA = b"weights!" * 100
@@ -52,9 +52,7 @@ async def whole(client: FetchClient, source_peer: Peer, num_bytes: int, part_byt
 
 async def still(swarm: Swarm) -> Peer:
     """A source that has trained a little and makes no more steps."""
-    (source_peer,) = swarm.start(1)
-    await swarm.until(lambda: source_peer.global_step >= 5)
-    source_peer.trainer.frozen = True
+    source_peer = await frozen_source(swarm)
     await asyncio.sleep(2.0)
     return source_peer
 

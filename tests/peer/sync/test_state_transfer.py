@@ -30,7 +30,7 @@ from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, F
 from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.swarm.mallory import MALLORY
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play, started
+from tests.swarm.world import Peer, Swarm, frozen_source, play, started
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 
@@ -74,9 +74,7 @@ def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Pat
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
 
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         swarm.network.start_peer(MALLORY.peer_id, announces_too_much)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         assert await joining.ask_everybody(wanted(swarm)) is None
@@ -97,9 +95,7 @@ def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Pat
 @pytest.mark.parametrize("off_steps", [1, -1])
 def test_a_source_with_another_global_step_is_unused_and_not_banned(tmp_path: Path, off_steps: int) -> None:
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         peer, joining = await newcomer(swarm, resident)
         before = peer.hash
         bounds = (resident.global_step + 1,) if off_steps > 0 else (0, resident.global_step - 1)
@@ -156,9 +152,7 @@ def test_a_source_of_nonsense_costs_one_more_download_and_is_banned(tmp_path: Pa
             await stream.send(Chunk(Part.CONTENTS, request.offset, data))
 
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         swarm.network.start_peer(MALLORY.peer_id, gives_nonsense)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         await joining.take_over(wanted(swarm))
@@ -173,9 +167,7 @@ def test_a_source_is_not_banned_for_pieces_that_another_one_gave_before_a_restar
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
 
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         peer, joining = await newcomer(swarm, resident)
         with contextlib.closing(files.Pieces.open(joining.file, swarm.terms.run_id, swarm.terms.state_bytes)) as pieces:
             pieces.put(range(1), b"\xff" * files.PIECE_BYTES, 5)
@@ -202,9 +194,7 @@ def test_a_full_disk_is_reported_before_anything_is_fetched(tmp_path: Path, monk
 
 def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         for fragment in resident.trainer.replica.fragments:
             fragment.slow = fragment.slow + torch.randn(fragment.slow.shape, generator=torch.Generator().manual_seed(3))
             scatter(fragment.codec.fragment, fragment.slow, resident.trainer.replica.parameters)
@@ -230,9 +220,7 @@ def test_the_bound_on_a_state_is_that_of_the_moment_its_step_is_read(tmp_path: P
     """The own bound grows while meetings end: where the others are has been read before."""
 
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         peer, joining = await newcomer(swarm, resident)
         joining.meetings = LateMeetings()
         has_set_aside_s = asyncio.get_running_loop().time() + 4.0
@@ -262,9 +250,7 @@ class BeginsAtLast:
 
 def test_a_program_with_better_weights_than_the_runs_begins_with_them_after_a_minute_and_says_so(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 5)
-        resident.trainer.frozen = True
+        resident = await frozen_source(swarm)
         peer, joining = await newcomer(swarm, resident)
         trainer, emitted = BeginsAtLast(), list[Event]()
         joining.link, joining.emit = trainer, emitted.append  # type: ignore[assignment]

@@ -15,7 +15,7 @@ from gossamer.protocol.messages.messages import ContentsKind, FetchRequest, Mess
 from gossamer.protocol.streams import transport
 from gossamer.protocol.streams.transport import Purpose, Stream, Transport
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Peer, Swarm, play
+from tests.swarm.world import Peer, Swarm, frozen_source, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
 JOINER = {"waits_for_start": True, "is_founder": False}
@@ -88,9 +88,7 @@ def joining(tmp_path: Path, wire: Wire, breaks: list[int]) -> tuple[Asked, Peer,
         return asked[0]
 
     async def story(swarm: Swarm) -> None:
-        (resident,) = swarm.start(1)
-        await swarm.until(lambda: resident.global_step >= 20)
-        resident.trainer.frozen = True
+        await frozen_source(swarm, 20)
         joiner = swarm.add(**JOINER)
         joiner.trainer.frozen = True
         began_s = asyncio.get_running_loop().time()
