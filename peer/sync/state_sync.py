@@ -176,12 +176,12 @@ class StateSync:
         if not (self.groups.book.stage and (self.has_start or self.may_move_back())):
             await self._carry_out()
             return
-        self._waiting_s = self._waiting_s or loop_s()
+        waiting_s = self._waiting_s = self._waiting_s or loop_s()
         work = asyncio.create_task(self._carry_out())
         try:
             while not work.done() and not self._is_unserved:
                 await asyncio.wait({work}, timeout=COMPANY_S)
-                self._is_unserved = self._waits_in_vain() and self.lifecycle.state is LifecycleState.WAITING
+                self._is_unserved = self._waits_in_vain(waiting_s) and self.lifecycle.state is LifecycleState.WAITING
             if work.done():
                 await work
         except SwarmUnreachable as error:  # a claimed holder may be on its way back
@@ -189,13 +189,16 @@ class StateSync:
         finally:
             await cancel(work)
         if self._is_unserved and self.may_move_back() and not self._founds_stage:
-            self.move_back(f"nobody has given them in {(loop_s() - self._waiting_s) / 60:.0f} min")
+            self.move_back(f"nobody has given them in {(loop_s() - waiting_s) / 60:.0f} min")
         elif self._is_unserved:
             await self._carry_out()
 
-    def _waits_in_vain(self) -> bool:
-        """Return whether nobody gives a piece of our stage, or all give them more slowly than the slowest line carries a state."""
-        waiting_s, most_s = self._waiting_s or loop_s(), self.membership.terms.state_bytes / SLOWEST_BYTES_PER_S
+    def _waits_in_vain(self, waiting_s: float) -> bool:
+        """Return whether nobody gives a piece of our stage, or all give them more slowly than the slowest line carries a state.
+
+        `waiting_s`: since when the trainer waits; loop time.
+        """
+        most_s = self.membership.terms.state_bytes / SLOWEST_BYTES_PER_S
         return loop_s() - max(waiting_s, self.transfer.served_s) >= FOUND_S or loop_s() - waiting_s >= FOUND_S + most_s
 
     async def _carry_out(self) -> None:
