@@ -112,7 +112,7 @@ class Rebalancing:
         return is_ours
 
     def _drawn(self, entry: KnownPeer, turn: int) -> tuple[bytes, bytes]:
-        return self._groups.drawn(entry.peer_id, entry.record.credential if entry.record else None, turn)
+        return self._groups.drawn(entry.peer_id, entry.credential, turn)
 
     async def _is_held(self, stage: int) -> bool:
         """Return whether a holder of the other stage gives its weights, of about our global step."""

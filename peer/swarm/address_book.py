@@ -66,10 +66,15 @@ class KnownPeer:
     shown: Credential | None = None  # in its last Hello
 
     @property
+    def credential(self) -> Credential | None:
+        """The credential in its newest record; None without one."""
+        return self.record.credential if self.record else None
+
+    @property
     def origins(self) -> tuple[str, str]:
         """Its network and its invite, which many identities of one operator share; empty strings where unknown."""
         network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
-        credential = self.shown or (self.record.credential if self.record else None)
+        credential = self.shown or self.credential
         return network, str(credential.bearer or "") if credential else ""
 
     @property

@@ -160,7 +160,7 @@ class SybilGroups:
 
     def _voucher(self, entry: KnownPeer) -> object:
         """Return what stands for a peer: its invite; in an open run the network in which we have met it."""
-        key = sybil_group_key(entry.peer_id, entry.record.credential if entry.record else None, self.terms)
+        key = sybil_group_key(entry.peer_id, entry.credential, self.terms)
         return key or (entry.network if entry.has_met else "") or STRANGER
 
 

@@ -277,7 +277,7 @@ class ResultAgreement:
         return entry.has_met and loop_s() - self.own.asked_s.get(entry.peer_id, -math.inf) < AWAY_S
 
     def _place(self, entry: KnownPeer) -> tuple[bytes, bytes]:
-        return self.sources.groups.drawn(entry.peer_id, entry.record.credential if entry.record else None, self._num_splits)
+        return self.sources.groups.drawn(entry.peer_id, entry.credential, self._num_splits)
 
     def _rank(self, of: KnownPeer | None = None) -> int:
         """Return how many peers at the end come before this one, or before us."""
