@@ -83,6 +83,8 @@ HONEST: Mapping[str, Trouble] = {
     "five peers, only texts of their own": Trouble("peers=5 steps=80 inner_steps=5 skew=1.0"),
     "speeds 4:1": Trouble("steps=80 inner_steps=5 speeds=4:1"),
     "speeds 8:1": Trouble("steps=80 inner_steps=5 speeds=8:1"),
+    "speeds 8:1:1:1": Trouble("steps=80 inner_steps=5 speeds=8:1:1:1"),
+    "two peers": Trouble("peers=2 steps=80 inner_steps=5"),
     "speeds 8:1, every 25": Trouble("steps=100 inner_steps=25 speeds=8:1"),
     "speeds 4:1, meetings take 4 steps": Trouble("steps=80 inner_steps=5 speeds=4:1 delay=4"),
     "a third away at any time": Trouble("steps=80 inner_steps=5 drop_out=0.3"),
@@ -108,9 +110,9 @@ class Parted:
         """Arrange the meetings of peers that are not separated."""
         self._inner.arrange(now, arrived, Walls(floor, partial(self._apart, now)))
 
-    def note_outer_step(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
         """Forward to the real matcher."""
-        self._inner.note_outer_step(peer, fragment)
+        self._inner.note_outer_step(peer, fragment, is_met=is_met)
 
 
 class Walls:

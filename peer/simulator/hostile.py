@@ -154,6 +154,7 @@ class HostileSide(MeetingSide):
         self._attacker = attacker
         self._fragment = fragment
         self._partner = partner
+        self._own_tokens = self.since.tokens
         if attack.tokens is not None:
             self.since = replace(self.since, tokens=attack.tokens)
 
@@ -212,6 +213,7 @@ class HostileSide(MeetingSide):
         """Count a merge, and expect of the partner's gate what the own one has come to."""
         self._attacker.traffic.hostile_merged += 1
         if not self._attack.adopts:
+            self.since = replace(self.since, tokens=self._own_tokens)
             super().merge(step)
         elif self._accepted is not None:
             self.state.gate.accept(self._accepted.gap_length, self._accepted.own)

@@ -77,8 +77,8 @@ class Matcher(Protocol):
     def arrange(self, now: Fraction, arrived: Sequence[int], floor: Floor) -> None:
         """Begin the meetings that are due; `arrived` are the peers at a step boundary now."""
 
-    def note_outer_step(self, peer: int, fragment: int) -> None:
-        """Note that the peer took an outer step on the fragment."""
+    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
+        """Note that the peer took an outer step on the fragment; one that brought nothing, not `is_met`, puts off no meeting."""
 
 
 class OnDemand:
@@ -118,10 +118,11 @@ class OnDemand:
         else:
             floor.take_solo_step(peer, fragment)
 
-    def note_outer_step(self, peer: int, fragment: int) -> None:
-        """Start the fragment's next countdown."""
-        self._asking_since.pop((peer, fragment), None)
-        self._countdowns[peer].reset(fragment)
+    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
+        """Start the fragment's next countdown, if a partner was met or it is due."""
+        if is_met or fragment in self._countdowns[peer].due():
+            self._asking_since.pop((peer, fragment), None)
+            self._countdowns[peer].reset(fragment)
 
 
 class Scheduled:
@@ -149,7 +150,7 @@ class Scheduled:
         for peer in order:
             floor.take_solo_step(peer, fragment)
 
-    def note_outer_step(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
         """Do nothing: the schedule does not depend on outer steps."""
 
 
@@ -171,6 +172,11 @@ class PairPeer:
         self._judgement: Judgement | None = None
         self._probe_draws = Random(f"probes/{replica.number}")
         self.probe = TokenProbe(replica.model, replica.dtype, replica.other_text(), self._probe_draws)
+
+    def weight(self, side: MeetingSide, other: MeetingSide, partner: PairPeer) -> float:
+        """Return our share of the pair's tokens, as far as the partner's claim counts."""
+        own, claimed = side.since.tokens, other.since.tokens
+        return bounded_weight(own, self.records.trust(partner.peer_id).counted_tokens(claimed, own))
 
     def judge(self, side: MeetingSide, payload: Tensor, partner: PairPeer) -> str:
         """Judge a partner's message, by a probe if it is drawn or must be; return why it must not be merged, empty if it may."""
@@ -247,12 +253,13 @@ class Pair:
     def exchange(self, rule: NoLoCo, *, token_weights: bool) -> str:
         """Exchange the messages; return why one side refuses, empty if neither does."""
         one, two = self.sides.values()
-        both = ((one, two), (two, one))
-        weights = [bounded_weight(own.since.tokens, partner.since.tokens) if token_weights else 0.5 for own, partner in both]
-        sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
-        payloads = one.encode(sketches[1]), two.encode(sketches[0])
         members = {peer.replica.number: peer for peer in self.peers}
         first, second = (members[number] for number in self.sides)
+        weights = first.weight(one, two, second), second.weight(two, one, first)
+        if not token_weights:
+            weights = 0.5, 0.5
+        sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
+        payloads = one.encode(sketches[1]), two.encode(sketches[0])
         reason = first.judge(one, payloads[1], second) or second.judge(two, payloads[0], first)
         self.failed_blocks = None if reason else one.failed_blocks | two.failed_blocks
         if not reason:
@@ -359,7 +366,7 @@ class Gossip:
         self._population.traffic.completed += not meeting.applied
         meeting.apply(self.peers[peer])
         del self._meetings[peer, meeting.fragment]
-        self._matcher.note_outer_step(peer, meeting.fragment)
+        self._matcher.note_outer_step(peer, meeting.fragment, is_met=meeting.sides[peer].part > 0.0)
 
     def _drop(self, meeting: Pair) -> None:
         assert not meeting.applied

@@ -28,7 +28,9 @@ MAX_RECORDS: Final = 512
 GOOD_PROBES: Final = 8  # accepted since the last harmful message: a good record
 MEMORY: Final = 20  # probes that the mean gain averages over
 START_SHARE: Final = 0.5  # of the longest gap that honest training explains: what is merged of a partner without a record
-MAX_TOKEN_RATIO: Final = 16.0  # of a partner's tokens to ours, as claimed by a partner with a good record
+MAX_TOKEN_RATIO: Final = 16.0  # of a partner's tokens to ours, as claimed by a partner with a good record that helps much
+HELPING: Final = 3  # accepted probes since the last harmful message, from which the mean gain says that a partner helps much...
+HELPS_MUCH: Final = 2.0  # ...and so many spreads of honest gains above the typical one it must be
 HARMED: Final = 1.0  # spreads of honest gains below the typical one: an accepted message that harmed
 SHORTFALL: Final = (0.5, 3.0)  # spreads below the typical gain: not counted, and counted at most of one probe
 DOUBTFUL: Final = 4.0  # shortfall, from which the partner counts as one without a record...
@@ -69,6 +71,7 @@ class PartnerRecord:
     refused: Count = 0  # as harmful
     rejected: Count = 0  # in a row: one side's merge gate did not accept the other's message
     gain: Real = 0.0  # mean, nats per token
+    deviation: Real = 0.0  # mean, of the gain from the typical one, in spreads of honest gains
     shortfall: Amount = 0.0  # added up, in spreads of honest gains: how much less the partner's messages help than others' (CUSUM)
     good: Annotated[int, Field(ge=0, le=GOOD_PROBES)] = 0  # probes accepted since the last harmful message, at most GOOD_PROBES
     strikes: Amount = 0.0  # at the last harmful message
@@ -103,7 +106,9 @@ class PartnerRecord:
         self.helped += gain > 0
         self.harmed += deviation < -HARMED
         self.good = min(GOOD_PROBES, self.good + 1)
-        self.gain += (gain - self.gain) / min(self.probed, MEMORY)
+        weight = 1.0 / min(self.probed, MEMORY)
+        self.gain += weight * (gain - self.gain)
+        self.deviation += weight * (deviation - self.deviation)
         free, most = SHORTFALL
         self.shortfall = max(0.0, self.shortfall + min(most, -deviation - free))
 
@@ -197,7 +202,9 @@ class PartnerRecords:
         """Return how far a partner is trusted. It grows with its accepted probes, and falls to a newcomer's while its gain is too low."""
         record = self.get(peer)
         level = 0.0 if self.is_doubtful(peer) else record.good / GOOD_PROBES
-        return Trust(level < 1.0, START_SHARE + (1.0 - START_SHARE) * level, MAX_TOKEN_RATIO**level)
+        share = START_SHARE + (1.0 - START_SHARE) * level
+        helps_much = level * GOOD_PROBES >= HELPING and record.deviation >= HELPS_MUCH
+        return Trust(level < 1.0, share, MAX_TOKEN_RATIO**level if helps_much else 1.0)
 
     def is_doubtful(self, peer: PeerId) -> bool:
         """Return whether a partner's messages have lately helped clearly less than others'."""

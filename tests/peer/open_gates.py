@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from gossamer.peer.simulator.pairs import PairPeer
+from gossamer.peer.swarm.partner_records import MAX_TOKEN_RATIO, PartnerRecords, Trust
 from gossamer.peer.trainer.fragment_state import FragmentState, Lengths, MergeGate
 from gossamer.peer.trainer.probe import Closer, Gain, Judgement, ProbeGate
+from gossamer.protocol.identity import PeerId
 
 
 class OpenGate(MergeGate):
@@ -29,6 +32,13 @@ class OpenProbeGate(ProbeGate):
         return True
 
 
+class Trusting(PartnerRecords):
+    """Records that trust every partner as one of good record whose messages help much."""
+
+    def trust(self, peer: PeerId) -> Trust:
+        return Trust(must_probe=False, share=1.0, token_ratio=MAX_TOKEN_RATIO)
+
+
 class Gated(Protocol):
     """A peer or a replica."""
 
@@ -40,8 +50,8 @@ class Gated(Protocol):
 
 def open_gates(peers: Sequence[Gated]) -> None:
     """Have peers accept everything finite."""
+    open_probes(peers)
     for peer in peers:
-        peer.probe_gate = OpenProbeGate()
         for fragment in peer.fragments:
             fragment.gate = OpenGate()
 
@@ -50,3 +60,5 @@ def open_probes(peers: Sequence[Gated]) -> None:
     """Have peers merge whole whatever their merge gate accepts."""
     for peer in peers:
         peer.probe_gate = OpenProbeGate()
+        if isinstance(peer, PairPeer):
+            peer.records = Trusting()

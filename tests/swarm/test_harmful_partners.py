@@ -127,7 +127,7 @@ def test_a_rest_outlives_a_restart(tmp_path: Path) -> None:
         victim.trainer.frozen = True
         judge(victim, refusing(bad.peer_id, honest("victim")))
         await swarm.until(lambda: victim.peer.node and victim.lifecycle.may_meet)
-        assert victim.peer.records.trust(other.peer_id) == trust == Trust(False, 1.0, 16.0)
+        assert victim.peer.records.trust(other.peer_id) == trust == Trust(False, 1.0, 1.0)
         assert victim.peer.records.rests_until_s(bad.peer_id) == until_s > swarm.network.now_s() + 60.0
         count, spent = victim.num_completed, with_bad(victim, bad)
         await meet(peers, lambda: victim.num_completed > count + 2)

@@ -28,6 +28,7 @@ SEED = 7
 def two(**choices: object) -> tuple[Population, tuple[PairPeer, PairPeer]]:
     population = small_population(small_scenario(peers=2, steps=60, **choices))
     one, other = (PairPeer(replica, population.layout) for replica in population.replicas)
+    open_probes([one, other])
     return population, (one, other)
 
 
@@ -161,7 +162,7 @@ class Nobody:
     def arrange(self, now: Fraction, arrived: object, floor: object) -> None:
         pass
 
-    def note_outer_step(self, peer: int, fragment: int) -> None:
+    def note_outer_step(self, peer: int, fragment: int, *, is_met: bool = True) -> None:
         self.steps.append((peer, fragment))
 
 

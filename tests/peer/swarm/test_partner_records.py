@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 
 from gossamer.peer.swarm.partner_records import (
     GOOD_PROBES,
+    HELPING,
     HOURS,
     MAX_RECORDS,
     MAX_TOKEN_RATIO,
+    MEMORY,
     REJECTED_REST_S,
     REJECTIONS,
     RESTS_S,
@@ -31,7 +33,8 @@ from tests.peer.neighbours import ids, somebody
 A, B, C, D, *MANY = ids(*(somebody(number) for number in range(1, 40)))
 GAIN, SPREAD = 0.02, 0.04  # of honest meetings, nats per token
 NOW_S = 1_800_000_000.0
-NEWCOMER, PROVEN = Trust(), Trust(False, 1.0, MAX_TOKEN_RATIO)
+NEWCOMER, PROVEN = Trust(), Trust(False, 1.0, 1.0)
+FAST = 4 * SPREAD  # the gain of a machine that is several times as fast
 
 
 def meet(records: PartnerRecords, peer: PeerId, num: int, mean: float = GAIN, seed: int = 0) -> None:
@@ -60,8 +63,25 @@ def test_trust_grows_with_accepted_probes() -> None:
         meet(records, A, 1)
         trusts.append(records.trust(A))
     assert [trust.share for trust in trusts] == sorted({trust.share for trust in trusts})
-    assert [trust.token_ratio for trust in trusts] == sorted({trust.token_ratio for trust in trusts})
     assert all(trust.must_probe for trust in trusts[:-1]) and trusts[-1] == PROVEN
+
+
+def test_the_tokens_of_a_partner_whose_messages_help_much_count() -> None:
+    records, ratios = with_good(B, C, D), []
+    for _ in range(GOOD_PROBES):
+        meet(records, A, 1, FAST)
+        ratios.append(records.trust(A).token_ratio)
+    assert ratios[: HELPING - 1] == [1.0] * (HELPING - 1) and ratios == sorted(ratios) and ratios[-1] == MAX_TOKEN_RATIO
+    records.harmful(A, NOW_S)
+    assert records.trust(A) == NEWCOMER, "what it has done before counts no more"
+
+
+def test_the_tokens_of_a_fast_machine_that_trains_no_more_count_like_those_of_equals() -> None:
+    records = with_good(B, C, D)
+    meet(records, A, 100, FAST)
+    assert records.trust(A).token_ratio == MAX_TOKEN_RATIO
+    meet(records, A, 2 * MEMORY)
+    assert records.trust(A) == PROVEN
 
 
 def test_merges_without_a_probe_prove_nothing() -> None:
