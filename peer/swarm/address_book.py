@@ -92,7 +92,7 @@ class KnownPeer:
 
     @property
     def turns_by(self) -> list[object]:
-        """Whose long meetings it lets others go first after: its own, and unless its meetings are short, those of its invite and network."""
+        """After whose long meetings it lets others go first: its own and, unless its are short, those of its invite and network."""
         return [self.peer_id] if self.meetings and self.typical_s < LONG_S else [self.peer_id, *self.seen_origins]
 
     @property
@@ -145,7 +145,7 @@ class AddressBook:
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
-        self._turn_s: dict[object, float] = {}  # until when others go first, by peer, invite or network; times that have passed may be gone
+        self._turn_s: dict[object, float] = {}  # until when others go before a peer, invite or network
         self._success_rate = 1.0  # of our recent calls to strangers
         self.saved_s: float | None = None  # Unix time at which the last session saved it
 

@@ -1,4 +1,4 @@
-"""Members that let each meeting take as long as it may hold fragments of others for their share of the time, however many keys they have."""
+"""Members whose meetings take long hold the fragments of others for their share of the time, however many keys they have."""
 
 from __future__ import annotations
 
