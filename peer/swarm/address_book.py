@@ -223,10 +223,10 @@ class AddressBook:
         self._last.append(peer_id)
 
     def note_held(self, peer_id: PeerId, now_s: float, took_s: float) -> None:
-        """Let the others go first after a long meeting with a known peer, however it ended: it held a fragment meanwhile.
+        """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile.
 
-        So do peers of its invite or network whose meetings are long too, or that we have not met: identities are free. Not where nobody else
-        is there, and not after a meeting that took no longer than others do, as on slow lines.
+        Peers of its invite or network that we have not met, or whose meetings are long too, are put behind those of others: identities are
+        free. Not where meetings with the others take half as long or longer, as on slow lines.
         """
         entry = self._entries.get(peer_id)
         if entry is None or took_s < LONG_S:
