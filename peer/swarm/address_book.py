@@ -92,8 +92,13 @@ class KnownPeer:
 
     @property
     def turns_by(self) -> list[object]:
-        """After whose long meetings it lets others go first: its own and, unless its are short, those of its invite and network."""
-        return [self.peer_id] if self.meetings and self.typical_s < LONG_S else [self.peer_id, *self.seen_origins]
+        """After whose long meetings it lets others go first: its own, and those of its network and its invite if its meetings are long too.
+
+        A stranger waits for its network alone: else members of its invite could keep it out. An invite admits few identities.
+        """
+        if self.typical_s >= LONG_S:
+            return [self.peer_id, *self.seen_origins]
+        return [self.peer_id] if self.meetings else [self.peer_id, self.network]
 
     @property
     def stage(self) -> int:
@@ -225,8 +230,8 @@ class AddressBook:
     def note_held(self, peer_id: PeerId, now_s: float, took_s: float) -> None:
         """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile.
 
-        Peers of its invite or network that we have not met, or whose meetings are long too, are put behind those of others: identities are
-        free. Not where meetings with the others take half as long or longer, as on slow lines.
+        Peers of its invite or network whose meetings are long too, and strangers in its network, are put behind those of others: identities
+        are free. Not where meetings with the others take half as long or longer, as on slow lines.
         """
         entry = self._entries.get(peer_id)
         if entry is None or took_s < LONG_S:

@@ -19,7 +19,9 @@ INVITES = tiny_manifest(
 )
 PACE = {"step_s": 0.9, "optimizer_s": 0.1}
 STORY_S = 200.0
-UNDISTURBED = 100  # meetings among three peers in that time
+FEWEST_AMONG_QUICK = (
+    78  # meetings of the three quick peers with each other: 139 without the others, 57 where each of these has its own turns
+)
 FEWEST_OF_SLOW = 8  # meetings of a peer with a slow line
 
 
@@ -50,14 +52,14 @@ def meetings_among(peers: Sequence[Peer]) -> int:
 
 
 @pytest.mark.parametrize("one_network", [True, False], ids=["one network", "one invite"])
-def test_three_identities_take_no_more_of_others_time_than_one(tmp_path: Path, one_network: bool) -> None:
+def test_three_identities_that_take_long_go_behind_the_others_as_one(tmp_path: Path, one_network: bool) -> None:
     async def story(swarm: Swarm) -> None:
         quick, slow = await acquainted(swarm, one_network=one_network)
         for caller in slow:
             let_nobody_go_first(caller)
         work = [asyncio.create_task(pester(caller, victim)) for caller, victim in zip(slow, quick, strict=True)]
         await asyncio.sleep(STORY_S)
-        assert meetings_among(quick) >= 0.78 * UNDISTURBED, meetings_among(quick)
+        assert meetings_among(quick) >= FEWEST_AMONG_QUICK, meetings_among(quick)
         await cancel(*work)
 
     play(Swarm(tmp_path, manifest=INVITES, wrap=with_slow_lines), story)
@@ -67,7 +69,7 @@ def test_honest_peers_on_slow_lines_behind_one_router_keep_meeting(tmp_path: Pat
     async def story(swarm: Swarm) -> None:
         quick, slow = await acquainted(swarm, one_network=True)
         await asyncio.sleep(STORY_S)
-        assert meetings_among(quick) >= 0.78 * UNDISTURBED
+        assert meetings_among(quick) >= FEWEST_AMONG_QUICK
         for peer in slow:
             assert peer.num_completed >= FEWEST_OF_SLOW
             assert len(peer.trainer.solo) <= peer.num_completed, "it trains alone"

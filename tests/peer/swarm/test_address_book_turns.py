@@ -61,7 +61,7 @@ def test_a_group_of_slow_peers_waits_as_one(place: dict[str, int]) -> None:
     assert [waits_s(book, mate[0]) for mate in group[1:]] == [2 * LONG_MEETING_S] * 2  # both others go first
 
 
-def test_a_new_identity_of_the_group_waits_too() -> None:
+def test_a_stranger_in_the_network_of_the_group_waits_too() -> None:
     slow = met(network=77, took_s=LONG_MEETING_S)
     book = book_with(slow, met(), met())
     book.note_held(slow[0], 0.0, LONG_MEETING_S)
@@ -70,6 +70,18 @@ def test_a_new_identity_of_the_group_waits_too() -> None:
     assert book.is_welcome(fresh, 0.0)
     book.connected(fresh, "/ip4/20.77.0.9/tcp/4001")
     assert not book.is_welcome(fresh, 2 * LONG_MEETING_S - 0.1) and book.is_welcome(fresh, 2 * LONG_MEETING_S)
+
+
+def test_a_stranger_of_the_groups_invite_does_not_wait_before_its_first_long_meeting() -> None:
+    """Else a group could keep newcomers with its invite from all others."""
+    slow, fresh = met(invite=INVITE, took_s=LONG_MEETING_S), met(invite=INVITE)
+    book = book_with(slow, met(), met(), met(), fresh)
+    book.get(fresh[0]).meetings, book.get(fresh[0]).typical_s = 0, 0.0
+    book.note_held(slow[0], 0.0, LONG_MEETING_S)
+    assert waits_s(book, fresh[0]) == 0.0
+    book.note_held(fresh[0], 0.0, LONG_S)  # it has broken off, and is no partner yet
+    book.note_held(slow[0], 100.0, LONG_MEETING_S)
+    assert not book.is_welcome(fresh[0], 101.0)
 
 
 def test_a_peer_whose_meetings_are_short_does_not_wait_for_its_neighbours() -> None:
