@@ -39,8 +39,8 @@ FORGET_S = 900.0  # a peer without a new record for so long is no longer live
 TIMEOUT = (3.0, 5.0)  # for a silent partner: times the typical duration of its meetings, and the least number of seconds
 LONG_S = 2.0  # after a longer meeting the partner waits for as long as it took, times the number of other partners...
 MOST_TURNS = 8  # ...or this: a slow one must not hold a fragment, and keep others out, for more than its share of the time
-LONG_TIMES = 2.0  # after one that took so many times as long as is usual elsewhere, so do the slow peers of its invite and network
-FEWEST_OTHERS = 0.5  # of the networks of that invite: so many others must be there to go first
+LONG_TIMES = 2.0  # as long as meetings with the others usually take, at least: else it is no sign of anything, as on slow lines
+FEWEST_OTHERS = 0.5  # of the places of an invite: so many others must be there to go before all of it
 AVOIDED = 3  # last partners that are skipped, if there are enough others
 
 
@@ -231,7 +231,7 @@ class AddressBook:
         """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile.
 
         Peers of its invite or network whose meetings are long too, and strangers in its network, are put behind those of others: identities
-        are free. Not where meetings with the others take half as long or longer, as on slow lines.
+        are free.
         """
         entry = self._entries.get(peer_id)
         if entry is None or took_s < LONG_S:
@@ -239,13 +239,12 @@ class AddressBook:
         entry.typical_s = max(entry.typical_s, took_s)
         self._turn_s = {who: until_s for who, until_s in self._turn_s.items() if until_s > now_s}
         partners = [other for other in self.live(now_s) if other.has_met and other is not entry]
-        others = {other.place if other.network != entry.network else other.peer_id for other in partners}
-        self._go_first(peer_id, len(others), now_s, took_s)
+        others = {other.place if other.network != entry.network else other.peer_id: other.typical_s for other in partners}
+        self._go_behind(peer_id, 1, others.values(), now_s, took_s)
         for origin in entry.seen_origins:
             inside = {other.place for other in (entry, *partners) if origin in other.seen_origins}
             outside = {other.place: other.typical_s for other in partners if origin not in other.seen_origins}
-            if len(outside) >= FEWEST_OTHERS * len(inside) and took_s >= LONG_TIMES * statistics.median_low(outside.values()):
-                self._go_first(origin, len(outside), now_s, took_s)
+            self._go_behind(origin, len(inside), outside.values(), now_s, took_s)
 
     def note_carried(self, peer_id: PeerId) -> None:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
@@ -392,8 +391,10 @@ class AddressBook:
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
 
-    def _go_first(self, who: object, num_others: int, now_s: float, took_s: float) -> None:
-        self._turn_s[who] = max(self._turn_s.get(who, now_s), now_s + took_s * min(MOST_TURNS, num_others))
+    def _go_behind(self, who: object, num_inside: int, usual_s: Collection[float], now_s: float, took_s: float) -> None:
+        """Put a peer, invite or network of so many places behind others whose meetings usually take so long."""
+        if len(usual_s) >= FEWEST_OTHERS * num_inside and took_s >= LONG_TIMES * statistics.median_low(usual_s):
+            self._turn_s[who] = max(self._turn_s.get(who, now_s), now_s + took_s * min(MOST_TURNS, len(usual_s)))
 
     def _turn_of(self, entry: KnownPeer) -> float:
         """Return until when a peer lets others go first."""
