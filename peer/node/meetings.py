@@ -320,6 +320,8 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
             book.note_refusal(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
             book.note_broken_meeting(partner, now_s, silent_s)
+    if hello is not None and finish.outcome is not MeetingOutcome.ABANDONED:
+        book.note_held(partner, now_s, took_s)
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:

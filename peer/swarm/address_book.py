@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import statistics
 from collections import Counter, deque
 from collections.abc import Collection
 from dataclasses import dataclass
@@ -38,6 +39,8 @@ FORGET_S = 900.0  # a peer without a new record for so long is no longer live
 TIMEOUT = (3.0, 5.0)  # for a silent partner: times the typical duration of its meetings, and the least number of seconds
 LONG_S = 2.0  # after a longer meeting the partner waits for as long as it took, times the number of other partners...
 MOST_TURNS = 8  # ...or this: a slow one must not hold a fragment, and keep others out, for more than its share of the time
+LONG_TIMES = 2.0  # as long as meetings with the others usually take, at least: else it is no sign of anything, as on slow lines
+FEWEST_OTHERS = 0.5  # of the places of an invite: so many others must be there to go before all of it
 AVOIDED = 3  # last partners that are skipped, if there are enough others
 
 
@@ -81,6 +84,21 @@ class KnownPeer:
     def seen_origins(self) -> list[str]:
         """Its invite, and the network in which a connection has shown it: what it cannot choose."""
         return [origin for origin in (self.network, self.origins[1]) if origin]
+
+    @property
+    def place(self) -> object:
+        """The network in which a connection has shown it, where many of one operator are; the peer itself where that is unknown."""
+        return self.network or self.peer_id
+
+    @property
+    def turns_by(self) -> list[object]:
+        """After whose long meetings it lets others go first: its own, and those of its network and its invite if its meetings are long too.
+
+        A stranger waits for its network alone: else members of its invite could keep it out. An invite admits few identities.
+        """
+        if self.typical_s >= LONG_S:
+            return [self.peer_id, *self.seen_origins]
+        return [self.peer_id] if self.meetings else [self.peer_id, self.network]
 
     @property
     def stage(self) -> int:
@@ -132,6 +150,7 @@ class AddressBook:
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
+        self._turn_s: dict[object, float] = {}  # until when others go before a peer, invite or network
         self._success_rate = 1.0  # of our recent calls to strangers
         self.saved_s: float | None = None  # Unix time at which the last session saved it
 
@@ -205,8 +224,27 @@ class AddressBook:
         entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
-        entry.backs_off_until_s = entry.unwelcome_until_s = now_s + self._turns_s(took_s, now_s)
+        entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
+
+    def note_held(self, peer_id: PeerId, now_s: float, took_s: float) -> None:
+        """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile.
+
+        Peers of its invite or network whose meetings are long too, and strangers in its network, are put behind those of others: identities
+        are free.
+        """
+        entry = self._entries.get(peer_id)
+        if entry is None or took_s < LONG_S:
+            return
+        entry.typical_s = max(entry.typical_s, took_s)
+        self._turn_s = {who: until_s for who, until_s in self._turn_s.items() if until_s > now_s}
+        partners = [other for other in self.live(now_s) if other.has_met and other is not entry]
+        others = {other.place if other.network != entry.network else other.peer_id: other.typical_s for other in partners}
+        self._go_behind(peer_id, 1, others.values(), now_s, took_s)
+        for origin in entry.seen_origins:
+            inside = {other.place for other in (entry, *partners) if origin in other.seen_origins}
+            outside = {other.place: other.typical_s for other in partners if origin not in other.seen_origins}
+            self._go_behind(origin, len(inside), outside.values(), now_s, took_s)
 
     def note_carried(self, peer_id: PeerId) -> None:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
@@ -287,7 +325,8 @@ class AddressBook:
 
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
         """Return whether we answer a call of this peer."""
-        return self.get(peer_id).unwelcome_until_s <= now_s
+        entry = self.get(peer_id)
+        return max(entry.unwelcome_until_s, self._turn_of(entry)) <= now_s
 
     def everybody(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers of all stages, those in back-off included, in the order in which they were added."""
@@ -346,16 +385,24 @@ class AddressBook:
         familiar = [entry for entry in known if entry.is_familiar]
         if familiar and self._success_rate < 1.0 and rng.random() >= self._success_rate:
             known = familiar
-        ready = [entry for entry in known if entry.backs_off_until_s <= now_s and entry.peer_id not in exclude]
+        ready = [entry for entry in known if self._callable_s(entry) <= now_s and entry.peer_id not in exclude]
         num_avoided = min(AVOIDED, (len(ready) - 1) // 2)
         avoided = list(self._last)[-num_avoided:] if num_avoided > 0 else []
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
 
-    def _turns_s(self, took_s: float, now_s: float) -> float:
-        """Return for how long the partner of a completed meeting lets the others go first."""
-        num_others = sum(entry.has_met for entry in self.live(now_s)) - 1
-        return took_s * min(MOST_TURNS, max(0, num_others)) if took_s >= LONG_S else 0.0
+    def _go_behind(self, who: object, num_inside: int, usual_s: Collection[float], now_s: float, took_s: float) -> None:
+        """Put a peer, invite or network of so many places behind others whose meetings usually take so long."""
+        if len(usual_s) >= FEWEST_OTHERS * num_inside and took_s >= LONG_TIMES * statistics.median_low(usual_s):
+            self._turn_s[who] = max(self._turn_s.get(who, now_s), now_s + took_s * min(MOST_TURNS, len(usual_s)))
+
+    def _turn_of(self, entry: KnownPeer) -> float:
+        """Return until when a peer lets others go first."""
+        return max(self._turn_s.get(who, -math.inf) for who in entry.turns_by)
+
+    def _callable_s(self, entry: KnownPeer) -> float:
+        """Return from when a peer may be called."""
+        return max(entry.backs_off_until_s, self._turn_of(entry))
 
     def _back_off(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
         back_off_s = min(BACK_OFF_FAILED_S, max(BACK_OFF_S * 2 ** min(entry.failures, 16), BACK_OFF_PER_WAIT * waited_s))
@@ -372,7 +419,7 @@ class AddressBook:
     def soonest_s(self, now_s: float, shunned: Collection[PeerId] = ()) -> float | None:
         """Return when the first back-off of a live peer ends (now, if one is in none); None if there is no live peer but `shunned` ones."""
         live = (entry for entry in self.live(now_s) if entry.peer_id not in shunned)
-        return min((max(now_s, entry.backs_off_until_s) for entry in live), default=None)
+        return min((max(now_s, self._callable_s(entry)) for entry in live), default=None)
 
     def entry_addresses(self, now_s: float) -> list[str]:
         """Return the addresses of the best peers, each with its peer's id, live or not: bootstrap addresses for the next session."""

@@ -88,6 +88,15 @@ class SybilGroups:
         first, second = (hashlib.sha256(signable(b"gossamer/draw/1", self.terms.run_id, one.raw, *redrawn)).digest() for one in (key, peer))
         return first, second
 
+    def writing_place(self, peer: PeerId, credential: Credential | None, number: int) -> tuple[bool, bytes, bytes]:
+        """Return a peer's place in the order of the writers of a result. Each number draws another order.
+
+        The first order begins with the peers that the manifest names: their ids are part of the run's, so none was chosen for its place.
+        A guest may try many ids before it joins, and come first among those of its invite.
+        """
+        is_guest = peer not in self.terms.issuers and peer not in self.terms.members
+        return number == 0 and is_guest, *self.drawn(peer, credential, number)
+
     def half_list(self, voters: Sequence[KnownPeer], peers: Collection[PeerId], many: int) -> bool:
         """Return whether more than half of the groups have `many` members, or all reachable ones, among these peers."""
         invites = self._invites([entry for entry in voters if not entry.failures])

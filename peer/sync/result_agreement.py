@@ -1,7 +1,7 @@
 """Result agreement: all peers at the end of a run take one peer's averaged weights, the same bit for bit.
 
-1. The finished peers have an order that nobody can choose (`SybilGroups.drawn`). The first one writes its own weights down at once; the
-   next one does so some seconds later if no result is found, and so on. A result counts from when it is its holder's turn.
+1. The finished peers have an order (`SybilGroups.writing_place`). The first one writes its own weights down at once; the next one does so
+   some seconds later if no result is found, and so on. A result counts from when it is its holder's turn.
 2. All others fetch the result piece by piece, from any peer that has some of it. The trainer judges it: by its distance from our weights
    after the last averaging, and by its loss on our own text.
 3. A result that two thirds of the partners and we vote for is agreed (peer/sync/result_votes.py): whoever has another one, or has refused
@@ -276,13 +276,13 @@ class ResultAgreement:
         """Tell whether a partner asks us: it is there, even if we could not reach it."""
         return entry.has_met and loop_s() - self.own.asked_s.get(entry.peer_id, -math.inf) < AWAY_S
 
-    def _place(self, entry: KnownPeer) -> tuple[bytes, bytes]:
-        return self.sources.groups.drawn(entry.peer_id, entry.credential, self._num_splits)
+    def _place(self, entry: KnownPeer) -> tuple[bool, bytes, bytes]:
+        return self.sources.groups.writing_place(entry.peer_id, entry.credential, self._num_splits)
 
     def _rank(self, of: KnownPeer | None = None) -> int:
         """Return how many peers at the end come before this one, or before us."""
         client = self.sources.client
-        own = self.sources.groups.drawn(client.identity.peer_id, client.credential.current, self._num_splits)
+        own = self.sources.groups.writing_place(client.identity.peer_id, client.credential.current, self._num_splits)
         place = own if of is None else self._place(of)
         return min(RANKS, sum(one < place for one in (own, *map(self._place, self._votes.at_end()))))
 

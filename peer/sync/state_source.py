@@ -76,6 +76,11 @@ class Given:
     num_bytes: int = 0
     last_s: float = -math.inf  # when it last asked; loop time
 
+    def is_taken(self, within_s: float) -> bool:
+        """Return whether the peer has asked within this time, and takes at the slowest rate that peers wait for at least."""
+        now_s = loop_s()
+        return now_s - self.last_s < within_s and self.num_bytes >= SLOWEST_BYTES_PER_S / 8 * (now_s - self.since_s - TAKING_S)
+
 
 @dataclass(slots=True)
 class StateSource:
@@ -90,7 +95,7 @@ class StateSource:
     coming: RunResult | None = None  # while it is fetched: the pieces that are here are served
     agreed: bytes = b""  # name of the result that we have seen agreed, and of which all pieces are here
     asked_s: dict[PeerId, float] = field(default_factory=dict)  # when a peer last asked about the result, even in vain; loop time
-    _gave_s: dict[PeerId, float] = field(default_factory=dict)  # when each peer last asked for a part of the result
+    _given_of_result: dict[PeerId, Given] = field(default_factory=dict)
     _coding: asyncio.Lock = field(default_factory=asyncio.Lock)
     _streams: dict[PeerId, Stream] = field(default_factory=dict)  # on which each peer asks
     _given: dict[PeerId, Given] = field(default_factory=dict)
@@ -126,14 +131,13 @@ class StateSource:
 
     def takes_state(self, partner: PeerId) -> bool:
         """Return whether a peer takes our state, or a fragment, at the slowest rate that peers wait for at least."""
-        given, now_s = self._given.get(partner), loop_s()
-        is_asking = given is not None and now_s - given.last_s < TAKING_S
-        return given is not None and is_asking and given.num_bytes >= SLOWEST_BYTES_PER_S / 8 * (now_s - given.since_s - TAKING_S)
+        given = self._given.get(partner)
+        return given is not None and given.is_taken(within_s=TAKING_S)
 
     @property
     def fetching(self) -> set[PeerId]:
-        """Return the peers that have just asked for a part of our result."""
-        return {partner for partner, at_s in self._gave_s.items() if loop_s() - at_s < GIVING_S}
+        """Return the peers that take our result, at the slowest rate that peers wait for at least: others could hold us here for hours."""
+        return {partner for partner, given in self._given_of_result.items() if given.is_taken(within_s=GIVING_S)}
 
     async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
         if not self.lifecycle.has_begun:
@@ -159,11 +163,22 @@ class StateSource:
             return ServedPart(0, memoryview(b""), global_step, self.agreed)
         if result is None:
             return ServedPart(0, memoryview(b""), global_step)
-        self._gave_s = {other: self._gave_s[other] for other in self.fetching} | {partner: loop_s()}
         if request.kind is ContentsKind.RESULT:
-            return ServedPart(self.terms.state_bytes, result.part(request.offset, request.num_bytes), global_step, result.name)
-        data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
-        return ServedPart.part_of(data, request, global_step, result.name)
+            part = ServedPart(self.terms.state_bytes, result.part(request.offset, request.num_bytes), global_step, result.name)
+        else:
+            data = result.hashes if request.kind is ContentsKind.RESULT_HASHES else result.held()
+            part = ServedPart.part_of(data, request, global_step, result.name)
+        self._note_given(partner, len(part.data))
+        return part
+
+    def _note_given(self, partner: PeerId, num_bytes: int) -> None:
+        """Count bytes of the result that a peer is given; one that comes back later begins anew."""
+        given = self._given_of_result.get(partner)
+        if given is None or loop_s() - given.last_s >= TAKING_S:
+            given = Given(loop_s(), self.lifecycle.global_step)
+        given.num_bytes += num_bytes
+        given.last_s = loop_s()
+        keep_newest(self._given_of_result, partner, given, ASKING)
 
     async def _code_fragment(self, stream: Stream, request: FetchRequest) -> ServedPart:
         """Code a fragment's slow weights against the sketch that follows the request; one at a time."""

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 
+from gossamer.peer.link import messages
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.pieces import RunResult
 from gossamer.peer.sync.state_source import OF_RESULT
 from gossamer.protocol.identity import Identity, PeerId
@@ -18,10 +22,11 @@ from gossamer.protocol.streams.transport import Stream
 from gossamer.protocol.tasks import cancel
 from tests.swarm.sybils import HOST, Sybils, credential_of, give
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Swarm, play
+from tests.swarm.world import Peer, Swarm, play
 
 TOTAL_STEPS = 40
 KEYS = 40
+GUEST = Identity(b"g" * 32)
 INVITES = tiny_manifest(run={"total_steps": TOTAL_STEPS, "access": "invite", "issuers": [str(HOST.peer_id)]})
 WITHIN_S = 25.0  # of the last honest peer's end; with a hundred keys it was 49, 121 and never before there were heads here
 
@@ -71,5 +76,36 @@ def test_sybils_at_the_end_do_not_delay_the_result(tmp_path: Path, attack: str, 
         assert len({peer.node.source.result.name for peer in peers if peer.node.source.result}) == 1
         assert all(torch.equal(peer.fast, peers[0].fast) for peer in peers)
         await cancel(work)
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def place(swarm: Swarm, who: Identity, invite: int) -> tuple[bool, bytes, bytes]:
+    """Return a peer's place in the order of writers, as all see it."""
+    credential = None if who.peer_id == HOST.peer_id else credential_of(swarm, who, invite)
+    return SybilGroups(AddressBook(HOST.peer_id), swarm.terms).writing_place(who.peer_id, credential, 0)
+
+
+def member(swarm: Swarm, invite: int, identity: Identity | None = None) -> Peer:
+    """Make a peer that joins by an invite; the host needs none."""
+    peer = swarm.add()
+    peer.identity = identity or peer.identity
+    return peer if identity == HOST else peer.join_with(credential_of(swarm, peer.identity, invite))
+
+
+def test_no_guest_writes_the_result_while_the_host_is_there_however_many_ids_it_has_tried(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        invite = next(number for number in itertools.count(1) if place(swarm, GUEST, number)[1:] < place(swarm, HOST, 0)[1:])
+        honest = [member(swarm, invite, HOST), member(swarm, invite), member(swarm, invite)]
+        tried = (Identity(hashlib.sha256(f"tried {number}".encode()).digest()) for number in itertools.count())
+        guests = [place(swarm, peer.identity, invite) for peer in honest[1:]]
+        best = next(key for key in tried if place(swarm, key, invite) < min(guests))
+        grinder = member(swarm, invite, best)
+        for peer in swarm.peers:
+            peer.start()
+        await swarm.until(lambda: all(peer.is_done for peer in swarm.peers))
+        assert all(torch.equal(peer.fast, honest[0].fast) for peer in swarm.peers)
+        writers = [peer for peer in swarm.peers if any(isinstance(request, messages.WriteResult) for request in peer.link.reported)]
+        assert writers == [honest[0]], "a guest has chosen itself" if grinder in writers else "two wrote"
 
     play(Swarm(tmp_path, manifest=INVITES), story)

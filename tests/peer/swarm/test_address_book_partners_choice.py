@@ -19,7 +19,6 @@ from gossamer.peer.swarm.address_book import (
     MAX_BANS,
     MAX_ENTRIES,
     MAX_HINTS,
-    MOST_TURNS,
     SILENCE_S,
     AddressBook,
 )
@@ -75,18 +74,6 @@ def test_the_last_partners_are_skipped_if_there_are_enough_others() -> None:
     pair.note_meeting(peers[0], 1.0, 0)
     entry = pair.choose(2.0, rng)
     assert entry is not None and entry.peer_id == peers[0]  # there is no other peer
-
-
-@pytest.mark.parametrize(("num_met", "took_s", "waits_s"), [(4, 20.0, 60.0), (4, 1.0, 0.0), (1, 20.0, 0.0), (30, 20.0, 20.0 * MOST_TURNS)])
-def test_after_a_long_meeting_the_others_come_first(num_met: int, took_s: float, waits_s: float) -> None:
-    """A partner that answers slowly on purpose holds a fragment, and keeps us from the others, for its share of the time alone."""
-    peers = others(num_met)
-    book = book_of(peers)
-    for peer in peers:
-        book.note_meeting(peer, 1.0, 0)
-    book.note_meeting(peers[0], 1.0, 0, took_s=took_s)
-    assert book.get(peers[0]).backs_off_until_s == 1.0 + waits_s
-    assert book.is_welcome(peers[0], 1.0 + waits_s) and book.is_welcome(peers[0], 1.0 + 0.9 * waits_s) == (not waits_s)
 
 
 def test_an_empty_book_has_no_choice_and_this_peer_is_never_chosen() -> None:

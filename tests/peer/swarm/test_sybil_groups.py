@@ -198,3 +198,15 @@ def test_a_restarted_peer_knows_whom_it_has_met(tmp_path: Path) -> None:
     for number in (1, 2):
         learn(again, somebody(number), 100 * number, invite=0)
     assert [entry.peer_id for entry in SybilGroups(again, TERMS).voters(0.0)] == [somebody(1).peer_id]
+
+
+def test_the_first_order_of_writers_begins_with_the_peers_of_the_manifest() -> None:
+    groups = SybilGroups(AddressBook(ME.peer_id), replace(TERMS, members=frozenset({somebody(1).peer_id})))
+    named, guests = [ISSUER, somebody(1)], [somebody(number) for number in range(2, 200)]
+
+    def order(number: int) -> list[Identity]:
+        return sorted([*guests, *named], key=lambda who: groups.writing_place(who.peer_id, None, number))
+
+    assert set(order(0)[:2]) == set(named)
+    assert set(order(1)[:2]) != set(named), "one whose result most refuse would write each time"
+    assert order(1) != order(2)

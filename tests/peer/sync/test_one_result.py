@@ -23,8 +23,8 @@ async def in_order(swarm: Swarm, num_peers: int) -> list[Peer]:
     """Start peers; return them in the order in which they write a result down."""
     peers = swarm.start(num_peers)
     await swarm.until(lambda: all(peer.node for peer in peers))
-    place = SybilGroups(peers[0].book, swarm.terms).drawn
-    return sorted(peers, key=lambda peer: place(peer.peer_id, None))
+    place = SybilGroups(peers[0].book, swarm.terms).writing_place
+    return sorted(peers, key=lambda peer: place(peer.peer_id, None, 0))
 
 
 def dislike(peer: Peer, monkeypatch: pytest.MonkeyPatch, *, after_s: float = 0.0, num_splits: int = 99) -> None:

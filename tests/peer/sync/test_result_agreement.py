@@ -19,15 +19,16 @@ from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync import result_agreement
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.pieces import Pieces, RunResult, fetch_hashes, to_bits
-from gossamer.peer.sync.state_source import OF_RESULT
-from gossamer.protocol.errors import BadContents, RefusalCode, Refused
+from gossamer.peer.sync.state_source import OF_RESULT, TAKING_S
+from gossamer.protocol.errors import BadContents, GossamerError, RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.memory.conversation import Link as Wire
 from gossamer.protocol.messages.messages import Chunk, Contents, ContentsKind, FetchRequest, Part, Refusal, RunPhase
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import cancel, loop_s
 from tests.swarm.mallory import MALLORY, nobody
 from tests.swarm.tiny import tiny_manifest
-from tests.swarm.world import Swarm, play
+from tests.swarm.world import Peer, Swarm, play
 
 PIECE = files.PIECE_BYTES
 
@@ -226,6 +227,36 @@ def test_a_peer_is_waited_for_until_it_takes_no_other_result(has: str, is_met: b
         began_s = asyncio.get_running_loop().time()
         await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
         assert (asyncio.get_running_loop().time() - began_s > result_agreement.LINGER_S / 2) == waits
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
+
+
+def test_a_member_that_asks_and_takes_nothing_keeps_nobody_at_the_end(tmp_path: Path) -> None:
+    """One that fetches is waited for; that costs it at least an eighth of the slowest allowed rate."""
+
+    async def ask_for_ever(swarm: Swarm, source: Peer) -> None:
+        client = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(None), swarm.network.peers[MALLORY.peer_id])
+        while True:
+            with contextlib.suppress(GossamerError):
+                async with client.source(source.peer_id, ()) as asking:
+                    while True:
+                        await asking.header(ContentsKind.RESULT_PIECES)
+                        await asyncio.sleep(1.0)
+            await asyncio.sleep(0.5)
+
+    async def story(swarm: Swarm) -> None:
+        peers = swarm.start(3)
+        bring_up(swarm, lambda kind: (memoryview(b""), b""))
+        await asyncio.sleep(5.0)
+        for peer in peers:
+            peer.book.note_call(MALLORY.peer_id, loop_s(), 60, finished=True)
+            peer.book.note_meeting(MALLORY.peer_id, loop_s(), 60, finished=True)
+        asking = [asyncio.create_task(ask_for_ever(swarm, peer)) for peer in peers]
+        await swarm.until(lambda: all(peer.node.source.agreed for peer in peers), within_s=90.0)
+        began_s = loop_s()
+        await swarm.until(lambda: all(peer.is_done for peer in peers), within_s=90.0)
+        assert result_agreement.LINGER_S < loop_s() - began_s < TAKING_S + result_agreement.LINGER_S, loop_s() - began_s
+        await cancel(*asking)
 
     play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 60})), story)
 
