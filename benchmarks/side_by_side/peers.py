@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import subprocess
 import time
@@ -77,7 +78,7 @@ class Follower:
                     self.began = changed.ts
                 if self.is_over:
                     self.over = changed.ts
-            case StepDone() as report if report.tokens_per_second:
+            case StepDone() as report if not math.isnan(report.learning_rate):
                 self.reports.append(report)
             case MeetingDone(outcome=outcome, reason=reason):
                 self.meetings[outcome] += 1

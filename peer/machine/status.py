@@ -290,7 +290,7 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         step=event.global_step,
         own_steps=event.step,
         tokens=event.tokens,
-        loss=event.loss if event.tokens_per_second else status.loss,  # without an inner step the last loss remains
+        loss=status.loss if math.isnan(event.learning_rate) else event.loss,  # without an inner step the last loss remains
         tokens_per_second=event.tokens_per_second,
         train_seconds=train_s + event.train_s,
         blocked_seconds=blocked_s + event.blocked_s,

@@ -89,6 +89,8 @@ def test_the_status_of_a_session_follows_from_its_events() -> None:
     idle = apply(status, StepDone(6, 8, 100, math.nan, math.nan, 0.0, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)
     assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
+    between = apply(status, StepDone(5, 7, 90, math.nan, math.nan, 12.0, 2.5, 0.5, 1.5, 0.125))  # micro-batches of a stage, and no step
+    assert (between.loss, between.tokens_per_second) == (2.5, 12.0)
     anew = apply(idle, PeerStarted("12D3KooX", ts=70.0))  # counts are of one session
     assert anew == Status(peer_id="12D3KooX", since=70.0, started=70.0, updated=70.0)
 

@@ -11,8 +11,7 @@ from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.trainer.losses import NUM_EVAL_BATCHES
-from gossamer.peer.trainer.stage_training import StageProgram
-from gossamer.peer.trainer.text_training import TextReplica
+from gossamer.peer.trainer.stage_training import StageProgram, StageReplica
 from tests.peer.small import fingerprint
 from tests.peer.trainer.staged import SESSION, Holder, staged_manifest
 
@@ -25,7 +24,7 @@ class Line:
 
     def __init__(self, folder: Path) -> None:
         self.holders = [Holder(MANIFEST, cut, folder) for cut in manifest_cuts(MANIFEST)]
-        self.first, self.last = (TextReplica(MANIFEST, StageProgram(one.loop, one.corpus), 3) for one in self.holders)
+        self.first, self.last = (StageReplica(MANIFEST, StageProgram(one.loop, one.corpus), 3) for one in self.holders)
         self.num_hops = 0
         self.events: list[Event] = []
 
@@ -70,6 +69,18 @@ def test_replicas_of_stages_step_when_a_batch_has_come_back(tmp_path: Path) -> N
     assert [(replica.global_step, replica.tokens) for replica in (line.first, line.last)] == [(2, 192)] * 2
     assert {one.codec.fragment.pieces[0].name for one in line.first.fragments} & {"model.embed_tokens.weight"}
     assert not any("embed" in piece.name for one in line.last.fragments for piece in one.codec.fragment.pieces)
+
+
+def test_micro_batches_that_came_back_are_counted_before_the_step(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.begin(2)
+    assert line.last.inner_step() is None
+    line.answer()
+    assert line.first.inner_step() is None
+    assert [replica.num_gathered for replica in (line.first, line.last)] == [4 * 16] * 2
+    line.begin(1)
+    assert line.last.inner_step() is not None
+    assert [replica.num_gathered for replica in (line.first, line.last)] == [4 * 16, 0]
 
 
 def test_the_held_out_loss_comes_back_to_the_driver(tmp_path: Path) -> None:
