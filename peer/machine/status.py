@@ -188,7 +188,9 @@ def _apply(status: Status, event: events.Event) -> Status:
             holders, unheard = list(event.holders), list(event.unheard)
             return replace(status, lanes=[asdict(lane) for lane in event.lanes], stage_holders=holders, stage_unheard=unheard)
         case events.StageMoved():
-            return replace(status, stage_move=f"from stage {event.left} to stage {event.stage}: {event.reason}")
+            count = status.stage.partition(" of ")[2]
+            stage = f"{event.stage} of {count}" if count else ""
+            return replace(status, stage=stage, stage_move=f"from stage {event.left} to stage {event.stage}: {event.reason}")
         case events.StepsLost():
             return replace(status, lost_steps=status.lost_steps + event.after - event.checkpoint)
         case events.OthersTrained():

@@ -254,7 +254,9 @@ class NodePeer:
         if member.manifest.num_stages > 1:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-            self._choice = StageChoice(self._home, member.sources.groups, presence, self.lifecycle, self._rng, self._run.is_founder)
+            groups, num_stages, is_founder = member.sources.groups, member.manifest.num_stages, self._run.is_founder
+            self._choice = StageChoice(self._home, groups, presence, self.lifecycle, self._rng, num_stages, self._emit, is_founder)
+            self._choice.show_held()
             own.link.choose_stage = self._choice.choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)

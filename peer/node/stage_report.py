@@ -13,7 +13,6 @@ from gossamer.peer.machine.events import (
     PartnerShunned,
     PipelineSeen,
     ProcessReported,
-    StageHeld,
     StepsLost,
     Warned,
 )
@@ -65,9 +64,6 @@ class StageReport:
     _num_compared: int = 0
     _num_odd: int = 0
     _is_disputed: bool = False  # the last answers that were compared are unlike, and nobody can tell which are right
-
-    def __post_init__(self) -> None:
-        self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
 
     def count(self, report: HopOver) -> None:
         """Count a hop that is over."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.events import Event, StageHeld
 from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
@@ -47,8 +47,17 @@ class StageChoice:
     presence: Presence
     lifecycle: Lifecycle
     rng: random.Random
+    num_stages: int  # of the run
+    emit: Callable[[Event], None]
     is_founder: bool = False
     fits: tuple[int, ...] = ()  # stages that fit the trainer's devices, once it has told
+    _shown: int = 0  # the stage that was emitted last, counted from one
+
+    def show_held(self) -> None:
+        """Announce the stage of the last start, or of a move since, before the trainer is there. Raises BadSettings as `choose`."""
+        held = held_stage(self.home)
+        if held is not None and held <= self.num_stages:
+            self._hold(held)
 
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
@@ -58,8 +67,14 @@ class StageChoice:
             await self.presence.first_look(FIRST_LOOK_S)
             chosen = await self._reconsidered(min(stages, key=self._need), stages)
             write_whole(self.home.stage, f"{chosen + 1}\n".encode())
-        self.lifecycle.hold(chosen + 1)
+        self._hold(chosen + 1)
         return chosen
+
+    def _hold(self, stage: int) -> None:
+        self.lifecycle.hold(stage)
+        if stage != self._shown:
+            self._shown = stage
+            self.emit(StageHeld(stage, self.num_stages))
 
     async def _reconsidered(self, first: int, stages: tuple[int, ...]) -> int:
         """Announce a choice, and return it, or a stage that has fewer other holders by then.

@@ -279,6 +279,23 @@ def test_of_two_holders_that_decide_at_the_same_moment_one_stays(tmp_path: Path,
     play(staged(tmp_path, 0, 1, 0), story)
 
 
+def test_a_holder_that_is_killed_when_it_has_decided_to_move_shows_its_new_stage_before_its_trainer_is_there(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        mover, mate = run.of(0)
+        mover.kill()
+        mover.saved_step = None
+        mover.home.left_stage.write_text("1\n")
+        mover.home.stage.write_text("2\n")
+        await asyncio.sleep(1.0)
+        assert mate.peer.book.get(mover.peer_id).stage == 1
+        mover.start()
+        mover.trainer.built_s = 120.0
+        await run.until(lambda: mate.peer.book.get(mover.peer_id).stage == 2, 25.0)
+        assert mover.status.stage == "2 of 2" and mover.peer.node is None
+
+    play(staged(tmp_path, 0, 1, 0), story)
+
+
 def make_old(folder: Path, age_s: float) -> None:
     for file in folder.iterdir():
         os.utime(file, (time.time() - age_s,) * 2)

@@ -170,7 +170,12 @@ def test_lanes_are_those_of_the_node_that_runs() -> None:
 
 def test_moves_between_stages_and_steps_of_an_only_copy_are_counted() -> None:
     status = after(StageMoved(2, 1, "nobody holds it"), StepsLost(480, 500), StepsLost(510, 513))
-    assert (status.stage_move, status.lost_steps) == ("from stage 2 to stage 1: nobody holds it", 23)
+    assert (status.stage, status.stage_move, status.lost_steps) == ("", "from stage 2 to stage 1: nobody holds it", 23)
+
+
+def test_a_peer_that_moves_holds_the_new_stage_at_once() -> None:
+    status = after(StageHeld(2, 3), StageMoved(2, 1, "nobody holds it"))
+    assert (status.stage, status.stage_move) == ("1 of 3", "from stage 2 to stage 1: nobody holds it")
 
 
 def test_time_without_work_is_apart_and_adds_up_over_trainers() -> None:
