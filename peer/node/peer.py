@@ -317,7 +317,9 @@ class NodePeer:
 
             self.book.stage = sources.client.stage = terms.own_stage
             lifecycle.hold(terms.own_stage)
-            carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit)
+            carrying = make_carrying(
+                own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit, lambda *since: source.gave_weights(*since)
+            )
             fits = self._choice.fits if self._choice else ()
             ward = make_ward(self._home, membership, lifecycle, sources, carrying.waiting, self.time.now_s, fits, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)

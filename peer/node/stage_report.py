@@ -40,11 +40,15 @@ ROUND_S = 5  # an age below a minute is rounded down to this
 
 @dataclass(slots=True)
 class StageReport:
-    """Counts hops and reports changes. `look` is called about once a second."""
+    """Counts hops and reports changes. `look` is called about once a second.
+
+    `gave_weights` returns whether a peer has had weights of ours since a moment; loop time.
+    """
 
     stage: StageTerms
     book: AddressBook
     emit: Callable[[Event], None]
+    gave_weights: Callable[[PeerId, float], bool]
     _outcomes: Counter[str] = field(default_factory=Counter)
     _num_repeated: int = 0
     _loss: float | None = None
@@ -59,7 +63,7 @@ class StageReport:
     _is_only: bool = False
     _followed_step: int = 0  # the highest global step of a neighbour that own trainer has followed since it went back
     _num_lost: int = 0  # steps that are not reported yet
-    _lost_s: float = 0.0  # when own trainer followed over the last of them; loop time
+    _lost_s: float = 0.0  # when own trainer followed over the first of them; loop time
     _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
     _num_compared: int = 0
     _num_odd: int = 0
@@ -103,8 +107,8 @@ class StageReport:
             num_steps = global_step - max(own_steps, self._followed_step)
             self._followed_step = max(self._followed_step, global_step)
             if num_steps > LOST_STEPS:
+                self._lost_s = self._lost_s if self._num_lost else loop_s()
                 self._num_lost += num_steps
-                self._lost_s = loop_s()
 
     def go_back(self) -> None:
         """Note that own trainer's global step was set back, or that it goes on from an earlier checkpoint."""
@@ -155,11 +159,16 @@ class StageReport:
         return any(not entry.failures for entry in self.book.claimed(self.stage.stage + 1, loop_s()))
 
     def _report_lost(self) -> None:
-        """Report lost steps once it is known that no other peer holds our stage. The record of a dead one is here for minutes."""
-        passed_s, mates = loop_s() - self._lost_s, self.book.claimed(self.stage.stage + 1, loop_s())
+        """Report lost steps once it is known that no other peer has the weights that hold them.
+
+        A peer that has had our weights since has no others. The record of a dead one is here for minutes.
+        """
+        passed_s = loop_s() - self._lost_s
         if not self._num_lost or passed_s < CLAIM_S:
             return
-        if any(mate.seen_s - self._lost_s >= CLAIM_S for mate in mates):
+        claims = self.book.claimed(self.stage.stage + 1, loop_s())
+        mates = [mate for mate in claims if not self.gave_weights(mate.peer_id, self._lost_s)]
+        if any(mate.global_step > 0 and mate.seen_s - self._lost_s >= CLAIM_S for mate in mates):
             self._num_lost = 0
         elif not mates or passed_s >= CLAIM_S + RECORD_NEWS_S:
             self.emit(StepsLost(self._followed_step - self._num_lost, self._followed_step))

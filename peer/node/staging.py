@@ -28,6 +28,7 @@ from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.line_rate import slower_rate
 from gossamer.peer.sync.sources import Sources, spread_over
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.streams.transport import Transport
 from gossamer.protocol.tasks import loop_s
 
@@ -142,11 +143,15 @@ def make_carrying(
     groups: SybilGroups,
     rng: random.Random,
     emit: Callable[[Event], None],
+    gave_weights: Callable[[PeerId, float], bool],
 ) -> Carrying:
-    """Make what carries the hops of a peer that holds a stage. `membership` is on terms that hold the stage."""
+    """Make what carries the hops of a peer that holds a stage. `membership` is on terms that hold the stage.
+
+    `gave_weights` returns whether a peer has had weights of ours since a moment; loop time.
+    """
     stage = membership.terms.stage
     assert stage is not None
-    report = StageReport(stage, exchange.book, emit)
+    report = StageReport(stage, exchange.book, emit, gave_weights)
     pipeline = Pipeline(
         Carrier(stage, rng, hop_numbers(rng)),
         own.link,

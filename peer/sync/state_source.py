@@ -130,6 +130,11 @@ class StateSource:
         is_asking = given is not None and now_s - given.last_s < TAKING_S
         return given is not None and is_asking and given.num_bytes >= SLOWEST_BYTES_PER_S / 8 * (now_s - given.since_s - TAKING_S)
 
+    def gave_weights(self, partner: PeerId, since_s: float) -> bool:
+        """Return whether a peer has had a part of our state, or a fragment, since then; loop time, some minutes ago at most."""
+        given = self._given.get(partner)
+        return given is not None and given.last_s >= since_s
+
     @property
     def fetching(self) -> set[PeerId]:
         """Return the peers that have just asked for a part of our result."""

@@ -258,6 +258,26 @@ def test_a_neighbour_that_lacks_the_same_steps_hides_no_lost_ones(tmp_path: Path
     play(StagedRun(tmp_path, 2, 2), story)
 
 
+@pytest.mark.parametrize("joins_s", [0.0, 100.0])
+def test_a_newcomer_hides_no_lost_steps(joins_s: float, tmp_path: Path) -> None:
+    """The only other holder of the stage is dead; a newcomer takes the weights of the one that came back from an older checkpoint."""
+
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(1)
+        returned = Returned(run, victim, mate)
+        returned.victims = (victim,)
+        for holder in run.holders:
+            holder.service_s = 2.0  # minutes pass with few events
+        await returned.come_back(FAR_STEPS, FAR_STEPS - 20)
+        await asyncio.sleep(joins_s)
+        newcomer = run.add(fits=(1,)).start()
+        await run.until(lambda: newcomer.trainer.adopted, 60.0)
+        await run.until(lambda: victim.status.lost_steps, CLAIM_S + RECORD_NEWS_S + 60.0 - joins_s)
+        assert 15 <= victim.status.lost_steps <= 40, "those of its slow minutes too"
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
 def test_a_holder_that_comes_back_far_ahead_of_all_goes_back_after_a_while(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         victim = run.of(1)[0]

@@ -21,7 +21,7 @@ from gossamer.peer.pipeline.hop import Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.protocol.errors import RefusalCode, Refused
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import RECORD_NEWS_S
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.terms import StageTerms
@@ -43,7 +43,9 @@ class Scene:
 
     def __post_init__(self) -> None:
         self.book = book_of(self.stages, own=self.own + 1)
-        self.report = StageReport(StageTerms(self.own, 3, 40, 60, 4), self.book, self.events.append)
+        self.given: set[PeerId] = set()  # who has had weights of ours
+        terms = StageTerms(self.own, 3, 40, 60, 4)
+        self.report = StageReport(terms, self.book, self.events.append, lambda peer, since_s: peer in self.given)
 
     def look(self, silent: KnownPeer | None = None, silent_s: float = 0.0) -> None:
         """Look after a sign of everybody, but one peer that was seen last at another time."""
@@ -194,6 +196,23 @@ def test_steps_of_an_only_copy_are_reported(stages: list[int], checkpoint: int, 
         scene.report.follow(checkpoint, others)
         await scene.look_for(2 * CLAIM_S)
         assert [event for event in scene.events if isinstance(event, StepsLost)] == lost * [StepsLost(checkpoint, others)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("takes_after_s", [0.0, CLAIM_S + 30.0])
+def test_a_newcomer_that_takes_our_weights_hides_no_lost_steps(takes_after_s: float) -> None:
+    async def story() -> None:
+        scene = Scene([1, 2, 3])
+        (newcomer,) = scene.book.claimed(2, 10.0)
+        newcomer.global_step = 0
+        scene.report.follow(480, 500)
+        await scene.look_for(takes_after_s)
+        scene.given.add(newcomer.peer_id)
+        newcomer.global_step = 500
+        await scene.look_for(max(5.0, CLAIM_S + 10.0 - takes_after_s))
+        scene.look()
+        assert [event for event in scene.events if isinstance(event, StepsLost)] == [StepsLost(480, 500)]
 
     play(story)
 
