@@ -12,7 +12,9 @@ import pytest
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.stage_report import CLAIM_S
 from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
+from gossamer.peer.sync.state_sync import UNSYNCED_S
 from gossamer.protocol.limits import RECORD_NEWS_S
+from tests.swarm.claims import know
 from tests.swarm.holders import IN_BATCH, Holder, StagedRun, play
 from tests.swarm.test_stages_hostile import MALLORY, greeted
 
@@ -233,6 +235,64 @@ def test_the_claim_of_a_dead_holder_hides_no_lost_steps(stage: int, tmp_path: Pa
         await run.until(lambda: victim.status.lost_steps, CLAIM_S + RECORD_NEWS_S + 30.0)
         assert 15 <= victim.status.lost_steps <= 24
         assert all(not holder.status.lost_steps for holder in run.holders if holder is not victim)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+@pytest.mark.parametrize("steps_behind", [-10, 100])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_holder_that_comes_back_from_an_older_checkpoint_takes_the_weights_of_its_mate(
+    stage: int, steps_behind: int, tmp_path: Path
+) -> None:
+    """It is near enough to carry hops at once: a meeting would take the mate back by half of the steps that it lacks."""
+
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(stage)
+        know(victim, [mate.peer_id], met=True, saved_s=run.network.now_s())
+        returned = Returned(run, victim)
+        await returned.come_back(FAR_STEPS, FAR_STEPS - steps_behind)
+        if steps_behind == 100:
+            await run.until(lambda: victim.trainer.synced, 20.0)
+            assert victim.trainer.synced[0] >= FAR_STEPS and mate.trainer.coded == 1
+        await run.until(lambda: victim.peer.lifecycle.may_meet and not victim.peer.lifecycle.stale, 20.0)
+        await keeps_training(run, run.holders)
+        assert not mate.trainer.synced and not victim.trainer.adopted
+        assert bool(victim.trainer.synced) == (steps_behind == 100)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_both_holders_of_a_stage_that_come_back_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        older, newer = run.of(1)
+        for one, other in ((older, newer), (newer, older)):
+            know(one, [other.peer_id], met=True, saved_s=run.network.now_s())
+        for holder in run.holders:
+            holder.kill()
+            holder.saved_step = FAR_STEPS
+        older.saved_step = FAR_STEPS - 100
+        await asyncio.sleep(5.0)
+        for holder in run.holders:
+            holder.start()
+        await run.until(lambda: older.trainer.synced, 20.0)
+        assert not newer.trainer.synced and not newer.peer.lifecycle.stale
+        await keeps_training(run, run.holders)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_a_holder_meets_with_its_own_weights_where_the_mate_with_newer_ones_gives_none(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(1)
+        know(victim, [mate.peer_id], met=True, saved_s=run.network.now_s())
+        mate.gives_fragments = False
+        returned = Returned(run, victim)
+        await returned.come_back(FAR_STEPS, FAR_STEPS - 100)
+        await run.until(lambda: victim.peer.lifecycle.stale, 20.0)
+        await asyncio.sleep(UNSYNCED_S / 2)
+        assert victim.peer.lifecycle.stale and victim.trainer.steps >= 2, "it trains meanwhile"
+        await run.until(lambda: not victim.peer.lifecycle.stale, UNSYNCED_S)
+        assert not victim.trainer.synced
 
     play(StagedRun(tmp_path, 2, 4), story)
 
