@@ -197,10 +197,8 @@ class StateSync:
         lifecycle.stale = set(range(len(self.membership.terms.fragments)))
         try:
             await self.presence.first_look(FIRST_LOOK_S)
-            until_s = loop_s() + MATES_S
-            while not await self.transfer.ask_partners() and loop_s() < until_s:
-                await asyncio.sleep(COMPANY_S)
-            is_old = self.groups.typical_beyond(loop_s(), restored.least_step, own_step + gap_steps) > 0
+            steps = await self.transfer.ask_partners(MATES_S)
+            is_old = any(restored.least_step <= step <= own_step + gap_steps for step in steps)
         finally:
             self._restored = restored if is_old else None
             lifecycle.stale = lifecycle.stale if is_old else set()

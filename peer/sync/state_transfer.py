@@ -106,23 +106,26 @@ class StateTransfer:
 
     async def ask_global_steps(self) -> list[GossamerError] | None:
         """Ask some live peers for their global steps. Return None when one that has begun answered, else the errors of those that did."""
-        peers = self._sources_in_order()[:ASKED]
-        errors = await self._ask_global_steps(peers)
-        if len(errors) < len(peers):
-            return None
-        return self._report_errors("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
-
-    async def ask_partners(self) -> bool:
-        """Ask some live peers that we have met for their global steps; return whether all have answered."""
-        return not await self._ask_global_steps([peer for peer in self._sources_in_order() if peer.has_met][:ASKED])
-
-    async def _ask_global_steps(self, peers: list[KnownPeer]) -> list[GossamerError]:
-        """Note the global steps of these peers; return the errors of those that tell none."""
-        answers = await self.sources.ask_for_headers(peers, CLOCK_S)
+        answers = await self.sources.ask_for_headers(self._sources_in_order()[:ASKED], CLOCK_S)
         for peer, answer in answers:
             if isinstance(answer, Contents):
                 self.sources.book.note_global_step(peer.peer_id, answer.global_step)
-        return [answer for _, answer in answers if isinstance(answer, GossamerError)]
+        errors = [answer for _, answer in answers if isinstance(answer, GossamerError)]
+        if len(errors) < len(answers):
+            return None
+        return self._report_errors("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
+
+    async def ask_partners(self, within_s: float) -> list[int]:
+        """Return the global steps of some peers that we have met, asked again and again until all have answered: some may just start."""
+        book, until_s = self.sources.book, loop_s() + within_s
+        met = [peer for peer in book.seen_lately(loop_s()) if peer.has_met and peer.stage in (0, book.stage)]
+        asked, steps = self.sources.rng.sample(met, min(ASKED, len(met))), dict[PeerId, int]()
+        while True:
+            answers = await self.sources.ask_for_headers([peer for peer in asked if peer.peer_id not in steps], CLOCK_S)
+            steps |= {peer.peer_id: answer.global_step for peer, answer in answers if isinstance(answer, Contents)}
+            if len(steps) == len(asked) or loop_s() >= until_s:
+                return list(steps.values())
+            await asyncio.sleep(PAUSE_S)
 
     async def _ask_until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
