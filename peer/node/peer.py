@@ -172,7 +172,7 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def has_met(self, partner: PeerId) -> bool:
-        """Return whether a meeting, or a hop, with a peer has been completed."""
+        """Return whether a meeting, or enough hops, with a peer have been completed: it is no stranger to admission."""
         return self.book.get(partner).is_partner
 
     def is_member(self, record: MemberRecord) -> bool:

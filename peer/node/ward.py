@@ -189,7 +189,7 @@ class Ward:
         """Ask the holders of the higher stage if there is no sign of any, then our mates: their answers show that our line is not down."""
         now_s, book = loop_s(), self.sources.book
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
-        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
+        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.has_worked] + list(self._answered_s.values())
         self._sign_s = max([*signs, *(at_s for at_s in (self._sign_s, self._back_s) if at_s is not None)], default=None)
         if (empty_stage := self.find_empty_stage()) != self._empty_stage:
             self._empty_stage, self._silent = empty_stage, Lasting()
@@ -236,7 +236,7 @@ class Ward:
         """Ask those that claim the higher stage, known ones first. A known one that refuses is there too; others may lack its weights."""
 
         def is_known(entry: KnownPeer) -> bool:
-            return entry.is_partner or entry.peer_id in self._answered_s
+            return entry.has_worked or entry.peer_id in self._answered_s
 
         claimed = self._claimed(self.stage)
         asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]
