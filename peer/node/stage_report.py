@@ -16,7 +16,7 @@ from gossamer.peer.machine.events import (
     StepsLost,
     Warned,
 )
-from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED
+from gossamer.peer.machine.states import CARRYING, CUT_OFF, IDLE, PAUSED, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -179,7 +179,8 @@ class StageReport:
         now_s = loop_s()
         if self._shared_s is None or self._is_shared:
             self._shared_s = now_s
-        is_only = now_s - self._shared_s >= ONLY_S
+        hears = (self.book.heard_s or 0.0) > self._shared_s  # else our own line may be down
+        is_only = now_s - self._shared_s >= ONLY_S and (hears or self._is_only)
         if is_only is not self._is_only:
             self._is_only = is_only
             words = f"no other peer holds {self.stage.name}: with this peer's disk the stage would be lost; invite another peer"
@@ -191,10 +192,14 @@ class StageReport:
         if any(not entry.failures for entry in self.book.holders(missing, loop_s())):
             refusal = self._refusals.get(missing)
             return REFUSED, f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
+        heard_s = self.book.heard_s
+        if heard_s is not None and loop_s() - heard_s > RECORD_NEWS_S:
+            age = _age(loop_s() - heard_s)
+            return CUT_OFF, f"no other peer is in reach, last seen {age} ago: this peer's line may be down, or all others are"
         if names := [entry.peer_id.short() for entry in self.book.claimed(missing, loop_s()) if entry.paused]:
             return PAUSED, f"the holders of {name} are paused, or just start: {', '.join(names[:NAMED])}"
         seen_s = self.book.last_seen_s(missing)
-        return STARVED, f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
+        return STARVED, f"no holder of {name} is in reach" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
 
     def _why_idle(self, carrier: Carrier) -> str:
         """Say where the micro-batches are that this peer's trainer waits for."""

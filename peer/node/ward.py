@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import shutil
 import time
@@ -175,7 +176,7 @@ class Ward:
         while True:
             await asyncio.sleep(ASK_S)
             await self._look()
-            is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
+            is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S and self._hears_others(self._sign_s)
             obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
             may_move = self._empty_stage or (is_lost and not obstacle)
@@ -201,6 +202,11 @@ class Ward:
             self._silent = Lasting()
         else:
             await self._ask_mates()
+
+    def _hears_others(self, sign_s: float) -> bool:
+        """Return whether a mate answers now, or others gave signs long after this one, of the higher stage: else our line may be down."""
+        others = (entry.seen_s for entry in self.sources.book.seen_lately(loop_s()) if entry.stage != self.stage)
+        return bool(self.mates.answered) or max(others, default=-math.inf) - sign_s >= LOST_S
 
     async def _ask_mates(self) -> None:
         await self.mates.ask(self._asked_mates())

@@ -332,6 +332,11 @@ class AddressBook:
         """Return when a holder of a stage, counted from one, was last seen, live or not; None if none ever was."""
         return max((entry.seen_s for entry in self._entries.values() if entry.stage == stage), default=None)
 
+    @property
+    def heard_s(self) -> float | None:
+        """When any peer last gave a sign; None if none is known."""
+        return max((entry.seen_s for entry in self._entries.values()), default=None)
+
     def reachable(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers whose last contact did not fail."""
         return [entry for entry in self.live(now_s) if not entry.failures]
