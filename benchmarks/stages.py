@@ -13,7 +13,6 @@ minute, `25M` four, `125M` in three stages ten.
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 import tempfile
 import time
@@ -92,7 +91,7 @@ class Measured:
 def measured(name: str, home: Path) -> Measured:
     """Read what a peer has told of its steps."""
     events = list(read_events(Home(home).events))
-    reports = [event for event in events if isinstance(event, StepDone) and not math.isnan(event.learning_rate)]
+    reports = [event for event in events if isinstance(event, StepDone) and event.has_stepped]
     first, last = next(report for report in reports if report.step >= WARM_STEPS), reports[-1]
     tokens, seconds = last.tokens - first.tokens, last.ts - first.ts
     spent = [event for event in events if isinstance(event, NodeSpent)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 import subprocess
 import time
@@ -78,7 +77,7 @@ class Follower:
                     self.began = changed.ts
                 if self.is_over:
                     self.over = changed.ts
-            case StepDone() as report if not math.isnan(report.learning_rate):
+            case StepDone() as report if report.has_stepped:
                 self.reports.append(report)
             case MeetingDone(outcome=outcome, reason=reason):
                 self.meetings[outcome] += 1

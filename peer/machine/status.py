@@ -292,8 +292,8 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         step=event.global_step,
         own_steps=event.step,
         tokens=event.tokens,
-        loss=status.loss if math.isnan(event.learning_rate) else event.loss,  # without an inner step the last loss remains
-        tokens_per_second=event.tokens_per_second,
+        loss=event.loss if event.has_stepped else status.loss,  # without an inner step the last loss remains
+        tokens_per_second=event.tokens_per_second if status.state == "training" else 0.0,  # no rate of ten seconds ago beside another state
         train_seconds=train_s + event.train_s,
         blocked_seconds=blocked_s + event.blocked_s,
         checkpoint_seconds=checkpoint_s + event.checkpoint_s,

@@ -66,7 +66,7 @@ class Victim:
                 if line.endswith(b"\n"):
                     self._read_bytes += len(line)
                     event = from_line(line)
-                    self.steps += [event] if isinstance(event, StepDone) and event.tokens_per_second else []
+                    self.steps += [event] if isinstance(event, StepDone) and event.has_stepped else []
                     self._num_completed += isinstance(event, MeetingDone) and event.outcome == "completed"
         return len(self.steps)
 

@@ -203,7 +203,7 @@ class Trainer:
 
     @property
     def losses(self) -> list[float]:
-        return [event.loss for event in self._child.events if isinstance(event, StepDone) and event.tokens_per_second]
+        return [event.loss for event in self._child.events if isinstance(event, StepDone) and event.has_stepped]
 
     def connect(self, link: Link) -> None:
         """A node comes: whatever the former one had begun has ended."""

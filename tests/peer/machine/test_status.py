@@ -91,6 +91,8 @@ def test_the_status_of_a_session_follows_from_its_events() -> None:
     assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
     between = apply(status, StepDone(5, 7, 90, math.nan, math.nan, 12.0, 2.5, 0.5, 1.5, 0.125))  # micro-batches of a stage, and no step
     assert (between.loss, between.tokens_per_second) == (2.5, 12.0)
+    waiting = apply(apply(between, StateChanged("waiting", "nobody", "")), StepDone(5, 7, 90, math.nan, math.nan, 9.0, 2.5, 0.5, 1.5, 0.1))
+    assert (waiting.loss, waiting.tokens_per_second) == (2.5, 0.0), "though its last ten seconds were not all without work"
     anew = apply(idle, PeerStarted("12D3KooX", ts=70.0))  # counts are of one session
     assert anew == Status(peer_id="12D3KooX", since=70.0, started=70.0, updated=70.0)
 
