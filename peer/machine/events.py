@@ -170,11 +170,6 @@ class StepDone(Stamped):
     evaluation_s: Figure = 0.0  # beside train_s: measuring the held-out loss
     starved_s: Figure = 0.0  # beside train_s: in a staged run, without work
 
-    @property
-    def has_stepped(self) -> bool:
-        """Whether there was an inner step since the previous StepDone."""
-        return not math.isnan(self.learning_rate)
-
 
 class NodeSpent(Stamped):
     """Processor time of the node so far; written every few seconds while it may meet."""

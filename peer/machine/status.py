@@ -292,7 +292,7 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         step=event.global_step,
         own_steps=event.step,
         tokens=event.tokens,
-        loss=event.loss if event.has_stepped else status.loss,  # without an inner step the last loss remains
+        loss=event.loss if has_stepped(event) else status.loss,  # without an inner step the last loss remains
         tokens_per_second=event.tokens_per_second if status.state == "training" else 0.0,  # no rate of ten seconds ago beside another state
         train_seconds=train_s + event.train_s,
         blocked_seconds=blocked_s + event.blocked_s,
@@ -307,6 +307,11 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         now.bytes["sent"] + now.hops.get("sent", 0), now.bytes["received"] + now.hops.get("received", 0),
     )  # fmt: skip
     return replace(now, history=now.history.add(point))
+
+
+def has_stepped(event: events.StepDone) -> bool:
+    """Return whether there was an inner step since the previous StepDone."""
+    return not math.isnan(event.learning_rate)
 
 
 def _seconds(status: Status) -> tuple[float, float, float, float, float]:
