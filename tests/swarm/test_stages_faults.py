@@ -11,6 +11,7 @@ import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.stage_report import CLAIM_S
+from gossamer.peer.swarm.address_book import HOP_S, PARTNER_HOPS
 from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
 from gossamer.peer.sync.state_sync import UNSYNCED_S
 from gossamer.protocol.limits import RECORD_NEWS_S
@@ -358,8 +359,7 @@ def test_a_partner_of_a_lane_is_no_stranger(tmp_path: Path) -> None:
 
     async def story(run: StagedRun) -> None:
         first, last = run.of(0)[0], run.of(1)[0]
-        await run.until(lambda: all(holder.trainer.steps >= 2 for holder in run.holders))
-        assert first.peer.has_met(last.peer_id) and last.peer.has_met(first.peer_id)
+        await run.until(lambda: first.peer.has_met(last.peer_id) and last.peer.has_met(first.peer_id), 2 * PARTNER_HOPS * HOP_S)
         await greeted(run, victim=0, stage=1)
         await asyncio.sleep(5.0)
         assert MALLORY.peer_id in [lane.partner for lane in first.pipeline.carrier.down.values()]
