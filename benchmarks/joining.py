@@ -35,6 +35,7 @@ from benchmarks.side_by_side.peers import RunningPeer, start_one, wait_for_invit
 from benchmarks.side_by_side.processes import ProcessGroup, process_group
 from benchmarks.side_by_side.systems import GOSSAMER, SYSTEMS
 from gossamer.peer.machine.events import Event, MeetingDone, StateTransferred, StepDone, read_events
+from gossamer.peer.machine.status import has_stepped
 from gossamer.peer.model.model import num_parameters
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest, need_text
@@ -143,7 +144,7 @@ def has_met(peer: RunningPeer) -> bool:
 
 def met_at(events: Sequence[Event]) -> float | None:
     """Return the time of the first counted meeting with tokens of this peer; None if there is none yet."""
-    began = next((event.ts for event in events if isinstance(event, StepDone) and event.tokens_per_second), None)
+    began = next((event.ts for event in events if isinstance(event, StepDone) and has_stepped(event)), None)
     met = (event.ts for event in events if isinstance(event, MeetingDone) and event.outcome == "completed")
     return None if began is None else next((ts for ts in met if ts > began), None)
 
@@ -169,7 +170,7 @@ def measured(host: Sequence[Event], joiner: Sequence[Event], met: float, used: S
 
 def rate(events: Sequence[Event], from_s: float, to_s: float) -> float:
     """Return a peer's steps per second between two times, interpolated between its reports of about every second."""
-    reports = [event for event in events if isinstance(event, StepDone) and event.tokens_per_second]
+    reports = [event for event in events if isinstance(event, StepDone) and has_stepped(event)]
     from_s = max(from_s, reports[0].ts)
     before, after = np.interp((from_s, to_s), [report.ts for report in reports], [report.step for report in reports])
     return float(after - before) / (to_s - from_s)

@@ -31,6 +31,7 @@ from gossamer.cli.local_swarm import LocalSwarm, local_swarm
 from gossamer.peer.machine import status
 from gossamer.peer.machine.events import HopsCarried, NodeSpent, StepDone, read_events
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import has_stepped
 from gossamer.peer.model.stages import manifest_cuts
 from gossamer.peer.trainer.stage_loop import stage_terms
 from gossamer.protocol.errors import BadSettings
@@ -91,7 +92,7 @@ class Measured:
 def measured(name: str, home: Path) -> Measured:
     """Read what a peer has told of its steps."""
     events = list(read_events(Home(home).events))
-    reports = [event for event in events if isinstance(event, StepDone) and event.tokens_per_second]
+    reports = [event for event in events if isinstance(event, StepDone) and has_stepped(event)]
     first, last = next(report for report in reports if report.step >= WARM_STEPS), reports[-1]
     tokens, seconds = last.tokens - first.tokens, last.ts - first.ts
     spent = [event for event in events if isinstance(event, NodeSpent)]

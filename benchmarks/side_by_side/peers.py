@@ -17,6 +17,7 @@ from benchmarks.side_by_side.processes import ProcessGroup, process_group
 from benchmarks.side_by_side.systems import ROOT, System
 from gossamer.peer.machine.events import MeetingDone, SoloStep, StateChanged, StateTransferred, StepDone, from_line
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import has_stepped
 from gossamer.protocol.errors import BadSettings
 
 READY_S = 240.0  # from start to readiness, at most
@@ -77,7 +78,7 @@ class Follower:
                     self.began = changed.ts
                 if self.is_over:
                     self.over = changed.ts
-            case StepDone() as report if report.tokens_per_second:
+            case StepDone() as report if has_stepped(report):
                 self.reports.append(report)
             case MeetingDone(outcome=outcome, reason=reason):
                 self.meetings[outcome] += 1

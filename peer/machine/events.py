@@ -154,14 +154,14 @@ class ConnectionsChanged(Stamped):
 
 
 class StepDone(Stamped):
-    """Progress of the trainer, about once a second; no loss and no rate without an inner step since the previous StepDone."""
+    """Progress of the trainer, about once a second; no loss and no learning rate without an inner step since the previous StepDone."""
 
     step: int  # own inner steps so far
     global_step: int  # the schedule's clock
     tokens: int  # trained by this peer so far
     loss: Figure  # nats per token, the mean since the previous StepDone; null without an inner step
     learning_rate: Figure  # of the last inner step; null without one
-    tokens_per_second: Figure  # since the previous StepDone; 0 without an inner step
+    tokens_per_second: Figure  # over the last ten seconds of training; 0 where nothing was trained since the previous StepDone
     train_s: Figure  # of this trainer process so far: in inner steps, and blocked between them
     blocked_s: Figure  # of these, in work for meetings and checkpoints: the trainer could not make inner steps
     training_cpu_s: Figure  # processor time of this trainer process so far, without its start and without the exchange thread

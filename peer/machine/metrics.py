@@ -67,7 +67,7 @@ def _gauges(status: Status) -> dict[str, tuple[str, float | None]]:
         "gossamer_run_length_steps": ("Where the run ends.", status.total_steps),
         "gossamer_train_loss_nats": ("Training loss per token, mean of the last second.", status.loss),
         "gossamer_eval_loss_nats": ("Held-out loss per token, as last measured.", status.eval_loss),
-        "gossamer_tokens_per_second": ("Trained now.", status.tokens_per_second),
+        "gossamer_tokens_per_second": ("Trained by this peer, over the last ten seconds.", status.tokens_per_second),
         "gossamer_token_share_ratio": ("Of what this peer and those in sight have trained, its own; absent before.", status.token_share),
         "gossamer_month_bytes": ("Carried over the network in this calendar month, whatever for.", status.month_bytes),
         "gossamer_mfu_ratio": ("Share of the device's peak that goes into inner steps; absent where the peak is not known.", status.mfu),

@@ -30,6 +30,7 @@ STATES: Final[Mapping[str, tuple[str, str]]] = {
 # What the node of a staged run reports while its trainer trains: it carries hops, or why its trainer has no work.
 CARRYING: Final = "carrying"
 STARVED: Final = "starved"  # a neighbouring stage has no holder
+CUT_OFF: Final = "cut off"  # nothing is heard of any other peer
 PAUSED: Final = "holders paused"  # all its holders are
 REFUSED: Final = "refused"  # its holders open no lane
 IDLE: Final = "idle"  # there are lanes, and no micro-batch for this peer
@@ -40,8 +41,10 @@ NO_HOLDER: Final = (
     "goes on when a peer that held it starts again, or when a holder of the stage before, which has a copy, moves there: "
     "after a minute, if its own stage has another holder"
 )
+NO_LINE: Final = "goes on by itself when others answer again; if this machine's network works, the others are down: start one again"
 WITHOUT_WORK: Final[Mapping[str, str]] = {
     STARVED: NO_HOLDER,
+    CUT_OFF: NO_LINE,
     PAUSED: "goes on when one of them trains again; `peer status` there says what it does",
     REFUSED: "goes on by itself when one of them opens a lane; if this lasts, correct what it says, or invite another holder of that stage",
     IDLE: "goes on by itself with the next micro-batch; `peer status` shows the lanes, and which neighbour is slow",

@@ -188,7 +188,9 @@ def _apply(status: Status, event: events.Event) -> Status:
             holders, unheard = list(event.holders), list(event.unheard)
             return replace(status, lanes=[asdict(lane) for lane in event.lanes], stage_holders=holders, stage_unheard=unheard)
         case events.StageMoved():
-            return replace(status, stage_move=f"from stage {event.left} to stage {event.stage}: {event.reason}")
+            count = status.stage.partition(" of ")[2]
+            stage = f"{event.stage} of {count}" if count else ""
+            return replace(status, stage=stage, stage_move=f"from stage {event.left} to stage {event.stage}: {event.reason}")
         case events.StepsLost():
             return replace(status, lost_steps=status.lost_steps + event.after - event.checkpoint)
         case events.OthersTrained():
@@ -290,8 +292,8 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         step=event.global_step,
         own_steps=event.step,
         tokens=event.tokens,
-        loss=event.loss if event.tokens_per_second else status.loss,  # without an inner step the last loss remains
-        tokens_per_second=event.tokens_per_second,
+        loss=event.loss if has_stepped(event) else status.loss,  # without an inner step the last loss remains
+        tokens_per_second=event.tokens_per_second if status.state == "training" else 0.0,  # no rate of ten seconds ago beside another state
         train_seconds=train_s + event.train_s,
         blocked_seconds=blocked_s + event.blocked_s,
         checkpoint_seconds=checkpoint_s + event.checkpoint_s,
@@ -305,6 +307,11 @@ def _apply_step(status: Status, event: events.StepDone) -> Status:
         now.bytes["sent"] + now.hops.get("sent", 0), now.bytes["received"] + now.hops.get("received", 0),
     )  # fmt: skip
     return replace(now, history=now.history.add(point))
+
+
+def has_stepped(event: events.StepDone) -> bool:
+    """Return whether there was an inner step since the previous StepDone."""
+    return not math.isnan(event.learning_rate)
 
 
 def _seconds(status: Status) -> tuple[float, float, float, float, float]:

@@ -65,6 +65,7 @@ class LaneTimes:
 
     is_called: bool  # by us
     opened_s: float
+    answers: int = 0  # that were noted in the address book
 
 
 @dataclass(slots=True)
@@ -138,8 +139,7 @@ class Carrying:
         """
         self.peer_exchange.book.note_global_step(open_lane.lane.partner, global_step)
         self.peer_exchange.book.note_hop(open_lane.lane.partner, loop_s())
-        if open_lane.lane.answers:
-            self.peer_exchange.book.note_carried(open_lane.lane.partner)
+        self._note_answers(open_lane.lane)
         ahead_steps = BATCHES_AWAY if isinstance(open_lane.lane, DownLane) else 0
         global_step = min(global_step - ahead_steps, self.membership.total_steps - 1)
         own_steps = self.lifecycle.global_step
@@ -428,12 +428,18 @@ class Carrying:
         try:
             end = await self.pipeline.carry(stream, lane)
         finally:
+            self._note_answers(lane)
             del self._times[number]
-            if lane.answers:
-                book.note_carried(partner)
         self._learn(partner, end)
         if end.fault is not None:
             raise end.fault
+
+    def _note_answers(self, lane: UpLane | DownLane) -> None:
+        """Note in the address book that hops were answered on a lane since the last call."""
+        times = self._times[lane.number]
+        if lane.answers > times.answers:
+            times.answers = lane.answers
+            self.peer_exchange.book.note_carried(lane.partner, loop_s())
 
     def _lane(self, number: int, partner: PeerId, theirs: Lane, window: int) -> UpLane | DownLane:
         if theirs.stage < self.membership.terms.own_stage:

@@ -172,7 +172,7 @@ class NodePeer:
         return self.book.is_banned(partner, loop_s())
 
     def has_met(self, partner: PeerId) -> bool:
-        """Return whether a meeting, or a hop, with a peer has been completed."""
+        """Return whether a meeting, or enough hops, with a peer have been completed: it is no stranger to admission."""
         return self.book.get(partner).is_partner
 
     def is_member(self, record: MemberRecord) -> bool:
@@ -254,7 +254,9 @@ class NodePeer:
         if member.manifest.num_stages > 1:
             from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-            self._choice = StageChoice(self._home, member.sources.groups, presence, self.lifecycle, self._rng, self._run.is_founder)
+            groups, num_stages, is_founder = member.sources.groups, member.manifest.num_stages, self._run.is_founder
+            self._choice = StageChoice(self._home, groups, presence, self.lifecycle, self._rng, num_stages, self._emit, is_founder)
+            self._choice.show_held()
             own.link.choose_stage = self._choice.choose
         plan = await own.link.connect()
         node = self.node = self._make_node(own, plan, member, presence, network)
@@ -315,7 +317,9 @@ class NodePeer:
 
             self.book.stage = sources.client.stage = terms.own_stage
             lifecycle.hold(terms.own_stage)
-            carrying = make_carrying(own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit)
+            carrying = make_carrying(
+                own, membership, lifecycle, gossip, network.transport, sources.groups, rng, emit, lambda *since: source.gave_weights(*since)
+            )
             fits = self._choice.fits if self._choice else ()
             ward = make_ward(self._home, membership, lifecycle, sources, carrying.waiting, self.time.now_s, fits, rng, emit)
         caller = Caller(network.transport, self.book, terms.run_id)

@@ -13,11 +13,10 @@ from gossamer.peer.machine.events import (
     PartnerShunned,
     PipelineSeen,
     ProcessReported,
-    StageHeld,
     StepsLost,
     Warned,
 )
-from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED
+from gossamer.peer.machine.states import CARRYING, CUT_OFF, IDLE, PAUSED, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -41,11 +40,15 @@ ROUND_S = 5  # an age below a minute is rounded down to this
 
 @dataclass(slots=True)
 class StageReport:
-    """Counts hops and reports changes. `look` is called about once a second."""
+    """Counts hops and reports changes. `look` is called about once a second.
+
+    `gave_weights` returns whether a peer has had weights of ours since a moment; loop time.
+    """
 
     stage: StageTerms
     book: AddressBook
     emit: Callable[[Event], None]
+    gave_weights: Callable[[PeerId, float], bool]
     _outcomes: Counter[str] = field(default_factory=Counter)
     _num_repeated: int = 0
     _loss: float | None = None
@@ -60,14 +63,11 @@ class StageReport:
     _is_only: bool = False
     _followed_step: int = 0  # the highest global step of a neighbour that own trainer has followed since it went back
     _num_lost: int = 0  # steps that are not reported yet
-    _lost_s: float = 0.0  # when own trainer followed over the last of them; loop time
+    _lost_s: float = 0.0  # when own trainer followed over the first of them; loop time
     _refusals: dict[int, str] = field(default_factory=dict)  # the last one of each stage, counted from one
     _num_compared: int = 0
     _num_odd: int = 0
     _is_disputed: bool = False  # the last answers that were compared are unlike, and nobody can tell which are right
-
-    def __post_init__(self) -> None:
-        self.emit(StageHeld(self.stage.stage + 1, self.stage.count))
 
     def count(self, report: HopOver) -> None:
         """Count a hop that is over."""
@@ -107,8 +107,8 @@ class StageReport:
             num_steps = global_step - max(own_steps, self._followed_step)
             self._followed_step = max(self._followed_step, global_step)
             if num_steps > LOST_STEPS:
+                self._lost_s = self._lost_s if self._num_lost else loop_s()
                 self._num_lost += num_steps
-                self._lost_s = loop_s()
 
     def go_back(self) -> None:
         """Note that own trainer's global step was set back, or that it goes on from an earlier checkpoint."""
@@ -159,11 +159,16 @@ class StageReport:
         return any(not entry.failures for entry in self.book.claimed(self.stage.stage + 1, loop_s()))
 
     def _report_lost(self) -> None:
-        """Report lost steps once it is known that no other peer holds our stage. The record of a dead one is here for minutes."""
-        passed_s, mates = loop_s() - self._lost_s, self.book.claimed(self.stage.stage + 1, loop_s())
+        """Report lost steps once it is known that no other peer has the weights that hold them.
+
+        A peer that has had our weights since has no others. The record of a dead one is here for minutes.
+        """
+        passed_s = loop_s() - self._lost_s
         if not self._num_lost or passed_s < CLAIM_S:
             return
-        if any(mate.seen_s - self._lost_s >= CLAIM_S for mate in mates):
+        claims = self.book.claimed(self.stage.stage + 1, loop_s())
+        mates = [mate for mate in claims if not self.gave_weights(mate.peer_id, self._lost_s)]
+        if any(mate.global_step > 0 and mate.seen_s - self._lost_s >= CLAIM_S for mate in mates):
             self._num_lost = 0
         elif not mates or passed_s >= CLAIM_S + RECORD_NEWS_S:
             self.emit(StepsLost(self._followed_step - self._num_lost, self._followed_step))
@@ -174,7 +179,8 @@ class StageReport:
         now_s = loop_s()
         if self._shared_s is None or self._is_shared:
             self._shared_s = now_s
-        is_only = now_s - self._shared_s >= ONLY_S
+        hears = (self.book.heard_s or 0.0) > self._shared_s  # else our own line may be down
+        is_only = now_s - self._shared_s >= ONLY_S and (hears or self._is_only)
         if is_only is not self._is_only:
             self._is_only = is_only
             words = f"no other peer holds {self.stage.name}: with this peer's disk the stage would be lost; invite another peer"
@@ -186,10 +192,14 @@ class StageReport:
         if any(not entry.failures for entry in self.book.holders(missing, loop_s())):
             refusal = self._refusals.get(missing)
             return REFUSED, f"no holder of {name} carries hops with this peer" + (f", the last one said: {refusal}" if refusal else "")
+        heard_s = self.book.heard_s
+        if heard_s is not None and loop_s() - heard_s > RECORD_NEWS_S:
+            age = _age(loop_s() - heard_s)
+            return CUT_OFF, f"no other peer is in reach, last seen {age} ago: this peer's line may be down, or all others are"
         if names := [entry.peer_id.short() for entry in self.book.claimed(missing, loop_s()) if entry.paused]:
             return PAUSED, f"the holders of {name} are paused, or just start: {', '.join(names[:NAMED])}"
         seen_s = self.book.last_seen_s(missing)
-        return STARVED, f"nobody holds {name}" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
+        return STARVED, f"no holder of {name} is in reach" + ("" if seen_s is None else f", last seen {_age(loop_s() - seen_s)} ago")
 
     def _why_idle(self, carrier: Carrier) -> str:
         """Say where the micro-batches are that this peer's trainer waits for."""

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from gossamer.peer.machine.events import Event
+from gossamer.peer.machine.events import Event, StageHeld
 from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.meeting.driver import OwnSide
@@ -28,6 +28,7 @@ from gossamer.peer.swarm.presence import Presence
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.line_rate import slower_rate
 from gossamer.peer.sync.sources import Sources, spread_over
+from gossamer.protocol.identity import PeerId
 from gossamer.protocol.streams.transport import Transport
 from gossamer.protocol.tasks import loop_s
 
@@ -47,8 +48,17 @@ class StageChoice:
     presence: Presence
     lifecycle: Lifecycle
     rng: random.Random
+    num_stages: int  # of the run
+    emit: Callable[[Event], None]
     is_founder: bool = False
     fits: tuple[int, ...] = ()  # stages that fit the trainer's devices, once it has told
+    _shown: int = 0  # the stage that was emitted last, counted from one
+
+    def show_held(self) -> None:
+        """Announce the stage of the last start, or of a move since, before the trainer is there. Raises BadSettings as `choose`."""
+        held = held_stage(self.home)
+        if held is not None and held <= self.num_stages:
+            self._hold(held)
 
     async def choose(self, stages: tuple[int, ...]) -> int:
         """Choose one of the stages that fit, from 0, and keep the choice in the home. Raises BadSettings if that is unreadable."""
@@ -58,8 +68,14 @@ class StageChoice:
             await self.presence.first_look(FIRST_LOOK_S)
             chosen = await self._reconsidered(min(stages, key=self._need), stages)
             write_whole(self.home.stage, f"{chosen + 1}\n".encode())
-        self.lifecycle.hold(chosen + 1)
+        self._hold(chosen + 1)
         return chosen
+
+    def _hold(self, stage: int) -> None:
+        self.lifecycle.hold(stage)
+        if stage != self._shown:
+            self._shown = stage
+            self.emit(StageHeld(stage, self.num_stages))
 
     async def _reconsidered(self, first: int, stages: tuple[int, ...]) -> int:
         """Announce a choice, and return it, or a stage that has fewer other holders by then.
@@ -127,11 +143,15 @@ def make_carrying(
     groups: SybilGroups,
     rng: random.Random,
     emit: Callable[[Event], None],
+    gave_weights: Callable[[PeerId, float], bool],
 ) -> Carrying:
-    """Make what carries the hops of a peer that holds a stage. `membership` is on terms that hold the stage."""
+    """Make what carries the hops of a peer that holds a stage. `membership` is on terms that hold the stage.
+
+    `gave_weights` returns whether a peer has had weights of ours since a moment; loop time.
+    """
     stage = membership.terms.stage
     assert stage is not None
-    report = StageReport(stage, exchange.book, emit)
+    report = StageReport(stage, exchange.book, emit, gave_weights)
     pipeline = Pipeline(
         Carrier(stage, rng, hop_numbers(rng)),
         own.link,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import random
 import shutil
 import time
@@ -175,7 +176,7 @@ class Ward:
         while True:
             await asyncio.sleep(ASK_S)
             await self._look()
-            is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S
+            is_lost = self._sign_s is not None and loop_s() - self._sign_s >= LOST_S and self._hears_others(self._sign_s)
             obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
             may_move = self._empty_stage or (is_lost and not obstacle)
@@ -189,7 +190,7 @@ class Ward:
         """Ask the holders of the higher stage if there is no sign of any, then our mates: their answers show that our line is not down."""
         now_s, book = loop_s(), self.sources.book
         self._answered_s = {peer: at_s for peer, at_s in self._answered_s.items() if book.get(peer).stage == self.stage}
-        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.is_partner] + list(self._answered_s.values())
+        signs = [entry.seen_s for entry in self._claimed(self.stage) if entry.has_worked] + list(self._answered_s.values())
         self._sign_s = max([*signs, *(at_s for at_s in (self._sign_s, self._back_s) if at_s is not None)], default=None)
         if (empty_stage := self.find_empty_stage()) != self._empty_stage:
             self._empty_stage, self._silent = empty_stage, Lasting()
@@ -201,6 +202,11 @@ class Ward:
             self._silent = Lasting()
         else:
             await self._ask_mates()
+
+    def _hears_others(self, sign_s: float) -> bool:
+        """Return whether a mate answers now, or others gave signs long after this one, of the higher stage: else our line may be down."""
+        others = (entry.seen_s for entry in self.sources.book.seen_lately(loop_s()) if entry.stage != self.stage)
+        return bool(self.mates.answered) or max(others, default=-math.inf) - sign_s >= LOST_S
 
     async def _ask_mates(self) -> None:
         await self.mates.ask(self._asked_mates())
@@ -236,7 +242,7 @@ class Ward:
         """Ask those that claim the higher stage, known ones first. A known one that refuses is there too; others may lack its weights."""
 
         def is_known(entry: KnownPeer) -> bool:
-            return entry.is_partner or entry.peer_id in self._answered_s
+            return entry.has_worked or entry.peer_id in self._answered_s
 
         claimed = self._claimed(self.stage)
         asked = sorted(self.rng.sample(claimed, len(claimed)), key=is_known, reverse=True)[:ASKED]

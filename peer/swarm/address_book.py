@@ -41,6 +41,8 @@ LONG_S = 2.0  # after a longer meeting the partner waits for as long as it took,
 MOST_TURNS = 8  # ...or this: a slow one must not hold a fragment, and keep others out, for more than its share of the time
 LONG_TIMES = 2.0  # as long as meetings with the others usually take, at least: else it is no sign of anything, as on slow lines
 FEWEST_OTHERS = 0.5  # of the places of an invite: so many others must be there to go before all of it
+PARTNER_HOPS = 16  # answered between us in a staged run, until a peer is no stranger to admission...
+HOP_S = 2.0  # ...of each span of so long one counts: many keys cannot earn that in a moment
 AVOIDED = 3  # last partners that are skipped, if there are enough others
 
 
@@ -62,7 +64,8 @@ class KnownPeer:
     rests_until_s: float = 0.0  # the same, whatever it announces: what it has sent is wrong
     network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
     was_met: bool = False  # a meeting with it completed in an earlier session
-    has_carried: bool = False  # in a staged run: hops were answered between us, in this session or an earlier one
+    num_hops: int = 0  # in a staged run: answered between us, in this session or earlier ones; one in HOP_S, PARTNER_HOPS at most
+    hop_s: float = -math.inf  # when the last one of these was
     meetings: int = 0  # completed with it
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
@@ -116,9 +119,19 @@ class KnownPeer:
         return self.meetings > 0 or self.was_met
 
     @property
-    def is_partner(self) -> bool:
-        """Whether a meeting or a hop with it has ever completed: it is no stranger to admission, and keeps its entry."""
+    def has_carried(self) -> bool:
+        """Whether a hop was ever answered between us."""
+        return self.num_hops > 0
+
+    @property
+    def has_worked(self) -> bool:
+        """Whether a meeting or a hop with it has ever completed."""
         return self.has_met or self.has_carried
+
+    @property
+    def is_partner(self) -> bool:
+        """Whether a meeting, or hops for half a minute, completed with it: it is no stranger to admission, and keeps its entry."""
+        return self.has_met or self.num_hops >= PARTNER_HOPS
 
     @property
     def is_familiar(self) -> bool:
@@ -246,10 +259,11 @@ class AddressBook:
             outside = {other.place: other.typical_s for other in partners if origin not in other.seen_origins}
             self._go_behind(origin, len(inside), outside.values(), now_s, took_s)
 
-    def note_carried(self, peer_id: PeerId) -> None:
+    def note_carried(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
-        if peer_id in self._entries:
-            self._entries[peer_id].has_carried = True
+        entry = self._entries.get(peer_id)
+        if entry is not None and now_s - entry.hop_s >= HOP_S:
+            entry.num_hops, entry.hop_s = min(PARTNER_HOPS, entry.num_hops + 1), now_s
 
     def note_hop(self, peer_id: PeerId, now_s: float) -> None:
         """Note a hop, or an answer to one, as a sign of a live peer; one that has left stays away."""
@@ -357,6 +371,11 @@ class AddressBook:
         """Return when a holder of a stage, counted from one, was last seen, live or not; None if none ever was."""
         return max((entry.seen_s for entry in self._entries.values() if entry.stage == stage), default=None)
 
+    @property
+    def heard_s(self) -> float | None:
+        """When any peer last gave a sign; None if none is known."""
+        return max((entry.seen_s for entry in self._entries.values()), default=None)
+
     def reachable(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers whose last contact did not fail."""
         return [entry for entry in self.live(now_s) if not entry.failures]
@@ -429,7 +448,7 @@ class AddressBook:
         """Return the best peers and the bans as a file for the next session; `unix_s`: the time for `saved_s`."""
         known = [
             {"peer": str(entry.peer_id), "addresses": list(entry.addresses), "met": entry.has_met}
-            | ({"carried": True} if entry.has_carried else {})
+            | ({"carried": entry.num_hops} if entry.has_carried else {})
             for entry in self._best(now_s)
         ]
         bans = [{"peer": str(peer), "banned_for_s": until_s - now_s} for peer, until_s in self._banned_until_s.items() if until_s > now_s]
@@ -445,7 +464,7 @@ class AddressBook:
                     self.add_address(peer_id, str(address), now_s)
                 if peer_id in self._entries:
                     self._entries[peer_id].was_met = bool(line.get("met", False))
-                    self._entries[peer_id].has_carried = bool(line.get("carried", False))
+                    self._entries[peer_id].num_hops = min(PARTNER_HOPS, max(0, int(line.get("carried", 0))))
             for line in content["banned"]:
                 self._banned_until_s[PeerId.from_text(line["peer"])] = now_s + min(BAN_S, float(line["banned_for_s"]))
             self.saved_s = None if (saved_s := content.get("saved_s")) is None else float(saved_s)
@@ -453,7 +472,9 @@ class AddressBook:
             return
 
     def _best(self, now_s: float) -> list[KnownPeer]:
-        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, not entry.is_partner, -entry.seen_s))[:KEPT]
+        return sorted(self.known(now_s), key=lambda entry: (-entry.meetings, not entry.is_partner, not entry.has_carried, -entry.seen_s))[
+            :KEPT
+        ]
 
     def _is_live(self, entry: KnownPeer, now_s: float) -> bool:
         return now_s - entry.seen_s < FORGET_S and not entry.paused and not self.is_banned(entry.peer_id, now_s)

@@ -146,9 +146,9 @@ def wanted(view: SyncView) -> Wanted | None:
     return _near_step(view, view.typical_steps, own + 1) if view.is_gated else None
 
 
-def fragment_to_sync(view: SyncView) -> Wanted:
-    """Return what a source of fragments must be like: at about the typical global step."""
-    return _near_step(view, view.typical_steps)
+def fragment_to_sync(view: SyncView, earliest_step: int = 0) -> Wanted:
+    """Return what a source of fragments must be like: at about the typical global step, and not behind `earliest_step`."""
+    return _near_step(view, view.typical_steps, earliest_step)
 
 
 def _is_apart(view: SyncView) -> bool:

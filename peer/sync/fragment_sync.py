@@ -72,8 +72,13 @@ class FragmentSync:
     _names: itertools.count[int] = field(default_factory=itertools.count)
 
     async def run(self, check: Callable[[Contents], None]) -> None:
-        """Sync each stale fragment once, from any source; `check` raises for a header whose bytes are not wanted."""
+        """Sync each stale fragment once; `check` raises for a header whose bytes are not wanted.
+
+        Any peer is a source. Of a stage, which no loss judges, one that we have met is, if there is any.
+        """
         reachable = self.sources.book.reachable(loop_s())
+        if self.sources.book.stage:
+            reachable = [peer for peer in reachable if peer.has_met] or reachable
         peers = [peer for peer in reachable if peer.peer_id not in self._refused] or reachable
         self.sources.rng.shuffle(peers)
         if len(peers) < AT_ONCE:

@@ -134,6 +134,11 @@ class StateSource:
         given = self._given.get(partner)
         return given is not None and given.is_taken(within_s=TAKING_S)
 
+    def gave_weights(self, partner: PeerId, since_s: float) -> bool:
+        """Return whether a peer has had a part of our state, or a fragment, since then; loop time, some minutes ago at most."""
+        given = self._given.get(partner)
+        return given is not None and given.last_s >= since_s
+
     @property
     def fetching(self) -> set[PeerId]:
         """Return the peers that take our result, at the slowest rate that peers wait for at least: others could hold us here for hours."""

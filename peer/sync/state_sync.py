@@ -46,6 +46,9 @@ PACE = 4  # no partner is believed to be so many times as fast as before
 MEASURED_S = STEP_BACK_S / 2  # of training tell our own rate, and a partner that went on alone has not set its global step back by then
 MISSED_SHARE = 1.25  # of what our own rate gives since we left: partners that went on may be a little faster than we are
 BACK_S = 120.0  # after an absence, to look for partners that went on without us
+OLD_SHARE = 10  # of the allowed gap: a meeting of weights so far apart would take the newer ones back by half of that
+MATES_S = 10.0  # after a restart, for the mates to tell their global steps: they may start at the same time
+UNSYNCED_S = 60.0  # in which no mate gives a fragment, until a restarted holder of a stage meets with its own weights
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
@@ -56,6 +59,14 @@ class ReturnPoint:
     global_step: int
     own_steps: int
     at_s: float  # loop time
+
+
+@dataclass(slots=True)
+class RestoredWeights:
+    """Weights of a checkpoint that is older than those of a mate."""
+
+    least_step: int  # of weights that are of use
+    synced_s: float  # when a fragment was last brought up to date; loop time
 
 
 @dataclass(slots=True)
@@ -95,6 +106,8 @@ class StateSync:
     _too_far: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # who refused us since the last completed meeting
     _gated: deque[PeerId] = field(default_factory=lambda: deque(maxlen=REMEMBERED))  # likewise: partners whose gate, or at ours
     _met_s: float = -math.inf  # when the last meeting completed
+    _own_steps: int = 0  # at the last look while training
+    _restored: RestoredWeights | None = None  # of a stage, while they are brought up to date
     _began: tuple[int, float] | None = None  # our global step when we first looked while training, and that loop time
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
@@ -145,8 +158,14 @@ class StateSync:
             elif lifecycle.may_meet and lifecycle.phase is RunPhase.TRAIN:
                 self._waiting_s, self._is_unserved = None, False
                 self._began = self._began or (lifecycle.global_step, loop_s())
+                is_restored = self._is_restored() or (self._returned is None and self.away_s > 0.0)
+                self._own_steps = lifecycle.own_steps
                 self._returned = self._returned or ReturnPoint(lifecycle.global_step, lifecycle.own_steps, loop_s())
+                if is_restored and self.groups.book.stage:
+                    await self._compare_with_mates()
                 await self._carry_out()
+            elif self._restored is not None and lifecycle.phase is RunPhase.FINISH:
+                self._restored, lifecycle.stale = None, set()  # the last averaging is for all
             await self._wait()
 
     async def _wait(self) -> None:
@@ -155,8 +174,48 @@ class StateSync:
         while loop_s() < until_s:
             await asyncio.sleep(COMPANY_S)
             self._forget_absent()
-            if self.lifecycle.state is LifecycleState.WAITING or self.lifecycle.stale or self._is_ending():
+            is_waiting = self.lifecycle.state is LifecycleState.WAITING
+            if is_waiting or self.lifecycle.stale or self._is_restored() or self._is_ending():
                 return
+            self._own_steps = self.lifecycle.own_steps
+
+    def _is_restored(self) -> bool:
+        """Return whether the trainer has gone back to a checkpoint since the last look."""
+        return self.lifecycle.own_steps < self._own_steps
+
+    async def _compare_with_mates(self) -> None:
+        """Have the weights of a stage synced before any meeting, if they are a checkpoint's and a mate that we have met has newer ones.
+
+        A meeting would take the newer ones back, and no loss of its own tells a stage which ones are better. Until the mates have told
+        their global steps, no fragment is met about.
+        """
+        lifecycle, gap_steps, is_old = self.lifecycle, self.membership.terms.max_clock_gap_steps, False
+        if lifecycle.stale:
+            return
+        own_step = lifecycle.global_step
+        restored = RestoredWeights(own_step + gap_steps // OLD_SHARE, loop_s())
+        lifecycle.stale = set(range(len(self.membership.terms.fragments)))
+        try:
+            await self.presence.first_look(FIRST_LOOK_S)
+            steps = await self.transfer.ask_partners(MATES_S)
+            is_old = any(restored.least_step <= step <= own_step + gap_steps for step in steps)
+        finally:
+            self._restored = restored if is_old else None
+            lifecycle.stale = lifecycle.stale if is_old else set()
+
+    async def _sync_fragments(self) -> None:
+        """Bring stale fragments up to date. Restored weights are met with as they are where no mate gives newer ones."""
+        restored, stale = self._restored, set(self.lifecycle.stale)
+        least_step = restored.least_step if restored else 0
+        await self.fragments.run(lambda header: fragment_to_sync(self.view(), least_step).check_global_step(header))
+        if restored is None:
+            return
+        if self.lifecycle.stale != stale:
+            restored.synced_s = loop_s()
+        elif loop_s() - restored.synced_s >= UNSYNCED_S:
+            self.lifecycle.stale = set()
+        if not self.lifecycle.stale:
+            self._restored = None
 
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.
@@ -215,7 +274,7 @@ class StateSync:
             case Act.TAKE_RESULT:
                 await self.agreement.take(found)
             case Act.SYNC_FRAGMENTS:
-                await self.fragments.run(lambda header: fragment_to_sync(self.view()).check_global_step(header))
+                await self._sync_fragments()
             case Wanted() if is_waiting:
                 await self.transfer.take_over(lambda: wanted(self.view()) or decision)
             case Wanted():

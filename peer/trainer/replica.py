@@ -60,6 +60,11 @@ class Replica:
         return self.manifest.run.total_steps
 
     @property
+    def num_gathered(self) -> int:
+        """The tokens whose gradient the next inner step takes: of a stage, whose step waits for micro-batches."""
+        return 0
+
+    @property
     def plan(self) -> ModelPlan:
         """The sizes on the wire that follow from model and codec."""
         return model_plan([fragment.codec for fragment in self.fragments], self.manifest.outer.alpha)

@@ -123,7 +123,7 @@ class StageLoop:
         self._batch: tuple[int, Tensor] | None = None  # the last one read, with its step
         self._to_measure: deque[Tensor] = deque()
         self._losses: list[float] = []  # of the micro-batches in the gradient
-        self._num_tokens = 0
+        self.num_tokens = 0  # likewise; the caller may read it
         self.devices.compute_as(self.computing)
 
     def emit_computing(self, reason: str) -> None:
@@ -150,11 +150,11 @@ class StageLoop:
                 return None
             request, session = found
             self.hops.reply(self._answer(request), session)
-        loss, num_tokens = math.fsum(self._losses) / len(self._losses), self._num_tokens
+        loss, num_tokens = math.fsum(self._losses) / len(self._losses), self.num_tokens
         if len(self._losses) > self._in_batch:
             self.devices.scale(self._in_batch / len(self._losses))  # each micro-batch was added as a part of one batch
         norm = self.devices.clip(self._clip_norm)
-        self._losses, self._num_tokens = [], 0
+        self._losses, self.num_tokens = [], 0
         return torch.tensor(loss), norm.to("cpu"), num_tokens
 
     @property
@@ -190,7 +190,7 @@ class StageLoop:
         self._drop_gradient()
 
     def _drop_gradient(self) -> None:
-        self._losses, self._num_tokens = [], 0
+        self._losses, self.num_tokens = [], 0
         self.devices.clear()
 
     @property
@@ -340,7 +340,7 @@ class StageLoop:
     def _count(self, name: str, loss: float, tokens: Tensor) -> None:
         keep_newest(self._added, name, None, NAMES_KEPT)
         self._losses.append(loss)
-        self._num_tokens += int(num_targets(tokens))
+        self.num_tokens += int(num_targets(tokens))
 
     def _need_new(self, under_way: UnderWay) -> None:
         if under_way.name in self._added:

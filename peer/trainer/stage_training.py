@@ -95,6 +95,11 @@ class StageReplica(TextReplica):
         return super().last_step - (self.program.corpus is None)
 
     @property
+    def num_gathered(self) -> int:
+        """The tokens of the micro-batches that have come back since the last step."""
+        return self.program.inner.num_tokens
+
+    @property
     def plan(self) -> ModelPlan:
         """The sizes on the wire, those of hops too."""
         return replace(super().plan, stage=self.program.inner.terms, next_state_bytes=self.program.inner.next_state_bytes)

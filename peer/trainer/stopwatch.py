@@ -6,6 +6,7 @@ import contextlib
 import math
 import operator
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final, Literal
@@ -18,6 +19,8 @@ from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.errors import BadSettings
 
 REPORT_S: Final = 1.0  # between two reports to the supervisor
+RATE_S: Final = 10.0  # of training, at least, behind the reported rate: micro-batches of a stage come in bursts
+RATE_REPORTS: Final = 4  # at least, behind the rate: both passes of a micro-batch that takes minutes
 
 Blocker = Literal["meetings", "checkpoints"]
 """What blocks a trainer between inner steps."""
@@ -66,6 +69,8 @@ class Stopwatch:
         self.starved_s = 0.0  # at a stage, without work; not part of `train_s`
         self._steps: list[InnerStep] = []  # since the last report
         self._reported_s = self._now_s()
+        self._rate = TrainingRate()
+        self._has_trained = False  # since the last report
         self._start_cpu_s = time.process_time()
 
     @contextlib.contextmanager
@@ -83,6 +88,9 @@ class Stopwatch:
         """Count some time as training; for `queued_s` of it the machine ran other programs."""
         self.train_s += spent_s
         self.computing_s += max(0.0, spent_s - queued_s)
+        if not self._has_trained:
+            self._has_trained = True
+            self._rate.begin(self._now_s() - spent_s)
 
     @contextlib.contextmanager
     def blocked(self, by: Blocker) -> Iterator[None]:
@@ -116,17 +124,48 @@ class Stopwatch:
 
     def notify(self, replica: Replica, coding_cpu_s: float) -> float:
         """Emit the trainer's progress; `coding_cpu_s` is the processor time of the exchange's thread. Return the mean loss, else NaN."""
-        passed_s = max(1e-9, self._now_s() - self._reported_s)
         self._reported_s = self._now_s()
         so_far = replica.own_steps, replica.global_step, replica.tokens
         blocked_s, cpu_s = sum(self.blocked_s.values()), time.process_time() + replica.program.cpu_s()
         training_cpu_s = cpu_s - self._start_cpu_s - coding_cpu_s
         spent_s = self.train_s, blocked_s, training_cpu_s, coding_cpu_s, self.blocked_s["checkpoints"], self.evaluation_s, self.starved_s
         loss, rate = mean_loss(self._steps), self._steps[-1].learning_rate if self._steps else math.nan
-        tokens_per_s = sum(step.num_tokens for step in self._steps) / passed_s
+        num_tokens = sum(step.num_tokens for step in self._steps)
+        tokens_per_s = self._rate.after(self._reported_s, num_tokens, replica.num_gathered, has_trained=self._has_trained)
+        self._has_trained = False
         self._emit(StepDone(*so_far, loss, rate, tokens_per_s, *spent_s))
         self._steps.clear()
         return loss
+
+
+class TrainingRate:
+    """Tokens a second over the last RATE_S of training, and over RATE_REPORTS reports at least; 0 where nothing was trained since the last.
+
+    A stage may need minutes for a step, so the micro-batches in the gradient count before it.
+    """
+
+    def __init__(self) -> None:
+        self._since_s = 0.0  # the last report, or the beginning of training
+        self._gathered = 0  # tokens in the gradient at the last report
+        self._reports: deque[tuple[float, int]] = deque()  # seconds, and tokens trained in them
+
+    def begin(self, now_s: float) -> None:
+        """Note that training begins, or goes on."""
+        self._since_s = self._since_s if self._reports else now_s
+
+    def after(self, now_s: float, num_tokens: int, num_gathered: int, *, has_trained: bool) -> float:
+        """Return the rate, where the steps since the last report held so many tokens, and the gradient of the next one holds so many."""
+        trained = max(0, num_tokens + num_gathered - self._gathered)  # less where a gradient was dropped
+        self._gathered = num_gathered
+        if not has_trained:
+            self._reports.clear()
+            return 0.0
+        self._reports.append((now_s - self._since_s, trained))
+        self._since_s = now_s
+        seconds = math.fsum(passed_s for passed_s, _ in self._reports)
+        while len(self._reports) > RATE_REPORTS and seconds - self._reports[0][0] >= RATE_S:
+            seconds -= self._reports.popleft()[0]
+        return sum(tokens for _, tokens in self._reports) / max(1e-9, seconds)
 
 
 def mean_loss(steps: Iterable[InnerStep]) -> float:

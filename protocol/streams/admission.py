@@ -57,7 +57,7 @@ class InboundConnection:
     drop: Callable[[], object]  # ends the connection at once
     carried: Callable[[], int]  # returns the bytes so far, in both directions
     observed: str = ""  # remote multiaddr; empty if unknown
-    is_met: bool = False  # this peer has completed a meeting, or a hop, with the partner
+    is_met: bool = False  # this peer has completed a meeting, or enough hops, with the partner
     purpose: Purpose | None = None  # of the current or the last call; None before the first call
     has_sent: bool = False  # the caller has sent a message in this call
     is_over: bool = False  # the call has ended, the connection has not

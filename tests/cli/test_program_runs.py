@@ -12,7 +12,7 @@ import pytest
 from gossamer.cli.figures import COLUMNS, columns, line
 from gossamer.cli.page.peers import shown
 from gossamer.cli.status import description
-from gossamer.peer.machine.events import RunKnown, StepDone
+from gossamer.peer.machine.events import RunKnown, StateChanged, StepDone
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, of_events
 from gossamer.protocol.identity import Identity
@@ -74,12 +74,13 @@ def test_invites_are_written_and_taken_back(shell: Shell) -> None:
 
 
 def training() -> Status:
-    return of_events([RunKnown.of(program_manifest(RUN)), StepDone(5, 9, 640, 2.5, 0.1, 128.0, 1.0, 0.0, 1.0, 0.0)])
+    step = StepDone(5, 9, 640, 2.5, 0.1, 128.0, 1.0, 0.0, 1.0, 0.0)
+    return of_events([RunKnown.of(program_manifest(RUN)), StateChanged("training", ""), step])
 
 
 def test_the_status_counts_in_the_runs_unit(shell: Shell) -> None:
     peer = Running(shell)
-    peer.status = replace(training(), state="training", peer_id=peer.status.peer_id)
+    peer.status = replace(training(), peer_id=peer.status.peer_id)
     text = peer.during(lambda: shell("status")).out
     assert f"program    {WORDS}\n" in text
     assert "640 images in 5 steps" in text and "128 images/s now" in text

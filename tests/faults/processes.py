@@ -17,6 +17,7 @@ import psutil
 from gossamer.cli.local_swarm import LocalSwarm, local_swarm
 from gossamer.peer.machine.events import MeetingDone, StepDone, from_line
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import has_stepped
 from tests.peer.family import everybody, family, gone
 from tests.peer.waiting import wait_until
 
@@ -66,7 +67,7 @@ class Victim:
                 if line.endswith(b"\n"):
                     self._read_bytes += len(line)
                     event = from_line(line)
-                    self.steps += [event] if isinstance(event, StepDone) and event.tokens_per_second else []
+                    self.steps += [event] if isinstance(event, StepDone) and has_stepped(event) else []
                     self._num_completed += isinstance(event, MeetingDone) and event.outcome == "completed"
         return len(self.steps)
 

@@ -29,10 +29,10 @@ def staged(folder: Path, *stages: int, count: int = 2, met: bool = True) -> Stag
     return run
 
 
-def know(holder: Holder, others: Sequence[PeerId], *, met: bool) -> None:
+def know(holder: Holder, others: Sequence[PeerId], *, met: bool, saved_s: float | None = None) -> None:
     """Give a holder the address book of an earlier session: scripted trainers exchange no weights, so holders meet nobody in this one."""
     known = [{"peer": str(other), "addresses": list(ADDRESSES), "met": met} for other in others]
-    holder.home.peers.write_text(json.dumps({"saved_s": None, "known": known, "banned": []}))
+    holder.home.peers.write_text(json.dumps({"saved_s": saved_s, "known": known, "banned": []}))
 
 
 async def refuse(stream: Stream) -> None:

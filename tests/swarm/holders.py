@@ -53,6 +53,7 @@ from gossamer.protocol.streams.transport import Purpose, Stream
 from tests.protocol.scripted import ScriptedNetwork
 
 TOKEN_BYTES, VALUE_BYTES, IN_BATCH = 36, 300_000, 4  # several chunks, so that faults fall between them
+FRAGMENT_BYTES = 1000  # of the only one, coded
 ADDRESSES = ("/ip4/192.0.2.1/tcp/4001",)
 PROGRESS_S = 1.0
 STILL = "the scripted trainer exchanges no weights"
@@ -83,10 +84,13 @@ class ScriptedTrainer:
     lost: list[int] = field(default_factory=list)
     asked_late: list[int] = field(default_factory=list)  # hops about which a request came after the notice of their end
     adopted: list[int] = field(default_factory=list)  # global steps of states of other peers
+    synced: list[int] = field(default_factory=list)  # likewise of fragments
+    coded: int = 0  # fragments for others
     wrong_bytes: int = 0  # added to the size of each output
     lies: bool = False  # answers hops with other bytes than honest holders
     state: bytes = bytes(800)  # that others fetch
     picky_at: int | None = None  # the stage at which it adopts no state
+    gives_fragments: bool = True
     built_s: float = 0.0  # until its model is there
     is_up: bool = True
     has_begun: bool = False
@@ -110,7 +114,7 @@ class ScriptedTrainer:
     def plan(self) -> ModelPlan:
         assert self.stage is not None
         stage = StageTerms(self.stage, self.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH)
-        return ModelPlan(16, (FragmentTerms(0, 1000, 0),), len(self.state), stage, next_state_bytes=800)
+        return ModelPlan(16, (FragmentTerms(0, FRAGMENT_BYTES, 0),), len(self.state), stage, next_state_bytes=800)
 
     # ------------------------------------------------------------------ the node's end of the link
 
@@ -154,6 +158,12 @@ class ScriptedTrainer:
         if isinstance(request, messages.CopyState):
             self.payloads.write(request.name, self.state)
             return messages.Written(request.name, "")
+        if isinstance(request, messages.SketchSlow | messages.CodeSlow | messages.DecodeSlow):
+            return self._sync(request)
+        if isinstance(request, messages.MoveFragments):
+            self.synced.append(request.global_step)
+            self.base_step += max(0, request.global_step - self.global_step)
+            return messages.FragmentsMoved(request.name, {name: 0.0 for names in request.sources for name in names}, "")
         if isinstance(request, messages.Adopt):
             if self.picky_at == self.stage:
                 return messages.Adopted(request.name, False, "it is too large", is_sound=False)
@@ -232,6 +242,16 @@ class ScriptedTrainer:
         self._add(request.hop)
         return Returned(request.hop, request.loss, odd, "other bytes" if odd is not None else "", self.global_step)
 
+    def _sync(self, request: messages.SketchSlow | messages.CodeSlow | messages.DecodeSlow) -> messages.Written:
+        if isinstance(request, messages.SketchSlow):
+            self.payloads.write(messages.payload_name(request.name, messages.File.OWN_SKETCH), b"")
+        if isinstance(request, messages.CodeSlow):
+            if not self.gives_fragments:
+                return messages.Written(request.name, STILL)
+            self.coded += 1
+            self.payloads.write(messages.payload_name(request.name, messages.File.OWN_PAYLOAD), bytes(FRAGMENT_BYTES))
+        return messages.Written(request.name, "")
+
     def _need(self, hop: int, file: HopFile) -> None:
         assert hop in self.lost or len(self.payloads.read(hop_file(hop, file))) == VALUE_BYTES
 
@@ -272,6 +292,7 @@ class Holder:
         self.num_moves = 0
         self.state = bytes(800)  # that its trainers give
         self.picky_at: int | None = None  # likewise: the stage at which they adopt no state
+        self.gives_fragments = True  # likewise
         self._num_starts = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -305,7 +326,7 @@ class Holder:
         self.trainer = ScriptedTrainer(
             self.payloads, self.fits, run.manifest.num_stages, self.service_s, total_steps=run.manifest.run.total_steps
         )
-        self.trainer.state, self.trainer.picky_at = self.state, self.picky_at
+        self.trainer.state, self.trainer.picky_at, self.trainer.gives_fragments = self.state, self.picky_at, self.gives_fragments
         self.trainer.budget.total_steps = run.manifest.run.total_steps
         if self.saved_step is not None:
             self.trainer.base_step, self.trainer.has_begun = self.saved_step, True

@@ -9,7 +9,7 @@ import pytest
 
 from gossamer.peer.link.messages import HopFile
 from gossamer.peer.machine.config import NODE
-from gossamer.peer.machine.states import NO_HOLDER
+from gossamer.peer.machine.states import NO_HOLDER, NO_LINE
 from gossamer.peer.meeting.line import Direction
 from gossamer.peer.node.carrying import LOOK_S
 from gossamer.peer.pipeline.hop import HopState
@@ -141,12 +141,14 @@ def test_a_stage_that_nobody_holds_is_reported_with_a_way_out_and_the_run_goes_o
         last.kill()
         await asyncio.sleep(15.0)
         state, reason, way_out = first.described()
-        assert (state, way_out) == ("waiting", NO_HOLDER) and reason.startswith("nobody holds stage 2 of 2, last seen"), "within 15 s"
+        assert (state, way_out) == ("waiting", NO_HOLDER) and reason.startswith("no holder of stage 2 of 2 is in reach, last seen"), (
+            "within 15 s"
+        )
         steps = first.trainer.steps
         await asyncio.sleep(400.0)
         assert first.trainer.steps == steps
         state, reason, way_out = first.described()
-        assert (state, way_out) == ("waiting", NO_HOLDER)
+        assert (state, way_out) == ("waiting", NO_LINE) and reason.startswith("no other peer is in reach"), "it cannot tell by itself"
         last.start()
         await run.until(lambda: first.trainer.steps > steps + 2, 70.0)
         await asyncio.sleep(6.0)

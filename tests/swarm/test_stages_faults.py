@@ -11,8 +11,11 @@ import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.stage_report import CLAIM_S
+from gossamer.peer.swarm.address_book import HOP_S, PARTNER_HOPS
 from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
+from gossamer.peer.sync.state_sync import UNSYNCED_S
 from gossamer.protocol.limits import RECORD_NEWS_S
+from tests.swarm.claims import know
 from tests.swarm.holders import IN_BATCH, Holder, StagedRun, play
 from tests.swarm.test_stages_hostile import MALLORY, greeted
 
@@ -84,7 +87,8 @@ def test_without_any_holder_of_a_stage_the_others_say_so_and_rest_until_one_is_b
         before, cpu_s, began_s = [holder.trainer.steps for holder in left], time.process_time(), now_s()
         for holder in left:
             state, reason, way_out = holder.described()
-            assert (state, way_out) == ("waiting", NO_HOLDER) and reason.startswith(f"nobody holds stage {stage + 1} of 2, last seen")
+            assert (state, way_out) == ("waiting", NO_HOLDER)
+            assert reason.startswith(f"no holder of stage {stage + 1} of 2 is in reach, last seen")
         await asyncio.sleep(away_s)
         assert [holder.trainer.steps for holder in left] == before
         assert time.process_time() - cpu_s < 0.05 * (now_s() - began_s), "a twentieth of a core"
@@ -237,6 +241,64 @@ def test_the_claim_of_a_dead_holder_hides_no_lost_steps(stage: int, tmp_path: Pa
     play(StagedRun(tmp_path, 2, 4), story)
 
 
+@pytest.mark.parametrize("steps_behind", [-10, 100])
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_holder_that_comes_back_from_an_older_checkpoint_takes_the_weights_of_its_mate(
+    stage: int, steps_behind: int, tmp_path: Path
+) -> None:
+    """It is near enough to carry hops at once: a meeting would take the mate back by half of the steps that it lacks."""
+
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(stage)
+        know(victim, [mate.peer_id], met=True, saved_s=run.network.now_s())
+        returned = Returned(run, victim)
+        await returned.come_back(FAR_STEPS, FAR_STEPS - steps_behind)
+        if steps_behind == 100:
+            await run.until(lambda: victim.trainer.synced, 20.0)
+            assert victim.trainer.synced[0] >= FAR_STEPS and mate.trainer.coded == 1
+        await run.until(lambda: victim.peer.lifecycle.may_meet and not victim.peer.lifecycle.stale, 20.0)
+        await keeps_training(run, run.holders)
+        assert not mate.trainer.synced and not victim.trainer.adopted
+        assert bool(victim.trainer.synced) == (steps_behind == 100)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_both_holders_of_a_stage_that_come_back_do_not_wait_for_each_other(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        older, newer = run.of(1)
+        for one, other in ((older, newer), (newer, older)):
+            know(one, [other.peer_id], met=True, saved_s=run.network.now_s())
+        for holder in run.holders:
+            holder.kill()
+            holder.saved_step = FAR_STEPS
+        older.saved_step = FAR_STEPS - 100
+        await asyncio.sleep(5.0)
+        for holder in run.holders:
+            holder.start()
+        await run.until(lambda: older.trainer.synced, 20.0)
+        assert not newer.trainer.synced and not newer.peer.lifecycle.stale
+        await keeps_training(run, run.holders)
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
+def test_a_holder_meets_with_its_own_weights_where_the_mate_with_newer_ones_gives_none(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(1)
+        know(victim, [mate.peer_id], met=True, saved_s=run.network.now_s())
+        mate.gives_fragments = False
+        returned = Returned(run, victim)
+        await returned.come_back(FAR_STEPS, FAR_STEPS - 100)
+        await run.until(lambda: victim.peer.lifecycle.stale, 20.0)
+        await asyncio.sleep(UNSYNCED_S / 2)
+        assert victim.peer.lifecycle.stale and victim.trainer.steps >= 2, "it trains meanwhile"
+        await run.until(lambda: not victim.peer.lifecycle.stale, UNSYNCED_S)
+        assert not victim.trainer.synced
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
 def test_a_neighbour_that_lacks_the_same_steps_hides_no_lost_ones(tmp_path: Path) -> None:
     """The only holder of the last stage and one of two drivers come back; they hear the other driver a minute later."""
 
@@ -258,6 +320,26 @@ def test_a_neighbour_that_lacks_the_same_steps_hides_no_lost_ones(tmp_path: Path
     play(StagedRun(tmp_path, 2, 2), story)
 
 
+@pytest.mark.parametrize("joins_s", [0.0, 100.0])
+def test_a_newcomer_hides_no_lost_steps(joins_s: float, tmp_path: Path) -> None:
+    """The only other holder of the stage is dead; a newcomer takes the weights of the one that came back from an older checkpoint."""
+
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(1)
+        returned = Returned(run, victim, mate)
+        returned.victims = (victim,)
+        for holder in run.holders:
+            holder.service_s = 2.0  # minutes pass with few events
+        await returned.come_back(FAR_STEPS, FAR_STEPS - 20)
+        await asyncio.sleep(joins_s)
+        newcomer = run.add(fits=(1,)).start()
+        await run.until(lambda: newcomer.trainer.adopted, 60.0)
+        await run.until(lambda: victim.status.lost_steps, CLAIM_S + RECORD_NEWS_S + 60.0 - joins_s)
+        assert 15 <= victim.status.lost_steps <= 40, "those of its slow minutes too"
+
+    play(StagedRun(tmp_path, 2, 4), story)
+
+
 def test_a_holder_that_comes_back_far_ahead_of_all_goes_back_after_a_while(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         victim = run.of(1)[0]
@@ -277,8 +359,7 @@ def test_a_partner_of_a_lane_is_no_stranger(tmp_path: Path) -> None:
 
     async def story(run: StagedRun) -> None:
         first, last = run.of(0)[0], run.of(1)[0]
-        await run.until(lambda: all(holder.trainer.steps >= 2 for holder in run.holders))
-        assert first.peer.has_met(last.peer_id) and last.peer.has_met(first.peer_id)
+        await run.until(lambda: first.peer.has_met(last.peer_id) and last.peer.has_met(first.peer_id), 2 * PARTNER_HOPS * HOP_S)
         await greeted(run, victim=0, stage=1)
         await asyncio.sleep(5.0)
         assert MALLORY.peer_id in [lane.partner for lane in first.pipeline.carrier.down.values()]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -13,14 +14,17 @@ from gossamer.peer.node import carrying
 from gossamer.peer.pipeline import doubling
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, FIRST_WINDOW, IDLE_S
+from gossamer.peer.swarm.address_book import HOP_S, PARTNER_HOPS
 from gossamer.peer.swarm.membership import Membership, OwnCredential
-from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, Unreachable
+from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, TransportError, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, HopNotice, Lane, Message, NoticeKind, Part, RunPhase
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
+from gossamer.protocol.streams.admission import StreamCaps
 from gossamer.protocol.streams.transport import Purpose, Stream
-from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
+from tests.swarm.claims import STRANGERS
+from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, Holder, StagedRun, play
 
 MALLORY = Identity((5).to_bytes(4, "little") * 8)  # on the list of members, and in no test a holder
 
@@ -29,6 +33,15 @@ def membership(run: StagedRun, stage: int, who: Identity = MALLORY) -> Membershi
     """Return what a member says of itself that holds a stage."""
     plan = ModelPlan(16, (FragmentTerms(0, 1000, 0),), 800, StageTerms(stage, run.manifest.num_stages, TOKEN_BYTES, VALUE_BYTES, IN_BATCH))
     return Membership.of(who, run.manifest, OwnCredential()).with_plan(plan)
+
+
+async def keep_calling(run: StagedRun, stranger: Identity, victim: Holder) -> None:
+    """Hold a call to a victim that carries nothing, and call again whenever it ends."""
+    while True:
+        with suppress(TransportError, Refused):
+            stream = await run.network.peers[stranger.peer_id].connect(victim.peer_id, (), Purpose.PASS)
+            await stream.receive()
+        await asyncio.sleep(1.0)
 
 
 async def greeted(run: StagedRun, victim: int, stage: int, who: Identity = MALLORY, window: int = 1) -> Stream:
@@ -302,6 +315,49 @@ def test_a_partner_that_has_carried_hops_is_no_stranger_and_one_that_only_opens_
         assert not last.peer.has_met(MALLORY.peer_id)
 
     play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_a_single_hop_makes_no_partner(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (last,) = run.of(1)
+        stream = await greeted(run, 1, 0)
+        for message in forward(1):
+            await stream.send(message)
+        while not isinstance(await stream.receive(), HopAnswer):
+            pass
+        await asyncio.sleep(1.0)
+        stream.close()
+        await asyncio.sleep(1.0)
+        entry = last.peer.book.get(MALLORY.peer_id)
+        assert entry.has_carried and not entry.is_partner and not last.peer.has_met(MALLORY.peer_id)
+
+    play(StagedRun(tmp_path, 2, 2), story)
+
+
+def test_holders_of_a_new_run_find_each_other_among_many_silent_strangers(tmp_path: Path) -> None:
+    """Nobody is a partner yet; the strangers hold all places for strangers, and each comes back as soon as it is sent away."""
+
+    async def story(run: StagedRun) -> None:
+        async def refuse(purpose: Purpose, stream: Stream) -> None:
+            stream.close()
+
+        victims = list(run.holders)
+        for stranger in STRANGERS:
+            run.network.start_peer(stranger.peer_id, refuse)
+        crowd = [asyncio.create_task(keep_calling(run, stranger, victim)) for stranger in STRANGERS for victim in victims]
+        await asyncio.sleep(2.0)
+        for victim in victims:
+            admission = run.network.peers[victim.peer_id].admission
+            assert sum(admission.is_calling(stranger.peer_id) for stranger in STRANGERS) >= StreamCaps().strangers - len(victims)
+        late = run.add(fits=(1,)).start()
+        await run.until(lambda: all(holder.is_training and holder.trainer.steps >= 2 for holder in run.holders), 120.0)
+        await run.until(lambda: any(driver.peer.has_met(late.peer_id) for driver in run.of(0)), 2 * PARTNER_HOPS * HOP_S)
+        for task in crowd:
+            task.cancel()
+        for stranger in STRANGERS:
+            run.network.kill(stranger.peer_id)
+
+    play(StagedRun(tmp_path, 2, 4, others=STRANGERS), story)
 
 
 @pytest.mark.parametrize(("stage", "seed"), [(stage, seed) for stage in range(3) for seed in range(4)])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.machine.states import NO_LINE
 from gossamer.peer.node import ward
 from gossamer.peer.node.mates import ASKED, RANK_S
 from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, SIGN_S
@@ -86,14 +87,23 @@ def test_the_last_holder_of_a_stage_never_leaves_it(tmp_path: Path) -> None:
         last.kill()
         await asyncio.sleep(2 * MOVED_S)
         assert not moved(run)
-        assert (
-            "stage 2 is lost, and this peer does not take it over: no other holder of stage 1 that this peer has met answers"
-            in first.status.warnings
-        )
-        last.start()
-        await run.until(lambda: not [words for words in first.status.warnings if "is lost" in words], 60.0)
+        assert not [words for words in first.status.warnings if "is lost" in words], "it may be its own line"
 
     play(staged(tmp_path, 0, 1), story)
+
+
+def test_the_last_holder_of_a_stage_that_hears_others_says_why_it_stays(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        (first,), (middle,), (last,) = run.of(0), run.of(1), run.of(2)
+        await have_copies(run, [middle], 2)
+        last.kill()
+        words = "stage 3 is lost, and this peer does not take it over: no other holder of stage 2 that this peer has met answers"
+        await run.until(lambda: words in middle.status.warnings, MOVED_S)
+        last.start()
+        await run.until(lambda: not [words for words in middle.status.warnings if "is lost" in words], 60.0)
+        assert not moved(run) and not [words for words in first.status.warnings if "is lost" in words]
+
+    play(staged(tmp_path, 0, 1, 2, count=3), story)
 
 
 @pytest.mark.parametrize(("stages", "count"), [((0, 0), 2), ((1, 1, 1), 3), ((2, 2, 0), 3)])
@@ -227,6 +237,29 @@ def test_nobody_moves_whose_own_line_fails(silent_s: float, cut_s: float, tmp_pa
     play(staged(tmp_path, 0, 1, 0), story)
 
 
+@pytest.mark.parametrize("stage", [0, 1])
+def test_a_holder_that_is_cut_off_from_all_says_of_no_stage_that_it_is_lost(stage: int, tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        victim, mate = run.of(stage)
+        await have_copies(run, [victim, mate], 1 - stage)
+        await run.until(lambda: all(holder.trainer.steps >= 10 for holder in run.holders), 120.0)
+        run.network.partition([victim.peer_id])
+        told: set[str] = set()
+        for _ in range(300):
+            await asyncio.sleep(2.0)
+            told |= {victim.described()[1], *victim.status.warnings}
+        assert not [words for words in told if "nobody holds" in words or "lost" in words]
+        assert "this peer's line may be down" in victim.described()[1]
+        assert victim.described()[2] == NO_LINE
+        assert not moved(run)
+        run.network.partition()
+        steps = victim.trainer.steps
+        await run.until(lambda: victim.trainer.steps > steps + 2, 60.0)
+        assert not moved(run)
+
+    play(staged(tmp_path, 0, 1, 0, 1), story)
+
+
 @pytest.mark.parametrize("finished", [False, True])
 def test_a_claim_of_a_stranger_that_lacks_the_weights_keeps_no_stage_lost(finished: bool, tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
@@ -275,6 +308,23 @@ def test_of_two_holders_that_decide_at_the_same_moment_one_stays(tmp_path: Path,
         for _ in range(200):
             await asyncio.sleep(2.0)
             assert len(moved(run)) < 2
+
+    play(staged(tmp_path, 0, 1, 0), story)
+
+
+def test_a_holder_that_is_killed_when_it_has_decided_to_move_shows_its_new_stage_before_its_trainer_is_there(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        mover, mate = run.of(0)
+        mover.kill()
+        mover.saved_step = None
+        mover.home.left_stage.write_text("1\n")
+        mover.home.stage.write_text("2\n")
+        await asyncio.sleep(1.0)
+        assert mate.peer.book.get(mover.peer_id).stage == 1
+        mover.start()
+        mover.trainer.built_s = 120.0
+        await run.until(lambda: mate.peer.book.get(mover.peer_id).stage == 2, 25.0)
+        assert mover.status.stage == "2 of 2" and mover.peer.node is None
 
     play(staged(tmp_path, 0, 1, 0), story)
 

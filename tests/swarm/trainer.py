@@ -24,6 +24,7 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, OutputsMoved, SoloStep, StepDone
 from gossamer.peer.machine.home import Home
+from gossamer.peer.machine.status import has_stepped
 from gossamer.peer.trainer.boundary import Boundary, State
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.fragment_state import FragmentState
@@ -203,7 +204,7 @@ class Trainer:
 
     @property
     def losses(self) -> list[float]:
-        return [event.loss for event in self._child.events if isinstance(event, StepDone) and event.tokens_per_second]
+        return [event.loss for event in self._child.events if isinstance(event, StepDone) and has_stepped(event)]
 
     def connect(self, link: Link) -> None:
         """A node comes: whatever the former one had begun has ended."""

@@ -89,6 +89,10 @@ def test_the_status_of_a_session_follows_from_its_events() -> None:
     idle = apply(status, StepDone(6, 8, 100, math.nan, math.nan, 0.0, 2.0, 1.0, 1.5, 0.25))
     assert (idle.own_steps, idle.step, idle.tokens, idle.train_seconds, idle.blocked_seconds) == (6, 8, 100, 2.0, 1.0)
     assert (idle.loss, idle.tokens_per_second) == (2.5, 0.0)  # the last loss stands
+    between = apply(status, StepDone(5, 7, 90, math.nan, math.nan, 12.0, 2.5, 0.5, 1.5, 0.125))  # micro-batches of a stage, and no step
+    assert (between.loss, between.tokens_per_second) == (2.5, 12.0)
+    waiting = apply(apply(between, StateChanged("waiting", "nobody", "")), StepDone(5, 7, 90, math.nan, math.nan, 9.0, 2.5, 0.5, 1.5, 0.1))
+    assert (waiting.loss, waiting.tokens_per_second) == (2.5, 0.0), "though its last ten seconds were not all without work"
     anew = apply(idle, PeerStarted("12D3KooX", ts=70.0))  # counts are of one session
     assert anew == Status(peer_id="12D3KooX", since=70.0, started=70.0, updated=70.0)
 
@@ -168,7 +172,12 @@ def test_lanes_are_those_of_the_node_that_runs() -> None:
 
 def test_moves_between_stages_and_steps_of_an_only_copy_are_counted() -> None:
     status = after(StageMoved(2, 1, "nobody holds it"), StepsLost(480, 500), StepsLost(510, 513))
-    assert (status.stage_move, status.lost_steps) == ("from stage 2 to stage 1: nobody holds it", 23)
+    assert (status.stage, status.stage_move, status.lost_steps) == ("", "from stage 2 to stage 1: nobody holds it", 23)
+
+
+def test_a_peer_that_moves_holds_the_new_stage_at_once() -> None:
+    status = after(StageHeld(2, 3), StageMoved(2, 1, "nobody holds it"))
+    assert (status.stage, status.stage_move) == ("1 of 3", "from stage 2 to stage 1: nobody holds it")
 
 
 def test_time_without_work_is_apart_and_adds_up_over_trainers() -> None:

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported, StepsLost
-from gossamer.peer.machine.states import CARRYING, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
-from gossamer.peer.node.stage_report import CLAIM_S, HOPS_S, MISSING_S, WORKLESS_S, StageReport
+from gossamer.peer.machine.events import Event, HopsCarried, PipelineSeen, ProcessReported, StepsLost, Warned
+from gossamer.peer.machine.states import CARRYING, CUT_OFF, IDLE, PAUSED, REFUSED, STARVED, WITHOUT_WORK
+from gossamer.peer.node.stage_report import CLAIM_S, HOPS_S, MISSING_S, ONLY_S, WORKLESS_S, StageReport
 from gossamer.peer.pipeline.carrier import Carrier
 from gossamer.peer.pipeline.commands import HopOutcome, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
@@ -21,7 +21,7 @@ from gossamer.peer.pipeline.hop import Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, UpLane
 from gossamer.peer.swarm.address_book import KnownPeer
 from gossamer.protocol.errors import RefusalCode, Refused
-from gossamer.protocol.identity import Identity
+from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import RECORD_NEWS_S
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.messages.terms import StageTerms
@@ -40,16 +40,20 @@ class Scene:
     down: dict[int, DownLane] = field(default_factory=dict)
     up: dict[int, UpLane] = field(default_factory=dict)
     hops: dict[int, Hop] = field(default_factory=dict)
+    silent: set[int] = field(default_factory=set)  # stages whose holders give no sign
 
     def __post_init__(self) -> None:
         self.book = book_of(self.stages, own=self.own + 1)
-        self.report = StageReport(StageTerms(self.own, 3, 40, 60, 4), self.book, self.events.append)
+        self.given: set[PeerId] = set()  # who has had weights of ours
+        terms = StageTerms(self.own, 3, 40, 60, 4)
+        self.report = StageReport(terms, self.book, self.events.append, lambda peer, since_s: peer in self.given)
 
     def look(self, silent: KnownPeer | None = None, silent_s: float = 0.0) -> None:
         """Look after a sign of everybody, but one peer that was seen last at another time."""
         now_s = asyncio.get_running_loop().time()
         for entry in self.book.known(0.0):
-            entry.seen_s = silent_s if entry is silent else now_s
+            if entry.stage not in self.silent:
+                entry.seen_s = silent_s if entry is silent else now_s
         carrier = Carrier(self.report.stage, random.Random(0), itertools.count(1))
         carrier.up, carrier.down, carrier.hops, carrier.num_late = self.up, self.down, self.hops, 3
         nothing: Any = None  # neither trainer nor files are used
@@ -83,9 +87,35 @@ def test_a_stage_that_nobody_holds_and_holders_that_refuse_are_told_apart() -> N
         for scene in (nobody, refused):
             scene.up[9] = UpLane(9, LAST, 2)
             await scene.look_for(MISSING_S + 2)
-        assert (nobody.told.state, nobody.told.reason) == (STARVED, "nobody holds stage 3 of 3")
+        assert (nobody.told.state, nobody.told.reason) == (STARVED, "no holder of stage 3 of 3 is in reach")
         assert refused.told.state == REFUSED
         assert refused.told.reason == ("no holder of stage 3 of 3 carries hops with this peer, the last one said: as many lanes as I allow")
+
+    play(story)
+
+
+@pytest.mark.parametrize("dead", [{1, 2, 3}, {2}])
+def test_the_last_holder_of_a_stage_is_warned_unless_it_hears_nobody(dead: set[int]) -> None:
+    """Its own line may be down: then the others may be there."""
+
+    async def story() -> None:
+        scene = Scene([1, 2, 3])
+        scene.down[1], scene.up[9] = lane_to(3), UpLane(9, LAST, 2)
+        await scene.look_for(5.0)
+        scene.silent = dead
+        for entry in scene.book.known(0.0):
+            entry.failures = int(entry.stage in dead)
+        if len(dead) > 1:
+            scene.down.clear()
+            scene.up.clear()
+        await scene.look_for(ONLY_S + MISSING_S + 5.0)
+        warned = [event.words for event in scene.events if isinstance(event, Warned)]
+        assert len(warned) == (len(dead) == 1)
+        if len(dead) > 1:
+            assert (scene.told.state, scene.told.reason) == (STARVED, "no holder of stage 3 of 3 is in reach, last seen 1 min ago")
+            await scene.look_for(RECORD_NEWS_S - ONLY_S)
+            reason = "no other peer is in reach, last seen 2 min ago: this peer's line may be down, or all others are"
+            assert (scene.told.state, scene.told.reason) == (CUT_OFF, reason)
 
     play(story)
 
@@ -194,6 +224,23 @@ def test_steps_of_an_only_copy_are_reported(stages: list[int], checkpoint: int, 
         scene.report.follow(checkpoint, others)
         await scene.look_for(2 * CLAIM_S)
         assert [event for event in scene.events if isinstance(event, StepsLost)] == lost * [StepsLost(checkpoint, others)]
+
+    play(story)
+
+
+@pytest.mark.parametrize("takes_after_s", [0.0, CLAIM_S + 30.0])
+def test_a_newcomer_that_takes_our_weights_hides_no_lost_steps(takes_after_s: float) -> None:
+    async def story() -> None:
+        scene = Scene([1, 2, 3])
+        (newcomer,) = scene.book.claimed(2, 10.0)
+        newcomer.global_step = 0
+        scene.report.follow(480, 500)
+        await scene.look_for(takes_after_s)
+        scene.given.add(newcomer.peer_id)
+        newcomer.global_step = 500
+        await scene.look_for(max(5.0, CLAIM_S + 10.0 - takes_after_s))
+        scene.look()
+        assert [event for event in scene.events if isinstance(event, StepsLost)] == [StepsLost(480, 500)]
 
     play(story)
 

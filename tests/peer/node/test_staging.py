@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from gossamer.peer.machine.events import Event, StageHeld
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node import staging
 from gossamer.peer.node.staging import StageChoice
@@ -24,6 +25,7 @@ from tests.protocol.samples import STAGE_TERMS
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(staging, "RECONSIDER_S", (0.05, 0.05))
+    emitted.clear()
 
 
 class SeenDirectory:
@@ -39,11 +41,15 @@ class SeenDirectory:
         self.show()
 
 
+emitted: list[Event] = []
+
+
 def choice(folder: Path, stages: list[int], seed: int = 0, *, is_founder: bool = False) -> StageChoice:
     home = Home(folder)
     home.create()
     groups = SybilGroups(book_of(stages, own=0), STAGE_TERMS)
-    return StageChoice(home, groups, SeenDirectory(), Lifecycle(), random.Random(seed), is_founder)  # type: ignore[arg-type]
+    rng = random.Random(seed)
+    return StageChoice(home, groups, SeenDirectory(), Lifecycle(), rng, 3, emitted.append, is_founder)  # type: ignore[arg-type]
 
 
 def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0, *, is_founder: bool = False) -> int:
@@ -54,6 +60,7 @@ def chosen(folder: Path, stages: list[int], fits: tuple[int, ...], seed: int = 0
             entry.seen_s = now_s
         stage = await choosing.choose(fits)
         assert choosing.lifecycle.stage == stage + 1, "it is announced before the trainer is ready"
+        assert emitted[-1] == StageHeld(stage + 1, 3)
         return stage
 
     return asyncio.run(choose())
@@ -120,6 +127,25 @@ def test_the_choice_is_kept_in_the_home(tmp_path: Path) -> None:
     assert chosen(tmp_path, [2, 2, 2], (0, 1)) == 1, "though another stage needs it more by now"
     assert Home(tmp_path).stage.read_text() == "2\n"
     assert chosen(tmp_path, [2], (0,)) == 0, "unless it does not fit any more"
+
+
+def test_a_kept_choice_is_shown_before_the_trainer_is_there_and_once(tmp_path: Path) -> None:
+    assert chosen(tmp_path, [1], (0, 1)) == 1
+    emitted.clear()
+    choosing = choice(tmp_path, [2, 2, 2])
+    choosing.show_held()
+    assert (choosing.lifecycle.stage, emitted) == (2, [StageHeld(2, 3)])
+    assert asyncio.run(choosing.choose((0, 1))) == 1
+    assert emitted == [StageHeld(2, 3)]
+
+
+@pytest.mark.parametrize("text", ["", "4\n"])
+def test_no_stage_is_shown_where_none_is_kept_or_the_run_lacks_it(text: str, tmp_path: Path) -> None:
+    choosing = choice(tmp_path, [1])
+    if text:
+        choosing.home.stage.write_text(text)
+    choosing.show_held()
+    assert (choosing.lifecycle.stage, emitted) == (0, [])
 
 
 def test_an_unreadable_choice_is_reported_with_what_to_do(tmp_path: Path) -> None:

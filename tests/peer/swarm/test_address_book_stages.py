@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook
+from gossamer.peer.swarm.address_book import HOP_S, MAX_ENTRIES, PARTNER_HOPS, AddressBook
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord
@@ -59,7 +59,10 @@ def test_a_holder_that_moves_is_a_holder_of_its_new_stage_alone() -> None:
 def test_a_partner_of_a_lane_outlasts_strangers_and_restarts(tmp_path: Path) -> None:
     book = book_of([2, 2], own=1)
     partner, stranger = PEERS[0].peer_id, PEERS[1].peer_id
-    book.note_carried(partner)
+    for number in range(PARTNER_HOPS):
+        assert not book.get(partner).is_partner, "a few hops are soon made"
+        for _ in range(PARTNER_HOPS):
+            book.note_carried(partner, 10.0 + HOP_S * number)
     assert book.get(partner).is_partner and not book.get(partner).has_met and not book.get(stranger).is_partner
     assert [entry.peer_id for entry in book.carriers(2)] == [partner]
     for number in range(MAX_ENTRIES):
@@ -69,6 +72,10 @@ def test_a_partner_of_a_lane_outlasts_strangers_and_restarts(tmp_path: Path) -> 
     again = AddressBook(ALICE.peer_id)
     again.load(tmp_path / "peers", 0.0)
     assert again.get(partner).is_partner and not again.get(partner).has_met
+    (tmp_path / "peers").write_text((tmp_path / "peers").read_text().replace(f'"carried": {PARTNER_HOPS}', '"carried": true'))
+    earlier = AddressBook(ALICE.peer_id)
+    earlier.load(tmp_path / "peers", 0.0)  # of a release that counted none
+    assert earlier.get(partner).has_carried and not earlier.get(partner).is_partner
 
 
 def test_the_typical_step_of_other_stages_is_that_of_those_that_carried_hops_with_us() -> None:
@@ -79,6 +86,7 @@ def test_the_typical_step_of_other_stages_is_that_of_those_that_carried_hops_wit
     groups = SybilGroups(book, TERMS)
     assert groups.typical_of_other_stages(11.0, 10_000) == 700
     assert groups.typical_of_other_stages(11.0, 800) == 500, "a step beyond the end of the run counts for nothing"
-    book.note_carried(PEERS[0].peer_id)
+    book.note_carried(PEERS[0].peer_id, 10.0)
+    assert book.get(PEERS[0].peer_id).has_worked and not book.get(PEERS[0].peer_id).is_partner
     assert groups.typical_of_other_stages(11.0, 10_000) == 500
     assert groups.typical_of_other_stages(2000.0, 10_000) == 0

@@ -5,14 +5,16 @@ from pathlib import Path
 import pytest
 import torch
 
-from gossamer.peer.link.messages import Backward, Begin, Forwarded, HopFile, Returned, hop_file
+from gossamer.peer.link import messages
+from gossamer.peer.link.messages import Backward, Begin, File, Forwarded, HopFile, Returned, hop_file, payload_name
 from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.model import build_model
 from gossamer.peer.model.stages import manifest_cuts
+from gossamer.peer.trainer.fragment_syncs import FragmentSyncs
 from gossamer.peer.trainer.losses import NUM_EVAL_BATCHES
-from gossamer.peer.trainer.stage_training import StageProgram
-from gossamer.peer.trainer.text_training import TextReplica
+from gossamer.peer.trainer.stage_training import StageProgram, StageReplica
+from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.small import fingerprint
 from tests.peer.trainer.staged import SESSION, Holder, staged_manifest
 
@@ -25,7 +27,7 @@ class Line:
 
     def __init__(self, folder: Path) -> None:
         self.holders = [Holder(MANIFEST, cut, folder) for cut in manifest_cuts(MANIFEST)]
-        self.first, self.last = (TextReplica(MANIFEST, StageProgram(one.loop, one.corpus), 3) for one in self.holders)
+        self.first, self.last = (StageReplica(MANIFEST, StageProgram(one.loop, one.corpus), 3) for one in self.holders)
         self.num_hops = 0
         self.events: list[Event] = []
 
@@ -39,7 +41,7 @@ class Line:
         for reply in below.taken():
             assert isinstance(reply, Forwarded)
             tokens, values = below.own(reply.hop, HopFile.OWN_TOKENS), below.own(reply.hop, HopFile.OWN_FORWARD)
-            above.forward(reply.hop, tokens, values, measure=reply.measure)
+            above.forward(reply.hop, tokens, values, measure=reply.measure, lower_step=self.first.global_step)
 
     def answer(self) -> None:
         """Carry what the last stage has done back to the driver."""
@@ -49,6 +51,14 @@ class Line:
             if gradient := above.own(reply.hop, HopFile.OWN_BACKWARD):
                 below.payloads.write(hop_file(reply.hop, HopFile.PARTNER_BACKWARD), gradient)
             below.hops.put(Backward(reply.hop, reply.loss), SESSION)
+
+    def put(self, name: str, file: File, data: bytes) -> None:
+        """Bring the last stage a file of its node."""
+        self.holders[1].payloads.write(payload_name(name, file), data)
+
+    def got(self, name: str, file: File) -> bytes:
+        """Return a file of the last stage's trainer."""
+        return bytes(self.holders[1].payloads.read(payload_name(name, file)))
 
     def step(self) -> None:
         self.begin(3)
@@ -70,6 +80,19 @@ def test_replicas_of_stages_step_when_a_batch_has_come_back(tmp_path: Path) -> N
     assert [(replica.global_step, replica.tokens) for replica in (line.first, line.last)] == [(2, 192)] * 2
     assert {one.codec.fragment.pieces[0].name for one in line.first.fragments} & {"model.embed_tokens.weight"}
     assert not any("embed" in piece.name for one in line.last.fragments for piece in one.codec.fragment.pieces)
+
+
+def test_micro_batches_that_came_back_are_counted_before_the_step(tmp_path: Path) -> None:
+    line = Line(tmp_path)
+    line.begin(2)
+    assert line.last.inner_step() is None
+    line.answer()
+    assert line.first.inner_step() is None
+    assert [replica.num_gathered for replica in (line.first, line.last)] == [4 * 16] * 2
+    line.holders[0].taken()
+    line.begin(1)
+    assert line.last.inner_step() is not None
+    assert [replica.num_gathered for replica in (line.first, line.last)] == [4 * 16, 0]
 
 
 def test_the_held_out_loss_comes_back_to_the_driver(tmp_path: Path) -> None:
@@ -122,3 +145,33 @@ def test_no_stage_is_judged_by_a_loss_of_its_own(tmp_path: Path) -> None:
     for replica in (line.first, line.last):
         assert replica.program.losses().may_replace(replica.program.losses(), 0.0)
         assert replica.program.outputs() is None
+
+
+def test_a_stage_moves_to_the_newer_weights_of_a_mate_and_keeps_its_optimizer(tmp_path: Path) -> None:
+    """One that goes on from an old checkpoint: no loss of its own says which weights are better."""
+    older, newer = Line(tmp_path / "older"), Line(tmp_path / "newer")
+    older.step()
+    for _ in range(4):
+        newer.step()
+    for line in (older, newer):
+        for number in range(len(line.last.fragments)):
+            line.last.take_solo_step(number, RunPhase.TRAIN)
+        line.last.move_fast_weights()
+    state = {name: value.clone() for name, value in older.holders[1].loop.devices.state().items()}
+    before = [float((one.slow - other.slow).norm()) for one, other in zip(older.last.fragments, newer.last.fragments, strict=True)]
+    names = [f"sync-{number}" for number in range(len(older.last.fragments))]
+    asking, giving = (FragmentSyncs(line.last.fragments, line.holders[1].payloads) for line in (older, newer))
+    for number, name in enumerate(names):
+        asking.sketch(messages.SketchSlow(name, number, 1))
+        newer.put(name, File.PARTNER_SKETCH, older.got(name, File.OWN_SKETCH))
+        giving.code(messages.CodeSlow(name, number, 1))
+        older.put(name, File.PARTNER_PAYLOAD, newer.got(name, File.OWN_PAYLOAD))
+        asking.decode(messages.DecodeSlow(name))
+    moved = asking.move(messages.MoveFragments("sync", (tuple(names),), newer.last.global_step), older.last)
+    assert set(moved.moved) == set(names)
+    for one, other, far in zip(older.last.fragments, newer.last.fragments, before, strict=True):
+        assert float((one.slow - other.slow).norm()) < 0.35 * far, "but for what the codec loses"
+        assert torch.allclose(one.fast(), one.slow, atol=1e-6)
+    assert older.last.global_step == newer.last.global_step == 4
+    now = older.holders[1].loop.devices.state()
+    assert state and all(torch.equal(value, now[name]) for name, value in state.items())

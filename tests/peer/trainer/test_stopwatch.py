@@ -91,9 +91,11 @@ def test_time_counts_even_when_a_step_fails(timed: TimedReplica) -> None:
 
 def test_a_report_covers_the_time_since_the_last(timed: TimedReplica) -> None:
     for loss in (3.0, 1.0):
+        with timed.watch.training():
+            timed.now_s += 0.25
         timed.watch.step(InnerStep(loss, 1e-3, 100))
     assert not timed.watch.is_time_to_report()
-    timed.now_s += 4.0
+    timed.now_s += 3.5
     assert timed.watch.is_time_to_report()
     event = timed.report()
     assert (event.loss, event.learning_rate, event.tokens_per_second) == (2.0, 1e-3, 50.0)
@@ -101,6 +103,43 @@ def test_a_report_covers_the_time_since_the_last(timed: TimedReplica) -> None:
     timed.now_s += 1.0
     idle = timed.report()
     assert math.isnan(idle.loss) and math.isnan(idle.learning_rate) and idle.tokens_per_second == 0.0
+
+
+def test_the_rate_is_that_of_the_last_ten_seconds_and_the_wait_before_training_is_no_part_of_it(timed: TimedReplica) -> None:
+    timed.now_s += 600.0
+    rates = []
+    for num_tokens in [100] * 12 + [0, 0, 300]:
+        with timed.watch.training():
+            timed.now_s += 1.0
+        timed.watch.step(InnerStep(2.0, 1e-3, num_tokens))
+        rates.append(timed.report().tokens_per_second)
+    assert rates[:12] == [100.0] * 12
+    assert rates[12:] == [90.0, 80.0, 100.0]
+
+
+def test_micro_batches_of_a_stage_count_for_its_rate_before_its_step(timed: TimedReplica, monkeypatch: pytest.MonkeyPatch) -> None:
+    gathered = [0]
+    monkeypatch.setattr(type(timed.replica), "num_gathered", property(lambda replica: gathered[0]))
+    rates = []
+    for step, num_gathered in ((0, 30), (0, 60), (90, 0), (0, 30), (0, 0)):  # the last gradient is dropped
+        with timed.watch.training():
+            timed.now_s += 1.0
+        if step:
+            timed.watch.step(InnerStep(2.0, 1e-3, step))
+        gathered[0] = num_gathered
+        rates.append(timed.report().tokens_per_second)
+    assert rates == [30.0, 30.0, 30.0, 30.0, 24.0]
+
+
+def test_a_rate_covers_both_passes_of_a_micro_batch_that_takes_long(timed: TimedReplica) -> None:
+    rates = []
+    for _ in range(4):
+        for seconds, num_tokens in ((20.0, 0), (40.0, 120)):
+            with timed.watch.training():
+                timed.now_s += seconds
+            timed.watch.step(InnerStep(2.0, 1e-3, num_tokens))
+            rates.append(timed.report().tokens_per_second)
+    assert rates[3:] == [2.0] * 5
 
 
 @pytest.mark.parametrize(
