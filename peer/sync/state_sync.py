@@ -197,7 +197,7 @@ class StateSync:
         lifecycle.stale = set(range(len(self.membership.terms.fragments)))
         try:
             await self.presence.first_look(FIRST_LOOK_S)
-            steps = await self.transfer.ask_partners(MATES_S)
+            steps = await self.transfer.sources.steps_of_partners(MATES_S)
             is_old = any(restored.least_step <= step <= own_step + gap_steps for step in steps)
         finally:
             self._restored = restored if is_old else None

@@ -115,18 +115,6 @@ class StateTransfer:
             return None
         return self._report_errors("waiting until a peer begins", [error for error in errors if not isinstance(error, TransportError)])
 
-    async def ask_partners(self, within_s: float) -> list[int]:
-        """Return the global steps of some peers that we have met, asked again and again until all have answered: some may just start."""
-        book, until_s = self.sources.book, loop_s() + within_s
-        met = [peer for peer in book.seen_lately(loop_s()) if peer.has_met and peer.stage in (0, book.stage)]
-        asked, steps = self.sources.rng.sample(met, min(ASKED, len(met))), dict[PeerId, int]()
-        while True:
-            answers = await self.sources.ask_for_headers([peer for peer in asked if peer.peer_id not in steps], CLOCK_S)
-            steps |= {peer.peer_id: answer.global_step for peer, answer in answers if isinstance(answer, Contents)}
-            if len(steps) == len(asked) or loop_s() >= until_s:
-                return list(steps.values())
-            await asyncio.sleep(PAUSE_S)
-
     async def _ask_until_done(self, ask_all: Callable[[], Awaitable[list[GossamerError] | None]]) -> None:
         answered_s, num_unwanted = loop_s(), 0
         while loop_s() - answered_s < TIMEOUT_S:
