@@ -255,9 +255,7 @@ class Pair:
         one, two = self.sides.values()
         members = {peer.replica.number: peer for peer in self.peers}
         first, second = (members[number] for number in self.sides)
-        weights = first.weight(one, two, second), second.weight(two, one, first)
-        if not token_weights:
-            weights = 0.5, 0.5
+        weights = (first.weight(one, two, second), second.weight(two, one, first)) if token_weights else (0.5, 0.5)
         sketches = [side.prepare(rule, weight, self.seed) for side, weight in zip((one, two), weights, strict=True)]
         payloads = one.encode(sketches[1]), two.encode(sketches[0])
         reason = first.judge(one, payloads[1], second) or second.judge(two, payloads[0], first)

@@ -30,9 +30,9 @@ SPANS = 4
 SPAN_BYTES = 16 * 1024
 SHARE = 64  # of the state, at most, is one span
 SAMPLE_S = 10.0
-STEP_S = 5.0  # for a partner to tell its global step
-STEP_PAUSE_S = 1.0  # until those are asked again that did not
-ASKED_MATES = 8
+ASKED = 8  # for their global steps, at once
+CLOCK_S = 5.0  # for them to answer
+AGAIN_S = 1.0  # until those are asked again that did not
 ALIKE = 0.3  # of the longer sample's length; partners are at most a fifth of it apart (docs/log.md), unrelated weights 1.4
 
 
@@ -97,13 +97,13 @@ class Sources:
         """Return the global steps of some peers that we have met, asked again and again until all have answered: some may just start."""
         book, until_s = self.book, loop_s() + within_s
         met = [peer for peer in book.seen_lately(loop_s()) if peer.has_met and peer.stage in (0, book.stage)]
-        asked, steps = self.rng.sample(met, min(ASKED_MATES, len(met))), dict[PeerId, int]()
+        asked, steps = self.rng.sample(met, min(ASKED, len(met))), dict[PeerId, int]()
         while True:
-            answers = await self.ask_for_headers([peer for peer in asked if peer.peer_id not in steps], STEP_S)
+            answers = await self.ask_for_headers([peer for peer in asked if peer.peer_id not in steps], CLOCK_S)
             steps |= {peer.peer_id: answer.global_step for peer, answer in answers if isinstance(answer, Contents)}
             if len(steps) == len(asked) or loop_s() >= until_s:
                 return list(steps.values())
-            await asyncio.sleep(STEP_PAUSE_S)
+            await asyncio.sleep(AGAIN_S)
 
     async def ask_for_headers(self, peers: Collection[KnownPeer], within_s: float) -> list[tuple[KnownPeer, Contents | GossamerError]]:
         """Ask these at once for the header of their state; return each with it, or with the error."""

@@ -76,6 +76,11 @@ class Given:
     num_bytes: int = 0
     last_s: float = -math.inf  # when it last asked; loop time
 
+    def add(self, num_bytes: int) -> None:
+        """Count bytes that the peer is given now."""
+        self.num_bytes += num_bytes
+        self.last_s = loop_s()
+
     def is_taken(self, within_s: float) -> bool:
         """Return whether the peer has asked within this time, and takes at the slowest rate that peers wait for at least."""
         now_s = loop_s()
@@ -181,8 +186,7 @@ class StateSource:
         given = self._given_of_result.get(partner)
         if given is None or loop_s() - given.last_s >= TAKING_S:
             given = Given(loop_s(), self.lifecycle.global_step)
-        given.num_bytes += num_bytes
-        given.last_s = loop_s()
+        given.add(num_bytes)
         keep_newest(self._given_of_result, partner, given, ASKING)
 
     async def _code_fragment(self, stream: Stream, request: FetchRequest) -> ServedPart:
@@ -220,8 +224,7 @@ class StateSource:
         given = self._given.setdefault(partner, Given(now_s, global_step))
         if given.num_bytes + num_bytes > MOST_GIVEN * self.terms.state_bytes:
             raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
-        given.num_bytes += num_bytes
-        given.last_s = loop_s()
+        given.add(num_bytes)
 
     async def _recent_copy(self) -> IdleCopy:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""

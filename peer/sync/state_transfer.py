@@ -24,7 +24,7 @@ from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import as_final
 from gossamer.peer.sync.decision import NoUse, Wanted
 from gossamer.peer.sync.pieces import Pieces
-from gossamer.peer.sync.sources import OwnMeetings, Sources, compare, spread_over
+from gossamer.peer.sync.sources import ASKED, CLOCK_S, OwnMeetings, Sources, compare, spread_over
 from gossamer.peer.sync.transfer import Transfer
 from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId
@@ -38,8 +38,6 @@ WORSE_PAUSES_S = (5.0, 15.0, 45.0)  # between two while all sources give weights
 WORSE_TOPIC = "first weights"  # of warnings
 ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single one must not send us away
 SOURCES = 4  # at once
-ASKED = 8  # for their global steps, at once
-CLOCK_S = 5.0  # for them to answer
 REPORT_S = 0.5  # between two reports of progress
 OLD_SHARE = 4  # of the allowed gap: a state whose oldest piece is a fourth of it behind is too old to meet about
 LONG_S = 3600.0  # a transfer that takes longer is announced as slow

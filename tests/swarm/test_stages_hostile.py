@@ -335,7 +335,7 @@ def test_a_single_hop_makes_no_partner(tmp_path: Path) -> None:
 
 
 def test_holders_of_a_new_run_find_each_other_among_many_silent_strangers(tmp_path: Path) -> None:
-    """Nobody is a partner yet; the strangers hold all places for strangers, and each comes back as soon as it is sent away."""
+    """No holder is a partner yet. Strangers hold all places for strangers, and each stranger calls again as soon as it is sent away."""
 
     async def story(run: StagedRun) -> None:
         async def refuse(purpose: Purpose, stream: Stream) -> None:

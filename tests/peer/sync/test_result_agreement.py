@@ -232,7 +232,7 @@ def test_a_peer_is_waited_for_until_it_takes_no_other_result(has: str, is_met: b
 
 
 def test_a_member_that_asks_and_takes_nothing_keeps_nobody_at_the_end(tmp_path: Path) -> None:
-    """One that fetches is waited for; that costs it at least an eighth of the slowest allowed rate."""
+    """The others wait for a member only while it takes the result, at an eighth of the slowest allowed rate at least."""
 
     async def ask_for_ever(swarm: Swarm, source: Peer) -> None:
         client = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(None), swarm.network.peers[MALLORY.peer_id])

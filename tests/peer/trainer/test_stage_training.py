@@ -148,7 +148,7 @@ def test_no_stage_is_judged_by_a_loss_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_stage_moves_to_the_newer_weights_of_a_mate_and_keeps_its_optimizer(tmp_path: Path) -> None:
-    """One that goes on from an old checkpoint: no loss of its own says which weights are better."""
+    """A replica of a stage with an old checkpoint takes newer weights unmeasured: no loss of its own tells which are better."""
     older, newer = Line(tmp_path / "older"), Line(tmp_path / "newer")
     older.step()
     for _ in range(4):
