@@ -31,6 +31,7 @@ from typing import Final
 import torch
 
 from benchmarks.methods import Run, key, mean_and_error
+from gossamer.optim.codecs.hadamard import keep_products_exact
 from gossamer.optim.fragments import MEETING_INTERVAL
 from gossamer.peer.simulator.choices import scenario, setting
 from gossamer.peer.simulator.population import Diverged
@@ -78,9 +79,10 @@ class Line:
 class Runs:
     """Runs simulations one after the other, and keeps each finished one in a file: a second start goes on from there."""
 
-    def __init__(self, file: Path | None, data: Path | None) -> None:
+    def __init__(self, file: Path | None, data: Path | None, device: str = "cpu") -> None:
         self._file = file
         self._data = data
+        self._device = device
         self._base = Manifest.checked({"data": {"source": "text"}}) if data else Manifest()
         self._text = hashlib.sha256(data.read_bytes()).hexdigest()[:8] if data else None
         self._known: dict[str, Outcome] = {}
@@ -107,7 +109,7 @@ class Runs:
     def _simulated(self, run: Run) -> Outcome:
         made = scenario(self._base, dict(setting(f"{name}={text}") for name, text in run.items()))
         with tempfile.TemporaryDirectory() as folder:
-            venue = Venue(Path(folder), self._data, "cpu", EVAL_BATCHES, CURVE_BATCHES, averages_curve=True)
+            venue = Venue(Path(folder), self._data, self._device, EVAL_BATCHES, CURVE_BATCHES, averages_curve=True)
             try:
                 return _figures(simulate(made, venue, lambda *_: None))
             except Diverged:
@@ -186,7 +188,8 @@ def main() -> None:
     """Print one table for each method, batch size by batch size."""
     given = _arguments()
     torch.set_num_threads(1)
-    runs = Runs(given.keep, given.data)
+    keep_products_exact()
+    runs = Runs(given.keep, given.data, given.device)
     for batch_size in given.batch_size:
         base: Run = {"steps": str(given.steps), "batch_size": batch_size, **dict(text.split("=", 1) for text in given.set)}
         alone = [
@@ -213,6 +216,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=2.2, help="nats per token")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of `peer simulate`, such as precision=bf16")
     parser.add_argument("--data", type=Path, help="a text file; default: the sources of this Python")
+    parser.add_argument("--device", default="cpu", help="that computes all runs of this start; the kept ones do not tell it")
     parser.add_argument("--keep", type=Path, help="file that keeps each finished run, and from which a second start goes on")
     return parser.parse_args()
 

@@ -1,13 +1,13 @@
 """Staged runs of real peers on this machine, beside one peer that holds the whole model.
 
-    python -m benchmarks.stages [--model demo|25M|125M] [--stages 2] [--steps N] [--micro-batch N] [--line MBIT]
+    python -m benchmarks.stages [--model demo|25M|125M|350M] [--stages 2] [--steps N] [--micro-batch N] [--line MBIT | --devices gpu]
 
 First one peer trains the whole model on as many threads as there are stages, two at least. Then one holder for each stage trains it, with
 one thread each. *tokens/s* are between the tenth step and the last. *training*, *coding* and *node*: processor time of a peer, in
 milliseconds for 1,000 tokens. The sentences below compare the run's tokens/s with those of the whole model, and with what the slowest stage
 could compute with a core to itself, or its line carry; and the bytes on the first holder's lanes with those that the manifest counts.
 `--line`: each holder in a network namespace on a line of that rate both ways (as root). Needs an idle machine; the model `demo` takes a
-minute, `25M` four, `125M` in three stages ten.
+minute, `25M` four, `125M` in three stages ten. `--devices gpu`: the whole model has the GPU alone, then all holders share it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from gossamer.protocol.run.manifest import Manifest, StagedManifest
 WARM_STEPS: Final = 10  # not counted: compilation, first lanes, growing windows
 LOOK_S: Final = 0.5
 LATE_S: Final = 1800.0
-LOCAL: Final = ("--devices", "cpu", "--listen", "127.0.0.1", "--port", "0")
+LOCAL: Final = ("--listen", "127.0.0.1", "--port", "0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +75,7 @@ SIZES: Final = {
     "demo": Size(128, 4, 256, batch_size=8, sequence_length=128, steps=120),
     "25M": Size(512, 8, 256, batch_size=8, sequence_length=128, steps=40),
     "125M": Size(768, 12, 26_048, batch_size=4, sequence_length=128, steps=24),
+    "350M": Size(1024, 26, 32_000, batch_size=16, sequence_length=1024, steps=60),
 }
 
 
@@ -106,23 +107,24 @@ def measured(name: str, home: Path) -> Measured:
     )
 
 
-def whole(manifest: Manifest, folder: Path, num_threads: int) -> Measured:
+def whole(manifest: Manifest, folder: Path, devices: str, num_threads: int) -> Measured:
     """Train the whole model with one peer."""
     file = written(manifest, folder)
     with local_swarm(folder) as swarm:
-        swarm.start("whole", ["host", str(file), "--alone", *LOCAL, "--threads", str(num_threads)])
+        swarm.start("whole", ["host", str(file), "--alone", *LOCAL, "--devices", devices, "--threads", str(num_threads)])
         until_over(swarm)
     return measured("whole model", folder / "whole")
 
 
-def staged(manifest: StagedManifest, folder: Path) -> list[Path]:
+def staged(manifest: StagedManifest, folder: Path, devices: str) -> list[Path]:
     """Train with one holder for each stage, on loopback; return their homes, the first stage's first."""
     file, count = written(manifest, folder), manifest.stages.count
+    options = (*LOCAL, "--devices", devices, "--threads", "1")
     with local_swarm(folder) as swarm:
-        first = swarm.start("holder-1", ["host", str(file), *LOCAL, "--threads", "1", "--wait-for-peers", str(count - 1)])
+        first = swarm.start("holder-1", ["host", str(file), *options, "--wait-for-peers", str(count - 1)])
         invite = first.invite()
         for number in range(2, count + 1):
-            swarm.start(f"holder-{number}", ["join", invite, *LOCAL, "--threads", "1"])
+            swarm.start(f"holder-{number}", ["join", invite, *options])
         until_over(swarm)
         return in_order((peer.home for peer in swarm.peers), count)
 
@@ -215,6 +217,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, metavar="N")
     parser.add_argument("--micro-batch", type=int, default=2, metavar="SEQUENCES")
     parser.add_argument("--line", type=float, default=0.0, metavar="MBIT", help="0: loopback")
+    parser.add_argument("--devices", default="cpu", metavar="NAME", help="of the whole model and, on loopback, of the holders")
     given = parser.parse_args(arguments)
     size = SIZES[given.model]
     steps = given.steps or size.steps
@@ -223,9 +226,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     terms = stage_terms(manifest, manifest_cuts(manifest)[0])
     tokens = given.micro_batch * size.sequence_length
     with tempfile.TemporaryDirectory(prefix="stages-", ignore_cleanup_errors=True) as place:
-        alone = whole(size.manifest(1, given.micro_batch, steps), Path(place) / "whole", max(2, given.stages))
+        alone = whole(size.manifest(1, given.micro_batch, steps), Path(place) / "whole", given.devices, max(2, given.stages))
         folder = Path(place) / "staged"
-        homes = on_lines(manifest, folder, given.line) if given.line else staged(manifest, folder)
+        homes = on_lines(manifest, folder, given.line) if given.line else staged(manifest, folder, given.devices)
         holders = [measured(f"stage {number} of {given.stages}", home) for number, home in enumerate(homes, 1)]
         bytes_over_count = over_count(homes[0], terms)
     print(table(alone, holders))

@@ -32,7 +32,7 @@ from gossamer.protocol.run.manifest import Manifest
 NUM_STEPS = 600
 FIRST_SHARE = 0.05  # of the steps, after which the demo estimates its duration
 MEASURED_STEPS = 64  # of a single peer take as long as the measurement of one model
-ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--devices", "cpu", "--threads", "1")
+ON_THIS_MACHINE = ("--listen", "127.0.0.1", "--port", "0", "--threads", "1")
 
 DemoSteps = Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Length of the run in inner steps.")]
 Peers = Annotated[int, typer.Option("--peers", metavar="N", min=2, max=64, help="Peers in the swarm, without the one that trains alone.")]
@@ -43,7 +43,7 @@ KeptIn = Annotated[
     ),
 ]
 
-
+Devices = Annotated[str, typer.Option("--devices", metavar="NAME", help="Where all peers train, like cpu or gpu; they share it.")]
 Plot = Annotated[
     Path | None, typer.Option("--plot", metavar="FILE.png", help="Draw the loss curves of all peers. Needs matplotlib.", show_default=False)
 ]
@@ -56,6 +56,7 @@ def demo(
     data: Data = None,
     *,
     changes: Given,
+    devices: Devices = "cpu",
     home: KeptIn = None,
     plot: Plot = None,
     as_json: Json = False,
@@ -69,7 +70,7 @@ def demo(
         need_plot(plot)
     manifest = changed(read_manifest(None, own_text=data is not None), {"steps": steps, **changes})
     with demo_folder(home) as folder:
-        found = trained(folder, manifest, peers, data, is_drawn=not as_json)
+        found = trained(folder, manifest, peers, data, devices, is_drawn=not as_json)
         if plot is not None:
             draw_curves({home.name: home for home in sorted(path.parent for path in folder.glob("*/manifest.bin"))}, ALONE, plot)
     print(json.dumps(asdict(found)) if as_json else found.sentences(sys.stdout.encoding))
@@ -100,14 +101,14 @@ def demo_folder(kept: Path | None) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None, *, is_drawn: bool) -> Comparison:
+def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None, devices: str = "cpu", *, is_drawn: bool) -> Comparison:
     """Train a swarm and a lone peer at the same time, then compare them. Raises ChildFailed, KeyboardInterrupt."""
     started_s = time.monotonic()
     with screen(sys.stderr) as drawn, local_swarm(folder) as swarm:
         drawn.print_line(f"starting {num_peers} peers, and one that trains alone, in {folder}")
         file = folder / "manifest.toml"
         file.write_text(manifest.to_toml())
-        options = (*ON_THIS_MACHINE, *(("--data", str(data)) if data else ()))
+        options = (*ON_THIS_MACHINE, "--devices", devices, *(("--data", str(data)) if data else ()))
         first = swarm.start("peer-1", ["host", str(file), *options, "--wait-for-peers", str(num_peers - 1), "--uses", str(num_peers)])
         lone_file = folder / "alone.toml"
         lone_file.write_text(whole(manifest).to_toml())
