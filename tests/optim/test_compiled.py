@@ -2,13 +2,14 @@ from __future__ import annotations
 
 import _ctypes
 import shutil
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
 
-from gossamer.optim.compiled import F32, coding_words, load, without_compiled
-from tests.optim.codings import CODINGS
+from gossamer.optim.compiled import F32, coded_with, coding_words, load
+from tests.optim.codings import FORMS
 
 NAME = "_compiled.abi3.so"
 
@@ -33,12 +34,13 @@ def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
 
 
 def test_words_name_what_codes() -> None:
-    cpu = torch.device("cpu")
-    assert coding_words(cpu).split()[0] == CODINGS[-1]
-    assert coding_words(torch.device("cuda:1")) == "torch (on cuda)"
-    with without_compiled():
+    cpu, by_name = torch.device("cpu"), "compiled" if "compiled" in FORMS else "torch"
+    assert coding_words(cpu).split()[0] == by_name
+    assert coding_words(torch.device("cuda:1")) == ("torch (on cuda: no triton here)" if find_spec("triton") is None else "triton")
+    assert coding_words(torch.device("mps")) == "torch (on mps)"
+    with coded_with(None):
         assert coding_words(cpu).startswith("torch (")
-    assert coding_words(cpu).split()[0] == CODINGS[-1]
+    assert coding_words(cpu).split()[0] == by_name
 
 
 @pytest.mark.parametrize(
