@@ -9,6 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
 from functools import cache
 from importlib.util import find_spec
@@ -157,15 +160,24 @@ def load(folder: Path) -> tuple[CompiledLibrary | None, str]:
         return None, f"the compiled part cannot be used: {error}; {HINT}"
 
 
+def lack_for_triton() -> str:
+    """Return what Triton needs and this machine lacks, empty for nothing. It compiles the start of its kernels in C at run time."""
+    if find_spec("triton") is None:
+        return "no triton here"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "no C compiler for triton here"
+    has_header = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return "" if has_header else "no headers of Python for triton here"
+
+
 @cache
 def _form(device_type: str) -> tuple[Compiled | None, str]:
     """Return what this installation has for such devices, or None and the reason. A Triton that is installed but broken raises."""
     if device_type == "cpu":
         return load(Path(__file__).parent)
-    if device_type != "cuda":
-        return None, f"on {device_type}"
-    if find_spec("triton") is None:
-        return None, "on cuda: no triton here"
+    lack = lack_for_triton() if device_type == "cuda" else ""
+    if device_type != "cuda" or lack:
+        return None, f"on {device_type}" + (f": {lack}" if lack else "")
     from gossamer.optim.kernels import TritonKernels  # not before a GPU needs it: it loads triton
 
     return TritonKernels(), ""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 from contextlib import AbstractContextManager
-from importlib.util import find_spec
 from typing import Final
 
 import pytest
@@ -24,8 +23,8 @@ def _forms() -> dict[str, tuple[Compiled | None, torch.device]]:
     forms: dict[str, tuple[Compiled | None, torch.device]] = {"torch": (None, CPU)}
     if (compiled := compiled_for(CPU)) is not None:
         forms["compiled"] = compiled, CPU
-    if find_spec("triton") is not None and (HAS_GPU or IS_INTERPRETED):
-        forms["triton"] = compiled_for(torch.device("cuda")), torch.device("cuda") if HAS_GPU else CPU
+    if (HAS_GPU or IS_INTERPRETED) and (compiled := compiled_for(torch.device("cuda"))) is not None:
+        forms["triton"] = compiled, torch.device("cuda") if HAS_GPU else CPU
     return forms
 
 
@@ -46,4 +45,4 @@ def device_of(name: str) -> torch.device:
 
 def examples(count: int) -> int:
     """Return how many examples to draw."""
-    return max(1, count // 20) if IS_INTERPRETED else count
+    return max(1, count // 10) if IS_INTERPRETED else count
