@@ -286,8 +286,7 @@ def _load_codes(codes: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 
 @triton.jit
 def _load_plane(codes: tl.tensor, bits: tl.constexpr) -> tl.tensor:
-    groups: tl.constexpr = 8 // bits
     width: tl.constexpr = 128 * bits
-    octets = tl.load(codes + tl.arange(0, width)).to(tl.int32)
-    fields = (octets[None, :] >> (bits * tl.arange(0, groups))[:, None]) & ((1 << bits) - 1)
-    return tl.reshape(fields, [1024])
+    i = tl.arange(0, BLOCK)
+    octets = tl.load(codes + i % width).to(tl.int32)
+    return (octets >> (i // width * bits)) & ((1 << bits) - 1)
