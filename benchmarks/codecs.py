@@ -3,9 +3,9 @@
     python -m benchmarks.codecs [--values N] [--threads T] [--device cuda] [--spread S] [NAME ...]
 
 Speed is GB of f32 input per second, the best of several runs: `sketch`, `encode` and `gap` (decoding both sides' payloads and taking the
-difference). `by` is what codes: torch, or on the CPU the compiled part (optim/compiled.py), which has the modulo codecs and the outer step
-of a meeting; the last rows are that step, in milliseconds too. `noise` is the squared error of the gap over the squared gap, for messages
-of deviation 0.02 that differ by `spread` of that.
+difference). `by` is what codes: torch, or the compiled part of the device (optim/compiled.py), which has the modulo codecs and the outer
+step of a meeting; the last rows are that step, in milliseconds too. `noise` is the squared error of the gap over the squared gap, for
+messages of deviation 0.02 that differ by `spread` of that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
 
 import torch
 from torch import Tensor
@@ -21,7 +20,7 @@ from torch import Tensor
 from gossamer.optim.codecs import CODECS, Codec, Packing, codec
 from gossamer.optim.codecs.modulo import Modulo
 from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
-from gossamer.optim.compiled import compiled_for, without_compiled
+from gossamer.optim.compiled import Compiled, coded_with, compiled_for
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, Piece
 from gossamer.optim.noloco import NoLoCo
@@ -105,10 +104,10 @@ def step_seconds(pair: tuple[Tensor, Tensor], repeats: int) -> float:
     return best_seconds(lambda: own.step(nothing_failed), pair[0].device, repeats)
 
 
-def forms(coder: Codec | None, device: torch.device) -> list[str]:
+def forms(coder: Codec | None, device: torch.device) -> dict[str, Compiled | None]:
     """Return what can run a codec, or None for the outer step, on this device."""
-    has_compiled = compiled_for(device) is not None and (coder is None or isinstance(coder, Modulo))
-    return ["torch", "compiled"] if has_compiled else ["torch"]
+    found = compiled_for(device) if coder is None or isinstance(coder, Modulo) else None
+    return {"torch": None} if found is None else {"torch": None, found.name: found}
 
 
 def copies(values: Tensor, repeats: int) -> tuple[float, float]:
@@ -141,19 +140,19 @@ def main() -> None:
     print(f"{'codec':18}{'by':9}{'bits/value':>11}{'sketch':>9}{'encode':>9}{'gap':>9}  GB/s{'encode/copy':>13}{'noise':>11}{'failed':>9}")
     coders: list[Codec] = [codec(name) for name in chosen.names or CODECS]
     for coder in [*coders, PlainInt4()]:
-        for form in forms(coder, pair[0].device):
-            with without_compiled() if form == "torch" else nullcontext():
+        for name, form in forms(coder, pair[0].device).items():
+            with coded_with(form):
                 row = measure(coder, pair, chosen.repeats)
             sketch = f"{row['sketch']:.2f}" if "sketch" in row else "-"
             print(
-                f"{coder.name:18}{form:9}{row['bits']:11.4f}{sketch:>9}{row['encode']:9.2f}{row['gap']:9.2f}"
+                f"{coder.name:18}{name:9}{row['bits']:11.4f}{sketch:>9}{row['encode']:9.2f}{row['gap']:9.2f}"
                 f"      {row['encode'] / used:13.3f}{row['noise']:11.2e}{row['failed']:9.3%}",
                 flush=True,
             )
-    for form in forms(None, pair[0].device):
-        with without_compiled() if form == "torch" else nullcontext():
+    for name, form in forms(None, pair[0].device).items():
+        with coded_with(form):
             seconds = step_seconds(pair, chosen.repeats)
-        print(f"{'outer step':18}{form:9}{4e-9 * chosen.values / seconds:9.2f} GB/s{1000 * seconds:9.2f} ms", flush=True)
+        print(f"{'outer step':18}{name:9}{4e-9 * chosen.values / seconds:9.2f} GB/s{1000 * seconds:9.2f} ms", flush=True)
 
 
 if __name__ == "__main__":

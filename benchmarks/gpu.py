@@ -3,11 +3,11 @@
     python -m benchmarks.gpu [--device cuda] [--sizes 125M,350M,1.2B] [--seconds S] [--quality] [--without tests,meetings] [--out FILE]
 
 `speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain torch loop (autocast, the whole model compiled,
-fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 per second beside a
-copy on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit for bit. `meetings`: two
-real peers on this device meet over lines of 100 Mbit/s; the share of time for which their trainers are blocked, checkpoints included; the
-aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in loss
-(benchmarks/quality.py), in the remaining time. It also runs on a CPU, at sizes for a CPU (`--sizes tiny`).
+fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 per second by each
+form of coding, beside a copy on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit
+for bit. `meetings`: two real peers on this device meet over lines of 100 Mbit/s; the share of time for which their trainers are blocked,
+checkpoints included; the aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in
+loss (benchmarks/quality.py), in the remaining time. It also runs on a CPU, at sizes for a CPU (`--sizes tiny`).
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from benchmarks.codecs import copies, measure
+from benchmarks.codecs import copies, forms, measure
 from benchmarks.quality import lines as quality_lines
 from benchmarks.quality import quality
 from benchmarks.step_rate import BenchedPeer, running
 from gossamer.optim.codecs import codec
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.optim.compiled import coded_with
 from gossamer.peer.model.accelerator import finish
 from gossamer.peer.model.computing import Computing, compute_dtype, computing_in
 from gossamer.peer.model.model import build_model
@@ -164,11 +165,15 @@ def speed(name: str, device: torch.device, seconds: float) -> dict[str, Any]:
 
 
 def codec_speed(device: torch.device, num_values: int) -> dict[str, Any]:
-    """Return the default codec's speed beside a copy."""
+    """Return the default codec's speed by each form of coding, beside a copy."""
     own = 0.02 * torch.randn(num_values, generator=torch.Generator().manual_seed(0))
     other = own + 0.002 * torch.randn(num_values, generator=torch.Generator().manual_seed(1))
-    row, (copy, _) = measure(codec("modulo4"), (own.to(device), other.to(device)), 5), copies(own.to(device), 5)
-    return {"copy_gb_s": copy, "encode_gb_s": row["encode"], "gap_gb_s": row["gap"], "of_copy": min(row["encode"], row["gap"]) / copy}
+    coder, (copy, _), found = codec("modulo4"), copies(own.to(device), 5), dict[str, Any]()
+    for name, form in forms(coder, device).items():
+        with coded_with(form):
+            row = measure(coder, (own.to(device), other.to(device)), 5)
+        found[name] = {"encode_gb_s": row["encode"], "gap_gb_s": row["gap"], "of_copy": min(row["encode"], row["gap"]) / copy}
+    return {"copy_gb_s": copy, "by": found}
 
 
 def decodes_alike(device: torch.device, num_values: int) -> bool:
@@ -235,8 +240,9 @@ def table(found: Mapping[str, Any]) -> str:
         for way, rate in row["tokens_per_second"].items():
             mfu, share = row["mfu"].get(way), rate / row["tokens_per_second"]["plain torch"]
             lines.append(f"{size:<8}{way:<14}{rate:>12,.0f}{'-' if mfu is None else f'{mfu:.1%}':>8}{share:>10.1%}")
-    coder = found["codec"]
-    lines.append(f"codec: encode {coder['encode_gb_s']:.1f}, gap {coder['gap_gb_s']:.1f} GB/s; {coder['of_copy']:.1%} of a copy")
+    for name, coder in found["codec"]["by"].items():
+        speeds = f"encode {coder['encode_gb_s']:.1f}, gap {coder['gap_gb_s']:.1f} GB/s; {coder['of_copy']:.1%} of a copy"
+        lines.append(f"codec by {name}: {speeds}")
     lines.append(f"decodes as the CPU does, bit for bit: {'yes' if found['decode'] else 'NO'}")
     if "meetings" in found:
         shares = ", ".join(f"{share:.2%}" for share in found["meetings"]["blocked"])

@@ -1,18 +1,22 @@
-"""Coding and the pair step on the CPU, each in one pass over memory, where this installation has the compiled part (compiled.c).
+"""Coding and the pair step, each in one pass over memory: on the CPU where this installation has compiled.c, on CUDA devices in Triton.
 
-torch is the reference and does the same without it, and on every other device. What a pair merges is the same bit for bit, whichever of
-the two either side uses: decoding is exact on integers up to one product. A sender's own codes may differ by one where a value lies
-between two integers to within the rounding of f32, since the compiled part adds in another order
-(docs/decisions/2026-11-26-compiled-coding.md).
+torch is the reference and does the same without them, and on every other device. What a pair merges is the same bit for bit, whichever
+form either side uses: decoding is exact on integers up to one product. A sender's own codes may differ by one where a value lies between
+two integers to within the rounding of f32, since the forms add in different orders (docs/decisions/2026-11-26-compiled-coding.md).
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import os
+import shutil
+import sysconfig
 from collections.abc import Callable, Iterator
+from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -40,11 +44,51 @@ F32, I32, I16, U8, BOOL = map(_Pointer, (torch.float32, torch.int32, torch.int16
 COUNT, BITS, NUMBER = ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
-class Compiled:
-    """The functions of compiled.c, on contiguous CPU tensors whose sizes the caller has checked.
+class Compiled(Protocol):
+    """Coding and the pair step on contiguous tensors of one kind of device, whose sizes the caller has checked. Threads may share it."""
 
-    They run on the calling thread alone, without the GIL: coding runs beside inner steps that have the other cores. Threads may share it.
-    """
+    @property
+    def name(self) -> str:
+        """Return the name for people."""
+
+    def sketch(self, message: Tensor, signs: Tensor, out: Tensor) -> None:
+        """Write the first 8 values of each rotated block, divided by 32, into f32[blocks, 8]."""
+
+    def encode(
+        self, message: Tensor, bits: int, signs: Tensor, dither: Tensor, steps: Tensor, weights: Tensor, payload: Tensor, sums: Tensor
+    ) -> None:
+        """Write a modulo payload (codes and checks), and the weighted sum of each block's integers into int32[blocks]."""
+
+    def decode(
+        self,
+        payloads: tuple[Tensor, Tensor],
+        bits: int,
+        signs: Tensor,
+        steps: Tensor,
+        weights: Tensor,
+        own_sums: Tensor,
+        out: tuple[Tensor, Tensor, Tensor],
+    ) -> None:
+        """Write the partner's payload minus the own one into `out`: f32[blocks, 1024], shifts of the checks (int32) and ties (bool)."""
+
+    def pair_step(
+        self,
+        weights: tuple[Tensor, Tensor],
+        momentum: Tensor | None,
+        gap: Tensor,
+        failed: Tensor | None,
+        factors: tuple[float, float, float, float],
+    ) -> tuple[Tensor, Tensor | None, Tensor]:
+        """Return the next slow weights, the next momentum (None: it is zero and stays so), and what to add to the fast weights.
+
+        `weights` are slow and fast; `factors`: the part that is taken, and the factors of progress, solo step and momentum.
+        """
+
+
+class CompiledLibrary:
+    """compiled.c, for CPU tensors. It runs on the calling thread alone, without the GIL: inner steps have the other cores meanwhile."""
+
+    name: Final = "compiled"
 
     def __init__(self, file: Path) -> None:
         """Load the library. Raises OSError for one of another machine or another version of Gossamer."""
@@ -105,38 +149,60 @@ class Compiled:
         return next_slow, next_momentum, shift
 
 
-def load(folder: Path) -> tuple[Compiled | None, str]:
+def load(folder: Path) -> tuple[CompiledLibrary | None, str]:
     """Return the compiled part that lies in a folder, or None and the reason."""
     file = next(folder.glob(FILES), None)
     if file is None:
         return None, f"no compiled part here; {HINT}"
     try:
-        return Compiled(file), ""
+        return CompiledLibrary(file), ""
     except (OSError, AttributeError) as error:
         return None, f"the compiled part cannot be used: {error}; {HINT}"
 
 
-_part, _why_not = load(Path(__file__).parent)
+def lack_for_triton() -> str:
+    """Return what Triton needs and this machine lacks, empty for nothing. It compiles the start of its kernels in C at run time."""
+    if find_spec("triton") is None:
+        return "no triton here"
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        return "no C compiler for triton here"
+    has_header = Path(sysconfig.get_path("include"), "Python.h").exists()
+    return "" if has_header else "no headers of Python for triton here"
+
+
+@cache
+def _form(device_type: str) -> tuple[Compiled | None, str]:
+    """Return what this installation has for such devices, or None and the reason. A Triton that is installed but broken raises."""
+    if device_type == "cpu":
+        return load(Path(__file__).parent)
+    lack = lack_for_triton() if device_type == "cuda" else ""
+    if device_type != "cuda" or lack:
+        return None, f"on {device_type}" + (f": {lack}" if lack else "")
+    from gossamer.optim.kernels import TritonKernels  # not before a GPU needs it: it loads triton
+
+    return TritonKernels(), ""
+
+
+_instead: tuple[Compiled | None] | None = None
 
 
 def compiled_for(device: torch.device) -> Compiled | None:
-    """Return the compiled part if there is one for tensors on this device."""
-    return _part if device.type == "cpu" else None
+    """Return the compiled part for tensors on this device, or None if torch codes there."""
+    return _form(device.type)[0] if _instead is None else _instead[0]
 
 
 @contextlib.contextmanager
-def without_compiled() -> Iterator[None]:
-    """Let torch do everything meanwhile, on all threads: to compare the two."""
-    global _part
-    part, _part = _part, None
+def coded_with(form: Compiled | None) -> Iterator[None]:
+    """Let this form do everything meanwhile, None: torch, on all threads: to compare the forms."""
+    global _instead
+    before, _instead = _instead, (form,)
     try:
         yield
     finally:
-        _part = part
+        _instead = before
 
 
 def coding_words(device: torch.device) -> str:
     """Return what codes messages on this device, and why, for people."""
-    if compiled_for(device) is not None:
-        return "compiled"
-    return f"torch ({_why_not if device.type == 'cpu' else f'on {device.type}'})"
+    form = compiled_for(device)
+    return f"torch ({_form(device.type)[1]})" if form is None else form.name

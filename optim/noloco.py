@@ -73,7 +73,7 @@ class NoLoCo:
         failed: Tensor | None = None,
         part: float = 1.0,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Take the same step on contiguous CPU tensors in one pass; return also the shift, phi' - theta. A momentum of None is zero."""
+        """Take the same step on contiguous tensors in one pass; return also the shift, phi' - theta. A momentum of None is zero."""
         factors = part, 2.0 * self.beta * weight, self.beta, self.alpha
         return compiled.pair_step((slow, fast), momentum, gap, failed, factors)
 

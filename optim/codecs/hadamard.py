@@ -60,16 +60,16 @@ def need_exact_products() -> None:
 def sign_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
     """Return the shared signs for `num_blocks` blocks, +1 or -1 in f32; read each block's with `window`."""
     count = _pool_size(num_blocks)
-    octets = _shared_bytes(b"signs", seed, -(-count // 8))
-    bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8)) & 1
-    return (1.0 - 2.0 * bits.view(-1)[:count].float()).to(device)
+    octets = _shared_bytes(b"signs", seed, -(-count // 8)).to(device)  # bytes: less to copy and to compute here than f32; all exact
+    bits = (octets[:, None] >> torch.arange(8, dtype=torch.uint8, device=device)) & 1
+    return 1.0 - 2.0 * bits.view(-1)[:count].float()
 
 
 def dither_pool(seed: int, num_blocks: int, device: torch.device) -> Tensor:
     """Return the shared dither for `num_blocks` blocks, uniform in (-1/2, 1/2) in f32; read each block's with `window`."""
     count = _pool_size(num_blocks)
-    octets = _shared_bytes(b"dither", seed, 2 * count).view(-1, 2).float()
-    return ((octets[:, 0] + 256.0 * octets[:, 1] + 0.5) / 65536.0 - 0.5).to(device)
+    octets = _shared_bytes(b"dither", seed, 2 * count).to(device).view(-1, 2).float()
+    return (octets[:, 0] + 256.0 * octets[:, 1] + 0.5) / 65536.0 - 0.5  # multiples of 2^-17: exact
 
 
 def window(pool: Tensor, part: slice) -> Tensor:

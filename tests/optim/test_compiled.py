@@ -2,13 +2,15 @@ from __future__ import annotations
 
 import _ctypes
 import shutil
+import sysconfig
 from pathlib import Path
 
 import pytest
 import torch
 
-from gossamer.optim.compiled import F32, coding_words, load, without_compiled
-from tests.optim.codings import CODINGS
+from gossamer.optim import compiled
+from gossamer.optim.compiled import F32, coded_with, coding_words, lack_for_triton, load
+from tests.optim.codings import FORMS
 
 NAME = "_compiled.abi3.so"
 
@@ -33,12 +35,28 @@ def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
 
 
 def test_words_name_what_codes() -> None:
-    cpu = torch.device("cpu")
-    assert coding_words(cpu).split()[0] == CODINGS[-1]
-    assert coding_words(torch.device("cuda:1")) == "torch (on cuda)"
-    with without_compiled():
+    cpu, by_name = torch.device("cpu"), "compiled" if "compiled" in FORMS else "torch"
+    assert coding_words(cpu).split()[0] == by_name
+    lack = lack_for_triton()
+    assert coding_words(torch.device("cuda:1")) == (f"torch (on cuda: {lack})" if lack else "triton")
+    assert coding_words(torch.device("mps")) == "torch (on mps)"
+    with coded_with(None):
         assert coding_words(cpu).startswith("torch (")
-    assert coding_words(cpu).split()[0] == CODINGS[-1]
+    assert coding_words(cpu).split()[0] == by_name
+
+
+def test_what_triton_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(compiled, "find_spec", lambda name: None)
+    assert lack_for_triton() == "no triton here"
+    monkeypatch.setattr(compiled, "find_spec", lambda name: name)
+    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
+    assert lack_for_triton() == "no headers of Python for triton here"
+    (tmp_path / "Python.h").touch()
+    assert lack_for_triton() == ""
+    monkeypatch.delenv("CC")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert lack_for_triton() == "no C compiler for triton here"
 
 
 @pytest.mark.parametrize(

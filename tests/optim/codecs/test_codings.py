@@ -1,6 +1,6 @@
-"""torch and the compiled part: a pair merges the same whatever either side uses, and each codes as float64 and whole numbers say.
+"""torch, compiled.c and Triton: a pair merges the same whatever either side uses, and each codes as float64 and whole numbers say.
 
-Every test runs with the forms that this installation has, so with torch alone where no C compiler built the other.
+Every test runs with the forms that this installation has, so with torch alone where there is neither a C compiler nor a GPU.
 """
 
 from __future__ import annotations
@@ -19,14 +19,13 @@ from gossamer.optim.codecs.hadamard import dither_pool, hadamard_matrix, sign_po
 from gossamer.optim.codecs.modulo import Modulo, ModuloEncoded
 from gossamer.optim.codecs.planes import unpack
 from tests.optim.codecs.test_modulo import NAMES, modulo
-from tests.optim.codings import CODINGS, coded_by
+from tests.optim.codings import CODINGS, CPU, coded_by, device_of, examples
 
-CPU = torch.device("cpu")
 SEED = 5
 SIZES = st.one_of(st.integers(1, 5000), st.sampled_from([1023, 1024, 1025, 4096]))
 SCALES = st.sampled_from([0.0, 2.0**-149, 1e-40, 1e-20, 1e-3, 0.02, 1.0, 1e10, 1e26])  # denormal to nearly too large
 SPREADS = st.sampled_from([0.0, 1e-6, 1e-2, 1.0, 30.0])
-PROPERTY = settings(max_examples=60)
+PROPERTY = settings(max_examples=examples(60))
 
 
 def drawn(size: int, scale: float, seed: int) -> Tensor:
@@ -54,21 +53,27 @@ def same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 class Side:
-    """One side of a meeting, by one form of coding."""
+    """One side of a meeting, by one form of coding. What it returns lies on the CPU."""
 
     def __init__(self, coding: str, coder: Modulo, message: Tensor) -> None:
-        self.coding, self.coder, self.message = coding, coder, message
+        self.coding, self.coder, self.message = coding, coder, message.to(device_of(coding))
         with coded_by(coding):
-            self.sketch = coder.sketch(message, SEED)
+            self.sketch = coder.sketch(self.message, SEED).cpu()
 
     def encode(self, partner_sketch: Tensor) -> ModuloEncoded:
         with coded_by(self.coding):
-            self.encoded = self.coder.encode(self.message, SEED, self.sketch, partner_sketch)
+            self.encoded = placed(self.coder.encode(self.message, SEED, self.sketch, partner_sketch), CPU)
         return self.encoded
 
     def gap(self, payload: Tensor) -> Gap:
         with coded_by(self.coding):
-            return self.coder.gap(self.encoded, payload, room=3)
+            gap = self.coder.gap(placed(self.encoded, device_of(self.coding)), payload, room=3)
+        return Gap(gap.values.cpu(), gap.failed.cpu())
+
+
+def placed(encoded: ModuloEncoded, device: torch.device) -> ModuloEncoded:
+    payload, sums, steps, signs = (tensor.to(device) for tensor in (encoded.payload, encoded.sums, encoded.steps, encoded.signs))
+    return ModuloEncoded(payload, encoded.num_values, sums, steps, signs)
 
 
 def met(one: Side, two: Side) -> tuple[Gap, Gap]:
@@ -93,18 +98,19 @@ def test_a_pair_ends_with_opposite_gaps_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("coding", CODINGS)
 @given(SIZES, st.integers(0, 1000), st.sampled_from([0, 1, 40, 2**13]))
 @PROPERTY
-def test_codes_and_sums_are_the_same_where_f32_adds_exactly(name: str, size: int, seed: int, most: int) -> None:
+def test_codes_and_sums_are_the_same_where_f32_adds_exactly(name: str, coding: str, size: int, seed: int, most: int) -> None:
     own, partner = whole(size, seed), whole(size, seed)
     partner[::3] += whole(size, seed + 1, most)[::3] / 2
-    sides = [[Side(coding, modulo(name), message) for message in (own, partner)] for coding in CODINGS]
-    for one, two in sides:
-        assert torch.equal(one.sketch, sides[0][0].sketch)
-        encoded, reference = one.encode(two.sketch), sides[0][0].encode(sides[0][1].sketch)
-        assert torch.equal(encoded.payload, reference.payload)
-        assert torch.equal(encoded.sums, reference.sums)
-        assert same_bits(encoded.steps, reference.steps)
+    (one, two), by_torch = ([Side(form, modulo(name), message) for message in (own, partner)] for form in (coding, "torch"))
+    assert torch.equal(one.sketch, by_torch[0].sketch)
+    encoded, reference = one.encode(two.sketch), by_torch[0].encode(by_torch[1].sketch)
+    assert torch.equal(encoded.payload, reference.payload)
+    assert torch.equal(encoded.sums, reference.sums)
+    assert same_bits(encoded.steps, reference.steps)
+    assert same_bits(encoded.signs, reference.signs)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -146,9 +152,10 @@ def test_a_sketch_is_the_start_of_the_rotation(coding: str, size: int, scale: fl
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("coding", CODINGS)
 @given(st.integers(0, 40), st.binary(min_size=1, max_size=64), st.integers(0, 1000), st.sampled_from([0, 1]))
 @PROPERTY
-def test_any_payload_decodes_to_the_same_bits(name: str, kept: int, pattern: bytes, seed: int, offset: int) -> None:
+def test_any_payload_decodes_to_the_same_bits(name: str, coding: str, kept: int, pattern: bytes, seed: int, offset: int) -> None:
     """Also one that no honest partner sends: ties, wrong checks, single flipped codes, at any address."""
     coder, size = modulo(name), 3000
     own = drawn(size, 0.02, seed)
@@ -160,14 +167,11 @@ def test_any_payload_decodes_to_the_same_bits(name: str, kept: int, pattern: byt
     noise = torch.frombuffer(bytearray(pattern * (len(payload) // len(pattern) + 1)), dtype=torch.uint8)[: len(payload)]
     start = kept * len(payload) // 40
     payload[start:] ^= noise[start:]
-    gaps = []
-    for coding in CODINGS:
-        one.coding = coding
-        gaps.append(one.gap(payload))
-    for gap in gaps:
-        assert same_bits(gap.values[:size], gaps[0].values[:size])
-        assert torch.equal(gap.failed, gaps[0].failed)
-        assert gap.values.shape == (size + 3,)
+    reference, one.coding = one.gap(payload), coding
+    gap = one.gap(payload)
+    assert same_bits(gap.values[:size], reference.values[:size])
+    assert torch.equal(gap.failed, reference.failed)
+    assert gap.values.shape == (size + 3,)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -202,12 +206,12 @@ def test_a_message_that_is_not_finite_or_too_large_is_refused(coding: str, bad: 
     message = drawn(3000, 0.02, 1)
     message[place] = bad
     with coded_by(coding), pytest.raises(ValueError, match="not finite, or far too large"):
-        modulo("modulo4").sketch(message, SEED)
+        modulo("modulo4").sketch(message.to(device_of(coding)), SEED)
 
 
 @pytest.mark.parametrize("coding", CODINGS)
 def test_a_message_may_be_every_second_value_of_another(coding: str) -> None:
-    both = drawn(6000, 0.02, 1)
+    both = drawn(6000, 0.02, 1).to(device_of(coding))
     apart, together = (Side(coding, modulo("modulo4"), message) for message in (both[::2], both[::2].clone()))
     assert torch.equal(apart.sketch, together.sketch)
     assert torch.equal(apart.encode(apart.sketch).payload, together.encode(together.sketch).payload)

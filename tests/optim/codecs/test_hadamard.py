@@ -61,6 +61,13 @@ def test_signs_and_dither_are_shared_by_seed_and_differ_between_blocks() -> None
     assert float(dither.square().mean()) == pytest.approx(1 / 12, rel=0.1)
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+def test_shared_randomness_is_the_same_on_a_gpu() -> None:
+    for pool in (sign_pool, dither_pool):
+        assert torch.equal(pool(3, 5000, torch.device("cuda")).cpu(), pool(3, 5000, CPU))
+
+
 def test_shared_randomness_is_the_same_in_every_release() -> None:
     assert sign_pool(1, 1, CPU)[:8].tolist() == [1, 1, -1, 1, -1, -1, 1, -1]
     assert dither_pool(1, 1, CPU)[:3].tolist() == pytest.approx([-0.4225693, 0.207695, -0.3504562], abs=1e-7)

@@ -21,6 +21,20 @@ def test_both_sides_compute_the_same_steps() -> None:
     assert bool(torch.isfinite(one).all())
 
 
+@pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA GPU here")
+@pytest.mark.parametrize("scale", [0.0, 1e-7, 1e-3, 1.0, 6e4])
+@pytest.mark.parametrize("spread", [0.0, 1e-3, 0.5])
+def test_a_gpu_computes_the_same_steps(scale: float, spread: float) -> None:
+    generator = torch.Generator().manual_seed(0)
+    own = torch.rand(100_000, 8, generator=generator) * scale
+    partner = own * (1.0 - spread * torch.rand(100_000, 8, generator=generator))
+    sketches = to_bytes(own), to_bytes(partner)
+    here, there = quantization_steps(*sketches, 100_000, 0.6875), quantization_steps(sketches[0].cuda(), sketches[1], 100_000, 0.6875)
+    assert there.is_cuda
+    assert torch.equal(here, there.cpu())
+
+
 def test_the_step_follows_the_block_and_its_neighbours() -> None:
     own = torch.zeros(40, 8)
     partner = torch.full((40, 8), 0.01)

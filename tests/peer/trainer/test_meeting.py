@@ -17,7 +17,7 @@ from gossamer.peer.trainer.fragment_state import FragmentState, Since
 from gossamer.peer.trainer.meeting import MAX_TOKEN_RATIO, MeetingSide, bounded_weight
 from gossamer.peer.trainer.probe import Gain, Judgement, Probe, ProbeGate, Shifts
 from gossamer.peer.trainer.weights import Weights
-from tests.optim.codings import CODINGS, coded_by
+from tests.optim.codings import CODINGS_OF_CPU, coded_by
 
 RULE = NoLoCo()
 TOKENS = st.integers(0, 2**53)
@@ -77,7 +77,7 @@ def test_what_is_out_of_turn_raises_and_what_follows_still_counts() -> None:
     assert torch.allclose(states[0].slow + states[1].slow, 2.0 + 0.7 * torch.full((5007,), 0.4))
 
 
-@pytest.mark.parametrize("partner", CODINGS)
+@pytest.mark.parametrize("partner", CODINGS_OF_CPU)
 @pytest.mark.parametrize("has_momentum", [True, False])
 def test_a_meeting_ends_the_same_by_every_form_of_coding(partner: str, has_momentum: bool) -> None:
     """One side decodes and steps by each form in turn; its partner uses either."""
@@ -95,7 +95,7 @@ def test_a_meeting_ends_the_same_by_every_form_of_coding(partner: str, has_momen
     with coded_by(partner):
         payload = other.encode(own)
     steps = []
-    for coding in CODINGS:
+    for coding in CODINGS_OF_CPU:
         with coded_by(coding):
             assert one.judge(payload) == ""
             failed = one.failed_blocks.clone()
