@@ -142,7 +142,8 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
-    new = [thread for thread in threading.enumerate() if thread not in before and not thread.name.startswith(KEPT_THREADS)]
+    ours = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))  # not torch's own, which compute
+    new = [thread for thread in ours if thread not in before and not thread.name.startswith(KEPT_THREADS)]
     for thread in new:
         thread.join(GRACE_S)
     return [thread for thread in new if thread.is_alive()]

@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ CAUSAL_ERROR: Final = 1e-4  # of the later logits' change; rounding moves a caus
 LANGUAGE_MODEL: Final = "take a causal language model of transformers, such as 'llama'"
 OUT_OF_MEMORY: Final = ("DefaultCPUAllocator", "MPS backend out of memory")
 _PLAIN_HEADS: WeakKeyDictionary[nn.Module, bool] = WeakKeyDictionary()
+_COMPILED: WeakSet[nn.Module] = WeakSet()  # models whose blocks are compiled
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,11 +155,14 @@ def _try_head(model: Any) -> bool:
 
 @contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Disable dropout and gradients inside the context, and restore the model's mode after it."""
+    """Disable dropout and gradients inside the context, and restore the model's mode after it.
+
+    Compiled blocks run as they are written: each other shape and mode would compile them again, for seconds in which nobody trains.
+    """
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with torch.no_grad(), torch.compiler.set_stance("force_eager") if model in _COMPILED else contextlib.nullcontext():
             yield
     finally:
         model.train(was_training)
@@ -174,6 +178,7 @@ def compile_blocks(model: nn.Module) -> None:
     """Compile each block at its first call; blocks of equal code share one compilation."""
     for block in blocks(model):
         block.compile(dynamic=False)
+    _COMPILED.add(model)
 
 
 def need_causal(model: Any, name: str) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -8,11 +10,13 @@ from gossamer.peer.model import computing
 from gossamer.peer.model.activation_memory import activation_bytes
 from gossamer.peer.model.computing import (
     blocks,
+    compile_blocks,
     document_positions,
     has_plain_head,
     loss_in_parts,
     mask_documents,
     next_token_loss,
+    predictions,
     recompute_blocks,
 )
 from gossamer.peer.model.model import build_model, parameter_shapes
@@ -31,6 +35,27 @@ def tokens(num_sequences: int = 3) -> torch.Tensor:
 
 def gradients(model: torch.nn.Module, loss: torch.Tensor) -> list[torch.Tensor]:
     return list(torch.autograd.grad(loss, list(model.parameters())))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute")  # torch's own, while it compiles
+def test_what_is_measured_beside_the_training_compiles_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling for another shape takes seconds, at a step boundary."""
+    model, compiled = build_model(SMALL, 0), list[torch.fx.GraphModule]()
+    expected = predictions(model, tokens(1))
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Callable[..., object]:
+        compiled.append(graph)
+        return graph.forward
+
+    compile_one = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda block, dynamic: compile_one(block, backend=backend, dynamic=dynamic))
+    compile_blocks(model)
+    next_token_loss(model, tokens()).backward()
+    num_compiled = len(compiled)
+    assert num_compiled
+    torch.testing.assert_close(predictions(model, tokens(1)), expected)
+    next_token_loss(model, tokens()).backward()
+    assert len(compiled) == num_compiled
 
 
 def test_a_head_in_parts_gives_the_same_loss_and_gradient() -> None:
