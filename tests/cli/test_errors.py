@@ -35,7 +35,7 @@ EXIT_CODES = {
 def classes(of: type[GossamerError] = GossamerError) -> Iterator[type[GossamerError]]:
     """Yield an error and every one that is derived from it, in all modules of the product."""
     for module in pkgutil.walk_packages(gossamer.__path__, "gossamer."):
-        if not module.name.endswith("._compiled"):  # a library of C, which is no module
+        if not module.name.endswith(("._compiled", ".kernels")):  # a library of C, which is no module; the kernels need triton
             importlib.import_module(module.name)
     found = [of]
     for one in found:
