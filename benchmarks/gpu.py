@@ -5,7 +5,7 @@
 `speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain torch loop (autocast, the whole model compiled,
 fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 per second by each
 form of coding, beside a copy on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit
-for bit. `meetings`: two real peers on this device meet over lines of 100 Mbit/s; the share of time for which their trainers are blocked,
+for bit. `meetings`: two real peers on this device meet over shaped lines (`--line`); the share of time for which their trainers are blocked,
 checkpoints included; the aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in
 loss (benchmarks/quality.py), in the remaining time. It also runs on a CPU, at sizes for a CPU (`--sizes tiny`).
 """
@@ -48,7 +48,6 @@ from gossamer.protocol.run.manifest import Manifest
 
 WARM_UP_STEPS: Final = 3
 MINUTES: Final = 9.0
-LINE: Final = "100 Mbit/s"
 VOCABULARY: Final = 32_000
 
 
@@ -189,9 +188,9 @@ def decodes_alike(device: torch.device, num_values: int) -> bool:
     return torch.equal(*gaps)
 
 
-async def meetings(name: str, device: torch.device, seconds: float, folder: Path) -> dict[str, Any]:
-    """Run two real peers on one device that meet over shaped lines."""
-    first, second = (BenchedPeer(folder / one, 0, devices=str(device), max_upload=LINE) for one in ("first", "second"))
+async def meetings(name: str, device: torch.device, line: str, seconds: float, folder: Path) -> dict[str, Any]:
+    """Run two real peers on one device that meet over lines of that rate, through which the second gets its first weights."""
+    first, second = (BenchedPeer(folder / one, 0, devices=str(device), max_upload=line) for one in ("first", "second"))
     signed = first.found(SIZES[name].manifest("muon"))
     async with running(first):
         await first.invite(second, signed)
@@ -199,6 +198,7 @@ async def meetings(name: str, device: torch.device, seconds: float, folder: Path
             await second.until(lambda status: status.meetings["completed"], "meeting")
             await asyncio.sleep(seconds)
             return {
+                "line": line,
                 "completed": second.status.meetings["completed"],
                 "blocked": [peer.status.blocked_seconds / peer.status.train_seconds for peer in (first, second)],
                 "mfu": [peer.status.mfu for peer in (first, second)],
@@ -224,7 +224,7 @@ def figures(given: argparse.Namespace) -> dict[str, Any]:
     found["decode"] = decodes_alike(device, num_values)
     if "meetings" not in given.without:
         with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
-            found["meetings"] = asyncio.run(meetings(given.sizes.split(",")[0], device, 6 * given.seconds, Path(folder)))
+            found["meetings"] = asyncio.run(meetings(given.sizes.split(",")[0], device, given.line, 6 * given.seconds, Path(folder)))
     if "tests" not in given.without:
         found["tests"] = marked_tests()
     if given.quality:
@@ -246,7 +246,7 @@ def table(found: Mapping[str, Any]) -> str:
     lines.append(f"decodes as the CPU does, bit for bit: {'yes' if found['decode'] else 'NO'}")
     if "meetings" in found:
         shares = ", ".join(f"{share:.2%}" for share in found["meetings"]["blocked"])
-        lines.append(f"{found['meetings']['completed']} meetings over {LINE}; blocked {shares} of the time")
+        lines.append(f"{found['meetings']['completed']} meetings over {found['meetings']['line']}; blocked {shares} of the time")
     if "tests" in found:
         lines.append(f"tests marked for CUDA: {found['tests']['words']}")
     if "quality" in found:
@@ -261,6 +261,7 @@ def options() -> argparse.ArgumentParser:
     parser.add_argument("--device", default="cuda" if has_gpu else "cpu")
     parser.add_argument("--sizes", default="125M,350M,1.2B" if has_gpu else "tiny")
     parser.add_argument("--seconds", type=float, default=10.0, help="each speed is measured for so long")
+    parser.add_argument("--line", default="100 Mbit/s", help="of the two peers that meet; they first carry the weights, 4 bytes each")
     parser.add_argument("--without", default="", help="parts to leave out: tests, meetings, speed")
     parser.add_argument("--quality", nargs="?", const="100M" if has_gpu else "tiny", help="also what pairs cost in loss, at this size")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="for all of it")

@@ -23,6 +23,7 @@ from torch import Tensor
 
 FILES: Final = "_compiled.*so"
 INTERFACE: Final = 1  # of compiled.c
+OLDEST_GPU: Final = (7, 0)  # compute capability
 HINT: Final = "`pip install` with a C compiler builds it"
 
 
@@ -164,6 +165,8 @@ def lack_for_triton() -> str:
     """Return what Triton needs and this machine lacks, empty for nothing. It compiles the start of its kernels in C at run time."""
     if find_spec("triton") is None:
         return "no triton here"
+    if torch.cuda.is_available() and torch.cuda.get_device_capability() < OLDEST_GPU:
+        return "triton knows no GPU so old"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler for triton here"
     has_header = Path(sysconfig.get_path("include"), "Python.h").exists()
@@ -175,7 +178,7 @@ def _form(device_type: str) -> tuple[Compiled | None, str]:
     """Return what this installation has for such devices, or None and the reason. A Triton that is installed but broken raises."""
     if device_type == "cpu":
         return load(Path(__file__).parent)
-    lack = lack_for_triton() if device_type == "cuda" else ""
+    lack = "" if device_type != "cuda" else "never tried on ROCm" if torch.version.hip is not None else lack_for_triton()
     if device_type != "cuda" or lack:
         return None, f"on {device_type}" + (f": {lack}" if lack else "")
     from gossamer.optim.kernels import TritonKernels  # not before a GPU needs it: it loads triton

@@ -19,7 +19,7 @@ import triton.language as tl
 from torch import Tensor
 
 # Chosen by speed; no value changes a bit.
-BLOCKS: Final = {"sketch": 1, "encode": 4, "decode": 4}  # consecutive blocks of one program: the next window of a pool lies in the L1 cache
+BLOCKS: Final = {"sketch": 1, "encode": 1, "decode": 4}  # consecutive blocks of one program: the next window of a pool lies in the L1 cache
 WARPS: Final = {"sketch": 1, "encode": 1, "decode": 1, "pair_step": 4}
 PAIR_STEP_VALUES: Final = 1024  # of one program
 

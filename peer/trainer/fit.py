@@ -6,6 +6,7 @@ from pathlib import Path
 
 from torch.utils._triton import has_triton
 
+from gossamer.optim.compiled import lack_for_triton
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.model.accelerator import choose_devices
 from gossamer.peer.model.computing import Computing, compute_dtype
@@ -28,7 +29,9 @@ def computing_here(manifest: Manifest, config: PeerConfig, payloads: Path, held_
     `payloads`: the folder of its payloads; `held_bytes`: the memory that it already holds.
     """
     devices, _ = choose_devices(config.devices)
-    compiles = devices[0].type != "cpu" and has_triton() if config.compile is None else config.compile  # by default where it can
+    compiles = (
+        devices[0].type != "cpu" and has_triton() and not lack_for_triton() if config.compile is None else config.compile
+    )  # by default where it can
     dtype = compute_dtype(manifest.inner.precision, devices[0])
     wanted = Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices), config.optimizer_on_host)
     return computing_that_fits(manifest, devices[0].type, rooms(devices, config, payloads, held_bytes), wanted)
