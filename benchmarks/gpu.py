@@ -5,7 +5,7 @@
 `speed`: tokens per second and MFU of our inner loop with each optimizer, beside a plain torch loop (autocast, the whole model compiled,
 fused AdamW, the same batch); the aim is 90 % of it with AdamW, and an MFU of 40 % from 350 M on. `codec`: GB of f32 per second by each
 form of coding, beside a copy on the same device; the aim is 25 %. `decode`: whether this device and the CPU decode the same payload bit
-for bit. `meetings`: two real peers on this device meet over shaped lines (`--line`); the share of time for which their trainers are blocked,
+for bit. `meetings`: two real peers on this device meet over shaped lines (`--line`); for which share of the time they are blocked,
 checkpoints included; the aim is 1 %. `tests`: those that are marked for CUDA. `quality`, with `--quality`: what meeting in pairs costs in
 loss (benchmarks/quality.py), in the remaining time. It also runs on a CPU, at sizes for a CPU (`--sizes tiny`).
 """

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass
 from typing import TypeVar
 
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import PeerMisbehaved, Refused, TransportError

@@ -25,7 +25,7 @@ from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange

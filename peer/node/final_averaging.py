@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.node.meetings import Meetings
 from gossamer.peer.node.partner_search import Searches
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.presence import RECORD_S
 from gossamer.peer.sync.result_agreement import ResultAgreement
 from gossamer.protocol.identity import PeerId

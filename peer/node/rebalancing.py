@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 
 from gossamer.peer.node.lasting import HeldShare
 from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.sources import Sources
 from gossamer.protocol.limits import RECORD_LIFETIME_S

@@ -28,7 +28,7 @@ from gossamer.peer.machine.home import Home, finished_checkpoints, write_whole
 from gossamer.peer.node.lasting import Lasting
 from gossamer.peer.node.mates import ANSWER_S, ASKED, RANK_S, Mates
 from gossamer.peer.node.rebalancing import Rebalancing
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.sync import pieces as files

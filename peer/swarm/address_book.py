@@ -10,15 +10,14 @@ mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
 from __future__ import annotations
 
 import json
-import math
 import random
-import statistics
 from collections import Counter, deque
 from collections.abc import Collection
-from dataclasses import dataclass
 from pathlib import Path
 
-from gossamer.protocol.addresses import network_of, network_seen, route, with_peer
+from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS, KnownPeer
+from gossamer.peer.swarm.turns import LONG_S, Turns
+from gossamer.protocol.addresses import network_seen, with_peer
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
@@ -36,122 +35,7 @@ SUCCESS_RATE = (0.2, 0.02)  # of meetings with strangers: the weight of the last
 BAN_S = 24 * 3600.0
 SILENCE_S = 40.0  # a peer that announces itself after such a gap was disconnected: its back-off ends
 FORGET_S = 900.0  # a peer without a new record for so long is no longer live
-TIMEOUT = (3.0, 5.0)  # for a silent partner: times the typical duration of its meetings, and the least number of seconds
-LONG_S = 2.0  # after a longer meeting the partner waits for as long as it took, times the number of other partners...
-MOST_TURNS = 8  # ...or this: a slow one must not hold a fragment, and keep others out, for more than its share of the time
-LONG_TIMES = 2.0  # as long as meetings with the others usually take, at least: else it is no sign of anything, as on slow lines
-FEWEST_OTHERS = 0.5  # of the places of an invite: so many others must be there to go before all of it
-PARTNER_HOPS = 16  # answered between us in a staged run, until a peer is no stranger to admission...
-HOP_S = 2.0  # ...of each span of so long one counts: many keys cannot earn that in a moment
 AVOIDED = 3  # last partners that are skipped, if there are enough others
-
-
-@dataclass(slots=True)
-class KnownPeer:
-    """One peer in the book."""
-
-    peer_id: PeerId
-    addresses: tuple[str, ...] = ()
-    global_step: int = 0
-    finished: bool = False  # it reports that it has reached the end of the run
-    paused: bool = False  # it reports that it is paused: it answers no call, and its global step stands still
-    seen_s: float = 0.0  # when a record, a call, a meeting or a hop last showed it
-    global_step_at_s: float = -math.inf  # when it last sent us its global step itself, in a Hello
-    failures: int = 0  # in a row: not reached, or broke off
-    refusals: int = 0  # in a row: answered, but did not meet us
-    backs_off_until_s: float = 0.0
-    unwelcome_until_s: float = 0.0  # its own calls are refused too
-    rests_until_s: float = 0.0  # the same, whatever it announces: what it has sent is wrong
-    network: str = ""  # in which a connection has shown it; empty: it shares a relay with others, or no connection has
-    was_met: bool = False  # a meeting with it completed in an earlier session
-    num_hops: int = 0  # in a staged run: answered between us, in this session or earlier ones; one in HOP_S, PARTNER_HOPS at most
-    hop_s: float = -math.inf  # when the last one of these was
-    meetings: int = 0  # completed with it
-    typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
-    record: MemberRecord | None = None  # its newest, for peer exchange
-    shown: Credential | None = None  # in its last Hello
-
-    @property
-    def credential(self) -> Credential | None:
-        """The credential in its newest record; None without one."""
-        return self.record.credential if self.record else None
-
-    @property
-    def origins(self) -> tuple[str, str]:
-        """Its network and its invite, which many identities of one operator share; empty strings where unknown."""
-        network = next((network_of(address) for address in self.addresses if route(address) != "local"), "")
-        credential = self.shown or self.credential
-        return network, str(credential.bearer or "") if credential else ""
-
-    @property
-    def seen_origins(self) -> list[str]:
-        """Its invite, and the network in which a connection has shown it: what it cannot choose."""
-        return [origin for origin in (self.network, self.origins[1]) if origin]
-
-    @property
-    def place(self) -> object:
-        """The network in which a connection has shown it, where many of one operator are; the peer itself where that is unknown."""
-        return self.network or self.peer_id
-
-    @property
-    def turns_by(self) -> list[object]:
-        """After whose long meetings it lets others go first: its own, and those of its network and its invite if its meetings are long too.
-
-        A stranger waits for its network alone: else members of its invite could keep it out. An invite admits few identities.
-        """
-        if self.typical_s >= LONG_S:
-            return [self.peer_id, *self.seen_origins]
-        return [self.peer_id] if self.meetings else [self.peer_id, self.network]
-
-    @property
-    def stage(self) -> int:
-        """The stage that it holds in a staged run, plus one; 0: unknown, or none."""
-        return self.record.stage if self.record else 0
-
-    @property
-    def has_global_step(self) -> bool:
-        """Whether its global step is known."""
-        return self.record is not None or self.global_step > 0
-
-    @property
-    def has_met(self) -> bool:
-        """Whether a meeting with it has ever completed: only then it has a vote."""
-        return self.meetings > 0 or self.was_met
-
-    @property
-    def has_carried(self) -> bool:
-        """Whether a hop was ever answered between us."""
-        return self.num_hops > 0
-
-    @property
-    def has_worked(self) -> bool:
-        """Whether a meeting or a hop with it has ever completed."""
-        return self.has_met or self.has_carried
-
-    @property
-    def is_partner(self) -> bool:
-        """Whether a meeting, or hops for half a minute, completed with it: it is no stranger to admission, and keeps its entry."""
-        return self.has_met or self.num_hops >= PARTNER_HOPS
-
-    @property
-    def is_familiar(self) -> bool:
-        """Whether we have met it and nothing has failed since."""
-        return self.meetings > 0 and not self.failures
-
-    @property
-    def timeout_s(self) -> float:
-        """How long it may be silent in a meeting, by earlier meetings and waits; infinite for a peer that is not familiar."""
-        times, least_s = TIMEOUT
-        return max(least_s, times * self.typical_s) if self.is_familiar else math.inf
-
-    def is_newer(self, record: MemberRecord) -> bool:
-        """Return whether this record is newer than ours."""
-        return self.record is None or record.supersedes(self.record)
-
-    def is_back(self, now_s: float) -> None:
-        """Forget its failures and end its back-off, but not its rest."""
-        back_off_s = max(self.rests_until_s, min(self.backs_off_until_s, now_s))
-        self.failures, self.backs_off_until_s, self.unwelcome_until_s = 0, back_off_s, max(self.rests_until_s, now_s)
 
 
 class AddressBook:
@@ -163,7 +47,7 @@ class AddressBook:
         self._entries: dict[PeerId, KnownPeer] = {}
         self._banned_until_s: dict[PeerId, float] = {}
         self._last: deque[PeerId] = deque(maxlen=AVOIDED)
-        self._turn_s: dict[object, float] = {}  # until when others go before a peer, invite or network
+        self._turns = Turns()
         self._success_rate = 1.0  # of our recent calls to strangers
         self.saved_s: float | None = None  # Unix time at which the last session saved it
 
@@ -241,23 +125,12 @@ class AddressBook:
         self._last.append(peer_id)
 
     def note_held(self, peer_id: PeerId, now_s: float, took_s: float) -> None:
-        """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile.
-
-        Peers of its invite or network whose meetings are long too, and strangers in its network, are put behind those of others: identities
-        are free.
-        """
+        """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile."""
         entry = self._entries.get(peer_id)
-        if entry is None or took_s < LONG_S:
-            return
-        entry.typical_s = max(entry.typical_s, took_s)
-        self._turn_s = {who: until_s for who, until_s in self._turn_s.items() if until_s > now_s}
-        partners = [other for other in self.live(now_s) if other.has_met and other is not entry]
-        others = {other.place if other.network != entry.network else other.peer_id: other.typical_s for other in partners}
-        self._go_behind(peer_id, 1, others.values(), now_s, took_s)
-        for origin in entry.seen_origins:
-            inside = {other.place for other in (entry, *partners) if origin in other.seen_origins}
-            outside = {other.place: other.typical_s for other in partners if origin not in other.seen_origins}
-            self._go_behind(origin, len(inside), outside.values(), now_s, took_s)
+        if entry is not None and took_s >= LONG_S:
+            entry.typical_s = max(entry.typical_s, took_s)
+            partners = [other for other in self.live(now_s) if other.has_met and other is not entry]
+            self._turns.note_long(entry, partners, now_s, took_s)
 
     def note_carried(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""
@@ -340,7 +213,7 @@ class AddressBook:
     def is_welcome(self, peer_id: PeerId, now_s: float) -> bool:
         """Return whether we answer a call of this peer."""
         entry = self.get(peer_id)
-        return max(entry.unwelcome_until_s, self._turn_of(entry)) <= now_s
+        return max(entry.unwelcome_until_s, self._turns.of(entry)) <= now_s
 
     def everybody(self, now_s: float) -> list[KnownPeer]:
         """Return the live peers of all stages, those in back-off included, in the order in which they were added."""
@@ -410,18 +283,9 @@ class AddressBook:
         fresh = [entry for entry in ready if entry.peer_id not in avoided]
         return rng.choice(fresh or ready) if ready else None
 
-    def _go_behind(self, who: object, num_inside: int, usual_s: Collection[float], now_s: float, took_s: float) -> None:
-        """Put a peer, invite or network of so many places behind others whose meetings usually take so long."""
-        if len(usual_s) >= FEWEST_OTHERS * num_inside and took_s >= LONG_TIMES * statistics.median_low(usual_s):
-            self._turn_s[who] = max(self._turn_s.get(who, now_s), now_s + took_s * min(MOST_TURNS, len(usual_s)))
-
-    def _turn_of(self, entry: KnownPeer) -> float:
-        """Return until when a peer lets others go first."""
-        return max(self._turn_s.get(who, -math.inf) for who in entry.turns_by)
-
     def _callable_s(self, entry: KnownPeer) -> float:
         """Return from when a peer may be called."""
-        return max(entry.backs_off_until_s, self._turn_of(entry))
+        return max(entry.backs_off_until_s, self._turns.of(entry))
 
     def _back_off(self, entry: KnownPeer, now_s: float, waited_s: float = 0.0) -> None:
         back_off_s = min(BACK_OFF_FAILED_S, max(BACK_OFF_S * 2 ** min(entry.failures, 16), BACK_OFF_PER_WAIT * waited_s))

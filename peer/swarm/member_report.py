@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 
 from gossamer.peer.machine.events import Event, MemberSeen, MembersSeen
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.identity import PeerId

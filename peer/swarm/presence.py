@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
 from gossamer.peer.machine.status import VERSION
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange

@@ -15,7 +15,8 @@ import hashlib
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.protocol.identity import PeerId, signable
 from gossamer.protocol.messages.terms import RunTerms, sybil_group_key
 from gossamer.protocol.run.invite import Credential

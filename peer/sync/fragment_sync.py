@@ -18,7 +18,7 @@ from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, FragmentSynced
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import Source, sync_seed
 from gossamer.peer.sync.sources import Sources

@@ -32,7 +32,7 @@ from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, ResultTaken
 from gossamer.peer.machine.home import write_whole
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source

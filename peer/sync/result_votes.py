@@ -17,7 +17,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import EPSILON, SybilGroups
 from gossamer.peer.sync.state_source import StateSource
 from gossamer.protocol.identity import PeerId

@@ -15,7 +15,8 @@ from typing import Protocol, TypeVar
 
 import numpy as np
 
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError

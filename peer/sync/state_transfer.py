@@ -18,7 +18,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, ProgressMade, StateTransferred, StepsLost, Warned
 from gossamer.peer.machine.units import bytes_text
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import as_final

@@ -14,7 +14,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.client import Source
 from gossamer.peer.sync.pieces import Pieces, bits_bytes, from_bits

@@ -6,7 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.protocol.errors import RefusalCode
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import Hello, Refusal

@@ -11,7 +11,7 @@ import pytest
 
 from gossamer.peer.machine.states import NO_HOLDER
 from gossamer.peer.node.stage_report import CLAIM_S
-from gossamer.peer.swarm.address_book import HOP_S, PARTNER_HOPS
+from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS
 from gossamer.peer.sync.decision import ALONE_S, UNSERVED_S
 from gossamer.peer.sync.state_sync import UNSYNCED_S
 from gossamer.protocol.limits import RECORD_NEWS_S

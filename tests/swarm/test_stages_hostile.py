@@ -14,7 +14,7 @@ from gossamer.peer.node import carrying
 from gossamer.peer.pipeline import doubling
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import FIRST_PATIENCE_S, FIRST_WINDOW, IDLE_S
-from gossamer.peer.swarm.address_book import HOP_S, PARTNER_HOPS
+from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS
 from gossamer.peer.swarm.membership import Membership, OwnCredential
 from gossamer.protocol.errors import PeerGone, RefusalCode, Refused, TransportError, Unreachable
 from gossamer.protocol.identity import Identity

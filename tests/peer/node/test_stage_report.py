@@ -19,7 +19,7 @@ from gossamer.peer.pipeline.commands import HopOutcome, HopOver
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.pipeline.hop import Away, Hop, HopSource, HopState
 from gossamer.peer.pipeline.lane import DownLane, UpLane
-from gossamer.peer.swarm.address_book import KnownPeer
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import RECORD_NEWS_S

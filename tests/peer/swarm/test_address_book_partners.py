@@ -9,16 +9,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.swarm import address_book as partners
-from gossamer.peer.swarm.address_book import (
-    BACK_OFF_FAILED_S,
-    BACK_OFF_REFUSED_S,
-    BACK_OFF_S,
-    BAN_S,
-    FORGET_S,
-    SILENCE_S,
-    TIMEOUT,
-    AddressBook,
-)
+from gossamer.peer.swarm.address_book import BACK_OFF_FAILED_S, BACK_OFF_REFUSED_S, BACK_OFF_S, BAN_S, FORGET_S, SILENCE_S, AddressBook
+from gossamer.peer.swarm.known_peer import TIMEOUT
 from tests.peer.neighbours import ME, book_of, ids, moved, record, somebody
 
 A, B, C, D = (somebody(number) for number in range(1, 5))

@@ -6,7 +6,8 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-from gossamer.peer.swarm.address_book import HOP_S, MAX_ENTRIES, PARTNER_HOPS, AddressBook
+from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook
+from gossamer.peer.swarm.known_peer import HOP_S, PARTNER_HOPS
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import MemberRecord

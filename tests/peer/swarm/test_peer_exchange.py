@@ -9,7 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook, KnownPeer
+from gossamer.peer.swarm.address_book import MAX_ENTRIES, AddressBook
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.peer_exchange import LAST_WORD_S, PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.identity import Identity, PeerId

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from gossamer.peer.swarm.address_book import AddressBook, KnownPeer
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.peer.sync.result_votes import AWAY_S, ResultVotes, Vote
 from gossamer.protocol.identity import Identity

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gossamer.peer.swarm.address_book import LONG_S, MOST_TURNS, AddressBook
+from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.turns import LONG_S, MOST_TURNS
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.run.invite import Credential
 from tests.peer.neighbours import ME, book_of, somebody
