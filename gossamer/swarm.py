@@ -23,7 +23,7 @@ from torch.optim import Optimizer
 
 from gossamer.module_program import Evaluate, Model, ModuleProgram, Stateful, fenced
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.compiled import coding_words
+from gossamer.optim.coding_check import settle_coding
 from gossamer.optim.inner import InnerSettings, learning_rate
 from gossamer.peer.machine.child import GuestRequest
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
@@ -461,7 +461,8 @@ def _opened(own: ModuleProgram, request: GuestRequest) -> tuple[OwnSupervisor, B
         supervisor.emit(RunKnown.of(manifest))
         replica = Replica(manifest, own, peer_seed(manifest.run.seed, PeerId.from_text(supervisor.settings.peer_id)))
         num_params = sum(tensor.numel() for tensor in own.parameters.values())
-        supervisor.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, coding=coding_words(own.device)))
+        coding = settle_coding(replica.fragments[0].codec.codec, own.device)
+        supervisor.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, coding=coding))
         boundary = open_boundary(supervisor, home, replica)
         try:
             boundary.start()

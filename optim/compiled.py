@@ -13,7 +13,6 @@ import os
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
-from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final, Protocol
@@ -173,8 +172,16 @@ def lack_for_triton() -> str:
     return "" if has_header else "no headers of Python for triton here"
 
 
-@cache
+_forms: dict[str, tuple[Compiled | None, str]] = {}  # by kind of device
+
+
 def _form(device_type: str) -> tuple[Compiled | None, str]:
+    if device_type not in _forms:
+        _forms[device_type] = _found(device_type)
+    return _forms[device_type]
+
+
+def _found(device_type: str) -> tuple[Compiled | None, str]:
     """Return what this installation has for such devices, or None and the reason. A Triton that is installed but broken raises."""
     if device_type == "cpu":
         return load(Path(__file__).parent)
@@ -192,6 +199,11 @@ _instead: tuple[Compiled | None] | None = None
 def compiled_for(device: torch.device) -> Compiled | None:
     """Return the compiled part for tensors on this device, or None if torch codes there."""
     return _form(device.type)[0] if _instead is None else _instead[0]
+
+
+def reject(device: torch.device, why: str) -> None:
+    """Let torch code on such devices from now on; `why` is for people."""
+    _forms[device.type] = None, why
 
 
 @contextlib.contextmanager
