@@ -94,7 +94,7 @@ class Runs:
 
     def outcome(self, run: Run) -> Outcome:
         """Return the outcome of a run, simulated now if the file has none."""
-        name = key(run, EVAL_BATCHES, CURVE_BATCHES, self._text, base=self._base)
+        name = key(run, EVAL_BATCHES, CURVE_BATCHES, self._text, base=self._base) + (f" on {self._device}" if self._device != "cpu" else "")
         if name not in self._known:
             started_s = time.monotonic()
             self._known[name] = self._simulated(run)
@@ -216,7 +216,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--target", type=float, default=2.2, help="nats per token")
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="settings of `peer simulate`, such as precision=bf16")
     parser.add_argument("--data", type=Path, help="a text file; default: the sources of this Python")
-    parser.add_argument("--device", default="cpu", help="that computes all runs of this start; the kept ones do not tell it")
+    parser.add_argument("--device", default="cpu", help="of all runs")
     parser.add_argument("--keep", type=Path, help="file that keeps each finished run, and from which a second start goes on")
     return parser.parse_args()
 

@@ -219,6 +219,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--line", type=float, default=0.0, metavar="MBIT", help="0: loopback")
     parser.add_argument("--devices", default="cpu", metavar="NAME", help="of the whole model and, on loopback, of the holders")
     given = parser.parse_args(arguments)
+    if given.line and given.devices != "cpu":
+        parser.error("--line measures holders on CPUs: leave --devices out")
     size = SIZES[given.model]
     steps = given.steps or size.steps
     manifest = size.manifest(given.stages, given.micro_batch, steps)

@@ -23,7 +23,6 @@ from torch.optim import Optimizer
 
 from gossamer.module_program import Evaluate, Model, ModuleProgram, Stateful, fenced
 from gossamer.optim.codecs.hadamard import keep_products_exact
-from gossamer.optim.coding_check import settle_coding
 from gossamer.optim.inner import InnerSettings, learning_rate
 from gossamer.peer.machine.child import GuestRequest
 from gossamer.peer.machine.config import PeerConfig, peer_config, saved_settings
@@ -33,6 +32,7 @@ from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.machine.port import free_port
+from gossamer.peer.model.accelerator import try_coding
 from gossamer.peer.model.trainable import is_sharded, need_model_of, shapes_of
 from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
 from gossamer.peer.trainer.replica import Replica, peer_seed
@@ -461,7 +461,7 @@ def _opened(own: ModuleProgram, request: GuestRequest) -> tuple[OwnSupervisor, B
         supervisor.emit(RunKnown.of(manifest))
         replica = Replica(manifest, own, peer_seed(manifest.run.seed, PeerId.from_text(supervisor.settings.peer_id)))
         num_params = sum(tensor.numel() for tensor in own.parameters.values())
-        coding = settle_coding(replica.fragments[0].codec.codec, own.device)
+        coding = try_coding(replica.fragments[0].codec.codec, own.device)
         supervisor.emit(ModelBuilt(num_params, 8 * replica.plan.round_bytes / num_params, coding=coding))
         boundary = open_boundary(supervisor, home, replica)
         try:

@@ -1,4 +1,4 @@
-"""Coding and the pair step, each in one pass over memory: on the CPU where this installation has compiled.c, on CUDA devices in Triton.
+"""Coding in one pass over memory: on the CPU where this installation has compiled.c, on CUDA devices in Triton.
 
 torch is the reference and does the same without them, and on every other device. What a pair merges is the same bit for bit, whichever
 form either side uses: decoding is exact on integers up to one product. A sender's own codes may differ by one where a value lies between
@@ -45,7 +45,7 @@ COUNT, BITS, NUMBER = ctypes.c_int64, ctypes.c_int32, ctypes.c_float
 
 
 class Compiled(Protocol):
-    """Coding and the pair step on contiguous tensors of one kind of device, whose sizes the caller has checked. Threads may share it."""
+    """Coding on contiguous tensors of one kind of device, whose sizes the caller has checked. Threads may share it."""
 
     @property
     def name(self) -> str:
@@ -71,22 +71,9 @@ class Compiled(Protocol):
     ) -> None:
         """Write the partner's payload minus the own one into `out`: f32[blocks, 1024], shifts of the checks (int32) and ties (bool)."""
 
-    def pair_step(
-        self,
-        weights: tuple[Tensor, Tensor],
-        momentum: Tensor | None,
-        gap: Tensor,
-        failed: Tensor | None,
-        factors: tuple[float, float, float, float],
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the next slow weights, the next momentum (None: it is zero and stays so), and what to add to the fast weights.
-
-        `weights` are slow and fast; `factors`: the part that is taken, and the factors of progress, solo step and momentum.
-        """
-
 
 class CompiledLibrary:
-    """compiled.c, for CPU tensors. It runs on the calling thread alone, without the GIL: inner steps have the other cores meanwhile."""
+    """compiled.c, for CPU tensors: coding and the pair step, on the calling thread alone, without the GIL: inner steps have other cores."""
 
     name: Final = "compiled"
 
@@ -160,34 +147,36 @@ def load(folder: Path) -> tuple[CompiledLibrary | None, str]:
         return None, f"the compiled part cannot be used: {error}; {HINT}"
 
 
-def lack_for_triton() -> str:
-    """Return what Triton needs and this machine lacks, empty for nothing. It compiles the start of its kernels in C at run time."""
+def lack_for_triton(device: torch.device) -> str:
+    """Return what Triton needs for this device and the machine lacks, empty for nothing. It compiles the start of each kernel in C."""
     if find_spec("triton") is None:
-        return "no triton here"
-    if torch.cuda.is_available() and torch.cuda.get_device_capability() < OLDEST_GPU:
-        return "triton knows no GPU so old"
+        return "triton is not installed"
+    if device.type == "cuda" and torch.cuda.is_available() and torch.cuda.get_device_capability(device) < OLDEST_GPU:
+        return "triton needs a GPU of compute capability 7.0 or newer"
     if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
         return "no C compiler for triton here"
-    has_header = Path(sysconfig.get_path("include"), "Python.h").exists()
+    scheme = sysconfig.get_default_scheme().replace("posix_local", "posix_prefix")  # as Triton looks for it
+    has_header = Path(sysconfig.get_path("include", scheme), "Python.h").exists()
     return "" if has_header else "no headers of Python for triton here"
 
 
-_forms: dict[str, tuple[Compiled | None, str]] = {}  # by kind of device
+_forms: dict[torch.device, tuple[Compiled | None, str]] = {}
 
 
-def _form(device_type: str) -> tuple[Compiled | None, str]:
-    if device_type not in _forms:
-        _forms[device_type] = _found(device_type)
-    return _forms[device_type]
+def _form(device: torch.device) -> tuple[Compiled | None, str]:
+    if device not in _forms:
+        _forms[device] = _found(device)
+    return _forms[device]
 
 
-def _found(device_type: str) -> tuple[Compiled | None, str]:
-    """Return what this installation has for such devices, or None and the reason. A Triton that is installed but broken raises."""
-    if device_type == "cpu":
+def _found(device: torch.device) -> tuple[Compiled | None, str]:
+    """Return what this installation has for tensors on a device, or None and the reason. A Triton that is installed but broken raises."""
+    if device.type == "cpu":
         return load(Path(__file__).parent)
-    lack = "" if device_type != "cuda" else "never tried on ROCm" if torch.version.hip is not None else lack_for_triton()
-    if device_type != "cuda" or lack:
-        return None, f"on {device_type}" + (f": {lack}" if lack else "")
+    if device.type != "cuda":
+        return None, f"on {device.type}"
+    if lack := "never tried on ROCm" if torch.version.hip is not None else lack_for_triton(device):
+        return None, f"on cuda: {lack}"
     from gossamer.optim.kernels import TritonKernels  # not before a GPU needs it: it loads triton
 
     return TritonKernels(), ""
@@ -198,12 +187,18 @@ _instead: tuple[Compiled | None] | None = None
 
 def compiled_for(device: torch.device) -> Compiled | None:
     """Return the compiled part for tensors on this device, or None if torch codes there."""
-    return _form(device.type)[0] if _instead is None else _instead[0]
+    return _form(device)[0] if _instead is None else _instead[0]
+
+
+def compiled_step_for(device: torch.device) -> CompiledLibrary | None:
+    """Return what takes the pair step on this device, or None for torch, as on GPUs: there the copies of slow weights cost the time."""
+    form = compiled_for(device)
+    return form if isinstance(form, CompiledLibrary) else None
 
 
 def reject(device: torch.device, why: str) -> None:
-    """Let torch code on such devices from now on; `why` is for people."""
-    _forms[device.type] = None, why
+    """Let torch code on this device from now on; `why` is for people."""
+    _forms[device] = None, why
 
 
 @contextlib.contextmanager
@@ -220,4 +215,4 @@ def coded_with(form: Compiled | None) -> Iterator[None]:
 def coding_words(device: torch.device) -> str:
     """Return what codes messages on this device, and why, for people."""
     form = compiled_for(device)
-    return f"torch ({_form(device.type)[1]})" if form is None else form.name
+    return f"torch ({_form(device)[1]})" if form is None else form.name

@@ -1,4 +1,4 @@
-"""Coding and the pair step on CUDA devices in Triton, each in one pass over memory: what compiled.c does on the CPU.
+"""Coding on CUDA devices in Triton, in one pass over memory: what compiled.c does on the CPU.
 
 Imported by optim/compiled.py alone, where triton is installed. Decoding has the same bits as every other form: whole numbers below 2^24
 are added exactly in any order, and one product rounds (docs/decisions/2026-11-27-triton-coding.md). `enable_fp_fusion=False` keeps a
@@ -19,11 +19,10 @@ import triton.language as tl
 from torch import Tensor
 
 # Chosen by speed; no value changes a bit.
-BLOCKS: Final = {"sketch": 1, "encode": 1, "decode": 4}  # consecutive blocks of one program: the next window of a pool lies in the L1 cache
-WARPS: Final = {"sketch": 1, "encode": 1, "decode": 1, "pair_step": 4}
-PAIR_STEP_VALUES: Final = 1024  # of one program
+BLOCKS_PER_PROGRAM: Final = {"sketch": 1, "encode": 1, "decode": 4}  # consecutive: the next window of a pool lies in the L1 cache
+WARPS: Final = {"sketch": 1, "encode": 1, "decode": 1}
 
-BLOCK = tl.constexpr(1024)
+BLOCK_VALUES = tl.constexpr(1024)
 STRIDE = tl.constexpr(16)  # as in optim/codecs/hadamard.py
 PER_SIDE = tl.constexpr(1.0 / 32.0)  # a power of two: a product with it rounds as the division does
 ROUNDING = tl.constexpr(12582912.0)  # as in optim/codecs/modulo.py
@@ -32,7 +31,7 @@ ROUNDING = tl.constexpr(12582912.0)  # as in optim/codecs/modulo.py
 class TritonKernels:
     """The functions of `Compiled` on contiguous CUDA tensors whose sizes the caller has checked. Threads may share it.
 
-    Raises Triton's errors where it cannot compile a kernel: nothing else is tried instead.
+    Raises RuntimeError, or an error of Triton's, where it cannot compile a kernel: nothing else is tried instead.
     """
 
     name: Final = "triton"
@@ -40,7 +39,7 @@ class TritonKernels:
     def sketch(self, message: Tensor, signs: Tensor, out: Tensor) -> None:
         """Write the first 8 values of each rotated block, divided by 32, into f32[blocks, 8]."""
         _need_contiguous(signs, out)
-        _launch("sketch", _sketch, len(out), message.contiguous(), signs, out, message.numel())
+        _launch("sketch", _sketch, len(out), (message.contiguous(), signs, out, message.numel()), {})
 
     def encode(
         self, message: Tensor, bits: int, signs: Tensor, dither: Tensor, steps: Tensor, weights: Tensor, payload: Tensor, sums: Tensor
@@ -48,8 +47,14 @@ class TritonKernels:
         """Write a modulo payload (codes and checks), and the weighted sum of each block's integers into int32[blocks]."""
         _need_contiguous(signs, dither, steps, weights, payload, sums)
         inverses = 1.0 / (32.0 * steps)  # in torch: Triton's own division need not round to the nearest
-        arrays = message.contiguous(), signs, dither, inverses, weights, payload, _checks(payload, bits, len(sums)), sums
-        _launch("encode", _encode, len(sums), *arrays, message.numel(), bits=bits)
+        written = payload, _checks(payload, bits, len(sums)), sums
+        _launch(
+            "encode",
+            _encode,
+            len(sums),
+            (message.contiguous(), signs, dither, inverses, weights, *written, message.numel()),
+            {"bits": bits},
+        )
 
     def decode(
         self,
@@ -66,46 +71,23 @@ class TritonKernels:
         _need_contiguous(own, signs, steps, weights, own_sums, *out)
         values, shifts, tied = out[0], out[1], out[2].view(torch.uint8)
         arrays = partner, own, _checks(partner, bits, len(own_sums)), signs, steps, weights, own_sums, values, shifts, tied
-        _launch("decode", _decode, len(own_sums), *arrays, bits=bits)
+        _launch("decode", _decode, len(own_sums), arrays, {"bits": bits})
 
-    def pair_step(
-        self,
-        weights: tuple[Tensor, Tensor],
-        momentum: Tensor | None,
-        gap: Tensor,
-        failed: Tensor | None,
-        factors: tuple[float, float, float, float],
-    ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Return the next slow weights, the next momentum (None: it is zero and stays so), and what to add to the fast weights.
 
-        `weights` are slow and fast; `factors`: the part that is taken, and the factors of progress, solo step and momentum.
-        """
-        slow, fast = weights
-        _need_contiguous(slow, fast, gap, *(tensor for tensor in (momentum, failed) if tensor is not None))
-        next_slow, shift = torch.empty_like(slow), torch.empty_like(slow)
-        next_momentum = None if momentum is None else torch.empty_like(momentum)
-        fails = None if failed is None else failed.view(torch.uint8)
-        grid = (triton.cdiv(slow.numel(), PAIR_STEP_VALUES),)
-        with torch.cuda.device(slow.get_device()):
-            _pair_step[grid](
-                *(slow, momentum, fast, gap, fails, next_slow, next_momentum, shift, slow.numel(), *factors),
-                is_partial=factors[0] < 1.0,
-                values=PAIR_STEP_VALUES,
-                num_warps=WARPS["pair_step"],
-                enable_fp_fusion=False,
+def _launch(name: str, kernel: Any, count: int, arguments: tuple[Any, ...], constants: dict[str, int]) -> None:
+    blocks = BLOCKS_PER_PROGRAM[name]
+    try:
+        with torch.cuda.device(arguments[0].get_device()):
+            kernel[(triton.cdiv(count, blocks),)](
+                *arguments, count, **constants, blocks=blocks, num_warps=WARPS[name], enable_fp_fusion=False
             )
-        return next_slow, next_momentum, shift
-
-
-def _launch(name: str, kernel: Any, count: int, *arguments: Any, **constants: int) -> None:
-    grid = (triton.cdiv(count, BLOCKS[name]),)
-    with torch.cuda.device(arguments[0].get_device()):
-        kernel[grid](*arguments, count, **constants, blocks=BLOCKS[name], num_warps=WARPS[name], enable_fp_fusion=False)
+    except OSError as error:  # of Triton's cache or compiler; the exchange takes an OSError for trouble with a file of payloads
+        raise RuntimeError(f"Triton cannot compile: {error}") from error
 
 
 def _checks(payload: Tensor, bits: int, count: int) -> Tensor:
     """Return a payload's checks, int16[blocks]: a view."""
-    return payload[count * (BLOCK.value * bits // 8) :].view(torch.int16)
+    return payload[count * (BLOCK_VALUES.value * bits // 8) :].view(torch.int16)
 
 
 def _need_contiguous(*tensors: Tensor) -> None:
@@ -117,7 +99,7 @@ def _need_contiguous(*tensors: Tensor) -> None:
 
 @triton.jit(do_not_specialize=["count"])  # which would compile it again, for nothing
 def _sketch(message: tl.tensor, signs: tl.tensor, out: tl.tensor, num_values: tl.tensor, count: tl.tensor, blocks: tl.constexpr) -> None:
-    i = tl.arange(0, BLOCK)
+    i = tl.arange(0, BLOCK_VALUES)
     first = tl.program_id(0).to(tl.int64) * blocks
     for j in range(blocks):
         k = first + j
@@ -144,7 +126,7 @@ def _encode(
     bits: tl.constexpr,
     blocks: tl.constexpr,
 ) -> None:
-    i = tl.arange(0, BLOCK)
+    i = tl.arange(0, BLOCK_VALUES)
     odd = tl.load(weights + i)
     first = tl.program_id(0).to(tl.int64) * blocks
     for j in range(blocks):
@@ -157,7 +139,7 @@ def _encode(
             at = k + tl.arange(0, 1)
             tl.store(sums + at, total)
             tl.store(checks + at, (total >> bits).to(tl.int16))
-            _store_codes(codes + k * (BLOCK * bits // 8), numbers, bits)
+            _store_codes(codes + k * (BLOCK_VALUES * bits // 8), numbers, bits)
 
 
 @triton.jit(do_not_specialize=["count"])  # which would compile it again, for nothing
@@ -177,13 +159,13 @@ def _decode(
     blocks: tl.constexpr,
 ) -> None:
     half: tl.constexpr = 1 << (bits - 1)
-    i = tl.arange(0, BLOCK)
+    i = tl.arange(0, BLOCK_VALUES)
     odd = tl.load(weights + i)
     first = tl.program_id(0).to(tl.int64) * blocks
     for j in range(blocks):
         k = first + j
         if k < count:
-            row = k * (BLOCK * bits // 8)
+            row = k * (BLOCK_VALUES * bits // 8)
             wrapped = (_load_codes(partner + row, bits) - _load_codes(own + row, bits) + half) & (2 * half - 1)
             tl.store(tied + k, (tl.min(wrapped, 0) == 0).to(tl.uint8))
             differences = wrapped - half
@@ -191,50 +173,13 @@ def _decode(
             total = tl.load(sums + at) + tl.sum(differences * odd, 0, keep_dims=True)  # wraps, as everywhere
             tl.store(shifts + at, (tl.load(checks + at).to(tl.int32) - (total >> bits)) & 0xFFFF)
             x = _transform(differences.to(tl.float32)) * (tl.load(steps + k) * PER_SIDE)
-            tl.store(values + k * BLOCK + i, x * tl.load(signs + k * STRIDE + i))
-
-
-@triton.jit
-def _pair_step(
-    slow: tl.tensor,
-    momentum: tl.tensor,
-    fast: tl.tensor,
-    gap: tl.tensor,
-    failed: tl.tensor,
-    next_slow: tl.tensor,
-    next_momentum: tl.tensor,
-    shift: tl.tensor,
-    num_values: tl.tensor,
-    part: tl.tensor,
-    share: tl.tensor,
-    beta: tl.tensor,
-    alpha: tl.tensor,
-    is_partial: tl.constexpr,
-    values: tl.constexpr,
-) -> None:
-    i = tl.program_id(0).to(tl.int64) * values + tl.arange(0, values)
-    is_there = i < num_values
-    phi = tl.load(slow + i, mask=is_there)
-    theta = tl.load(fast + i, mask=is_there)
-    progress = theta - phi
-    pull = progress * share + tl.load(gap + i, mask=is_there) * 0.5
-    alone = progress * beta
-    if is_partial:
-        pull = (pull - alone) * part + alone
-    if failed is not None:
-        pull = tl.where(tl.load(failed + i, mask=is_there) != 0, alone, pull)
-    if momentum is not None:
-        pull = pull + tl.load(momentum + i, mask=is_there) * alpha
-        tl.store(next_momentum + i, pull, mask=is_there)
-    following = phi + pull
-    tl.store(next_slow + i, following, mask=is_there)
-    tl.store(shift + i, following - theta, mask=is_there)
+            tl.store(values + k * BLOCK_VALUES + i, x * tl.load(signs + k * STRIDE + i))
 
 
 @triton.jit
 def _block(message: tl.tensor, k: tl.tensor, num_values: tl.tensor) -> tl.tensor:
     """Return block k of a message, padded with zeros."""
-    i = k * BLOCK + tl.arange(0, BLOCK)
+    i = k * BLOCK_VALUES + tl.arange(0, BLOCK_VALUES)
     return tl.load(message + i, mask=i < num_values, other=0.0)
 
 
@@ -287,6 +232,6 @@ def _load_codes(codes: tl.tensor, bits: tl.constexpr) -> tl.tensor:
 @triton.jit
 def _load_plane(codes: tl.tensor, bits: tl.constexpr) -> tl.tensor:
     width: tl.constexpr = 128 * bits
-    i = tl.arange(0, BLOCK)
+    i = tl.arange(0, BLOCK_VALUES)
     octets = tl.load(codes + i % width).to(tl.int32)
     return (octets >> (i // width * bits)) & ((1 << bits) - 1)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from gossamer.optim.compiled import Compiled
+from gossamer.optim.compiled import CompiledLibrary
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class NoLoCo:
 
     def compiled_pair_step(
         self,
-        compiled: Compiled,
+        compiled: CompiledLibrary,
         slow: Tensor,
         momentum: Tensor | None,
         fast: Tensor,
@@ -73,7 +73,7 @@ class NoLoCo:
         failed: Tensor | None = None,
         part: float = 1.0,
     ) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Take the same step on contiguous tensors in one pass; return also the shift, phi' - theta. A momentum of None is zero."""
+        """Take the same step on contiguous CPU tensors in one pass; return also the shift, phi' - theta. A momentum of None is zero."""
         factors = part, 2.0 * self.beta * weight, self.beta, self.alpha
         return compiled.pair_step((slow, fast), momentum, gap, failed, factors)
 

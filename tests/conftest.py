@@ -142,7 +142,7 @@ def nothing_left_behind() -> Iterator[None]:
 
 
 def _new_threads(before: set[threading.Thread]) -> list[threading.Thread]:
-    ours = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))  # not torch's own, which compute
+    ours = (thread for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread))  # not what torch started
     new = [thread for thread in ours if thread not in before and not thread.name.startswith(KEPT_THREADS)]
     for thread in new:
         thread.join(GRACE_S)

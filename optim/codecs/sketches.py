@@ -31,7 +31,8 @@ def quantization_steps(own_sketch: Tensor, partner_sketch: Tensor, num_blocks: i
     values of one block alone are 25 % off, and neighbours are alike. sigma^2 never falls below the resolution of fp16. Raises ValueError
     for a sketch of another size or one that is not finite.
     """
-    device = own_sketch.device if own_sketch.device.type == "cuda" else torch.device("cpu")
+    is_cuda = own_sketch.device.type == "cuda" and torch.version.hip is None  # no other device is known to round f64 as the CPU does
+    device = own_sketch.device if is_cuda else torch.device("cpu")
     own, partner = (_read(sketch.to(device), num_blocks) for sketch in (own_sketch, partner_sketch))
     square = _row_mean((own - partner) * (own - partner))
     floor = _row_mean(own * own + partner * partner) * 2.0**-24 + 2.0**-48

@@ -121,7 +121,7 @@ class LocalSettings(WithOptions):
     optimizer_on_host: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
     """Keep the optimizer's state in the host's memory between steps: less of a GPU's memory, slower steps. false: only if it must."""
     compile: Annotated[bool | None, Setting(option=None, restarts=(TRAINER,))] = None
-    """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: on a GPU that Triton supports."""
+    """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: where Triton compiles for the GPU."""
     threads: Annotated[int, Setting("N", restarts=(TRAINER,), is_limit=True)] = Field(default=0, ge=0, le=4096)
     """Processor threads for training; 0 lets torch choose."""
     niceness: Annotated[int, Setting("N", restarts=(TRAINER, NODE), is_limit=True)] = Field(default=0, ge=0, le=19)

@@ -72,7 +72,7 @@ class ModelBuilt(Stamped):
     bits_per_param: float  # what the codec sends one way in a meeting
     flops_per_token: float = 0.0  # of an inner step: six for each parameter that is multiplied by, and attention
     peak_flops: float = 0.0  # of the device a second, in the number format of the matrix products; 0 where it is not known
-    coding: str = ""  # what codes messages: compiled, or torch and why
+    coding: str = ""  # what codes messages: compiled, triton, or torch and why
 
 
 class ComputingSet(Stamped):

@@ -59,7 +59,7 @@ class Status:
         default_factory=dict
     )  # the inner step: precision, micro_batch, recompute, optimizer_on_host, compiled, reason
     text: dict[str, Any] = field(default_factory=dict)  # that the operator gave: path, num_files, num_bytes, num_skipped, skipped
-    coding: str = ""  # what codes messages: compiled, or torch and why; empty before the model is built
+    coding: str = ""  # what codes messages: compiled, triton, or torch and why; empty before the model is built
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
     energy: dict[str, Any] = field(default_factory=lambda: {"watt_hours": 0.0, "how": ""})

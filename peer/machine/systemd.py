@@ -28,6 +28,7 @@ StartLimitBurst=3
 Type=exec
 ExecStart={python} -P -m gossamer.cli.main join --keep-trying --home {home}
 Environment={huggingface}
+Environment={triton}
 Restart=on-failure
 RestartSec=30s
 RestartPreventExitStatus={final}
@@ -65,7 +66,12 @@ def unit_text(home: Path) -> str:
     final = " ".join(str(code.value) for code in ONLY_THE_OPERATOR)
     name = str(home).replace("%", "%%")
     return UNIT.format(
-        name=name, home=_quoted(home), python=_quoted(Path(sys.executable)), huggingface=_quoted(f"HF_HOME={home}/huggingface"), final=final
+        name=name,
+        home=_quoted(home),
+        python=_quoted(Path(sys.executable)),
+        huggingface=_quoted(f"HF_HOME={home}/huggingface"),
+        triton=_quoted(f"TRITON_CACHE_DIR={home}/triton"),
+        final=final,
     )
 
 

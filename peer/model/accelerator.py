@@ -14,6 +14,8 @@ from typing import Final
 
 import torch
 
+from gossamer.optim.codecs import Codec
+from gossamer.optim.coding_check import settle_coding
 from gossamer.protocol.errors import BadSettings
 
 IN_HOST_MEMORY: Final = ("cpu", "mps")
@@ -87,6 +89,15 @@ def limit_memory(device: torch.device, num_bytes: float) -> None:
         module.set_per_process_memory_fraction(min(1.0, num_bytes / memory_bytes(device)[1]), device)
     else:
         raise BadSettings(f"this build of torch cannot limit its memory on {device}", hint="unset gpu_memory, or install a newer torch")
+
+
+def try_coding(coder: Codec, device: torch.device) -> str:
+    """Return what codes messages on a device, for people, after a trial. Raises BadSettings where torch computes other bits on it."""
+    try:
+        return settle_coding(coder, device)
+    except ArithmeticError as error:
+        hint = "`peer doctor` checks it; --devices cpu trains without it"
+        raise BadSettings(f"{error}: the device or its driver is broken", hint=hint) from error
 
 
 def forked_generators(device: torch.device) -> contextlib.AbstractContextManager[None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch.utils._triton import has_triton
 
 from gossamer.optim.compiled import lack_for_triton
@@ -29,12 +30,14 @@ def computing_here(manifest: Manifest, config: PeerConfig, payloads: Path, held_
     `payloads`: the folder of its payloads; `held_bytes`: the memory that it already holds.
     """
     devices, _ = choose_devices(config.devices)
-    compiles = (
-        devices[0].type != "cpu" and has_triton() and not lack_for_triton() if config.compile is None else config.compile
-    )  # by default where it can
+    compiles = _can_compile(devices[0]) if config.compile is None else config.compile
     dtype = compute_dtype(manifest.inner.precision, devices[0])
     wanted = Computing(dtype, config.micro_batch, config.recompute, compiles, len(devices), config.optimizer_on_host)
     return computing_that_fits(manifest, devices[0].type, rooms(devices, config, payloads, held_bytes), wanted)
+
+
+def _can_compile(device: torch.device) -> bool:
+    return device.type != "cpu" and has_triton() and not lack_for_triton(device)
 
 
 def stages_here(manifest: StagedManifest, config: PeerConfig, payloads: Path, held_bytes: int) -> dict[int, Computing]:

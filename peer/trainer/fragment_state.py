@@ -254,7 +254,9 @@ class FragmentState:
         size = SLAB_VALUES if self.device.type == "cpu" else DEVICE_SLAB_VALUES
         for start in range(0, slow.numel(), size):
             part = slice(start, start + size)
-            new_slow, new_momentum = step(self.on_device(self.slow[part]), self.on_device(self.momentum[part]), part)
+            old_slow = self.on_device(self.slow[part])
+            old_momentum = self.on_device(self.momentum[part]) if self.has_momentum else old_slow.new_zeros(()).expand(old_slow.shape)
+            new_slow, new_momentum = step(old_slow, old_momentum, part)
             torch.sub(new_slow, snapshot[part], out=shift[part])
             if self.has_momentum:
                 momentum[part] = new_momentum

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.codecs import Gap
-from gossamer.optim.compiled import compiled_for
+from gossamer.optim.compiled import compiled_step_for
 from gossamer.optim.fragment_codec import FragmentEncoded
 from gossamer.optim.noloco import FINISH, NoLoCo, token_weight
 from gossamer.peer.model.accelerator import mark
@@ -164,8 +164,8 @@ class MeetingSide:
         """Compute this part of the outer step with the partner; the rest is the step without one."""
         accepted, state = self._need_accepted(), self.state
         failed = state.codec.failed_values(failed_blocks)
-        compiled, is_whole_here = compiled_for(self.snapshot.device), state.slow.device == self.snapshot.device
-        if compiled is not None and is_whole_here:
+        compiled = compiled_step_for(self.snapshot.device)
+        if compiled is not None:
             momentum, gap = state.momentum if state.has_momentum else None, accepted.gap.values
             slow, moved, shift = self._rule.compiled_pair_step(
                 compiled, state.slow, momentum, self.snapshot, self._weight, gap, failed, taken
@@ -174,11 +174,7 @@ class MeetingSide:
 
         def step(slow: Tensor, momentum: Tensor, part: slice) -> tuple[Tensor, Tensor]:
             alone, gap, fast = None if failed is None else failed[part], accepted.gap.values[part], self.snapshot[part]
-            if compiled is None:
-                return self._rule.pair_step(slow, momentum, fast, self._weight, gap, alone, taken)
-            moving = momentum if state.has_momentum else None
-            new_slow, moved, _ = self._rule.compiled_pair_step(compiled, slow, moving, fast, self._weight, gap, alone, taken)
-            return new_slow, momentum if moved is None else moved
+            return self._rule.pair_step(slow, momentum, fast, self._weight, gap, alone, taken)
 
         return state.in_slabs(self.snapshot, step)
 

@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Final
 import torch
 from torch import Tensor
 
-from gossamer.optim.coding_check import settle_coding
 from gossamer.optim.inner import learning_rate
 from gossamer.peer.machine.events import Event, ModelBuilt
 from gossamer.peer.machine.units import rate_bytes_per_s
+from gossamer.peer.model.accelerator import try_coding
 from gossamer.peer.model.computing import Computing, predictions
 from gossamer.peer.model.evaluation import held_out_loss
 from gossamer.peer.model.plan import inner_settings
@@ -171,7 +171,7 @@ def emit_built(child: Supervision, replica: TextReplica, flops: float, peak: flo
     """Emit what was built, and the traffic to expect of it. `flops`: per token; `peak`: of the device a second, 0 where it is not known."""
     config, plan = child.settings.config, replica.plan
     num_params = sum(parameter.numel() for parameter in replica.parameters.values())
-    coding = settle_coding(replica.fragments[0].codec.codec, replica.program.device)
+    coding = try_coding(replica.fragments[0].codec.codec, replica.program.device)
     child.emit(ModelBuilt(num_params, 8 * plan.round_bytes / num_params, flops, peak, coding))
     line_bytes_per_s = min(rate_bytes_per_s(config.max_upload), rate_bytes_per_s(config.max_download))
     child.emit(traffic_expected(plan, replica.manifest.outer.inner_steps, line_bytes_per_s))

@@ -30,6 +30,7 @@ def _forms() -> dict[str, tuple[Compiled | None, torch.device]]:
 
 FORMS: Final = _forms()
 CODINGS: Final = [pytest.param(name, marks=[pytest.mark.cuda] if device.type == "cuda" else []) for name, (_, device) in FORMS.items()]
+NATIVE: Final = [one for one in CODINGS if one.values != ("torch",)]  # forms to compare with torch
 CODINGS_OF_CPU: Final = [name for name, (_, device) in FORMS.items() if device == CPU]
 
 

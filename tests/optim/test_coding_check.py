@@ -12,7 +12,6 @@ from gossamer.optim import compiled as forms
 from gossamer.optim.codecs import codec
 from gossamer.optim.coding_check import settle_coding
 from gossamer.optim.compiled import CompiledLibrary, coding_words, compiled_for
-from gossamer.protocol.errors import BadSettings
 from tests.optim.codecs.test_modulo import NAMES
 from tests.optim.codings import FORMS
 
@@ -52,7 +51,17 @@ def test_other_bits_of_a_gap_are_found(spoil: Callable[[tuple[Tensor, Tensor, Te
         spoil(arguments[-1])  # type: ignore[arg-type]
 
     monkeypatch.setattr(CompiledLibrary, "decode", decode_wrongly)
-    assert settle_coding(codec("modulo4"), CPU) == "torch (compiled computes other bits on this cpu)"
+    assert settle_coding(codec("modulo4"), CPU) == "torch (compiled computes other bits on cpu)"
+    assert compiled_for(CPU) is None
+
+
+@needs_compiled
+def test_a_form_that_fails_is_named_with_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def encode(*arguments: object) -> None:
+        raise FileNotFoundError("no such compiler:\ncc")
+
+    monkeypatch.setattr(CompiledLibrary, "encode", encode)
+    assert settle_coding(codec("modulo4"), CPU) == "torch (compiled does not run (no such compiler: cc) on cpu)"
     assert compiled_for(CPU) is None
 
 
@@ -74,11 +83,10 @@ def test_a_torch_that_computes_other_bits_ends_the_start(monkeypatch: pytest.Mon
 
     def gap_on_a_broken_device(*arguments: object) -> object:
         found = gap(*arguments)  # type: ignore[arg-type]
-        if next(calls) % 4 >= 2:  # the first two of a trial are the CPU's
+        if next(calls) % 4 >= 2:  # the first two at each size are the CPU's
             found.values[7] += 1.0
         return found
 
     monkeypatch.setattr(coder, "gap", gap_on_a_broken_device)
-    with pytest.raises(BadSettings, match="computes other bits on cpu than on the CPU") as refused:
+    with pytest.raises(ArithmeticError, match="computes other bits on cpu than on the CPU"):
         settle_coding(coder, CPU)
-    assert "--devices cpu" in str(refused.value.hint)

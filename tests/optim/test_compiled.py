@@ -37,8 +37,8 @@ def test_a_file_that_is_no_library_is_not_used(tmp_path: Path) -> None:
 def test_words_name_what_codes() -> None:
     cpu, by_name = torch.device("cpu"), "compiled" if "compiled" in FORMS else "torch"
     assert coding_words(cpu).split()[0] == by_name
-    lack = lack_for_triton()
-    assert coding_words(torch.device("cuda:1")) == (f"torch (on cuda: {lack})" if lack else "triton")
+    lack = lack_for_triton(torch.device("cuda:0"))
+    assert coding_words(torch.device("cuda:0")) == (f"torch (on cuda: {lack})" if lack else "triton")
     assert coding_words(torch.device("mps")) == "torch (on mps)"
     with coded_with(None):
         assert coding_words(cpu).startswith("torch (")
@@ -46,17 +46,23 @@ def test_words_name_what_codes() -> None:
 
 
 def test_what_triton_lacks_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    cuda = torch.device("cuda:1")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
     monkeypatch.setattr(compiled, "find_spec", lambda name: None)
-    assert lack_for_triton() == "no triton here"
+    assert lack_for_triton(cuda) == "triton is not installed"
     monkeypatch.setattr(compiled, "find_spec", lambda name: name)
     monkeypatch.setenv("CC", "cc")
-    monkeypatch.setattr(sysconfig, "get_path", lambda name: str(tmp_path))
-    assert lack_for_triton() == "no headers of Python for triton here"
+    monkeypatch.setattr(sysconfig, "get_path", lambda name, scheme: str(tmp_path))
+    assert lack_for_triton(cuda) == "no headers of Python for triton here"
     (tmp_path / "Python.h").touch()
-    assert lack_for_triton() == ""
+    assert lack_for_triton(cuda) == ""
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (6, 1) if device == cuda else (9, 0))
+    assert "compute capability 7.0" in lack_for_triton(cuda)
+    assert lack_for_triton(torch.device("cuda:0")) == ""
     monkeypatch.delenv("CC")
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert lack_for_triton() == "no C compiler for triton here"
+    assert lack_for_triton(torch.device("cuda:0")) == "no C compiler for triton here"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from gossamer.optim.codecs.hadamard import dither_pool, hadamard_matrix, sign_po
 from gossamer.optim.codecs.modulo import Modulo, ModuloEncoded
 from gossamer.optim.codecs.planes import unpack
 from tests.optim.codecs.test_modulo import NAMES, modulo
-from tests.optim.codings import CODINGS, CPU, coded_by, device_of, examples
+from tests.optim.codings import CODINGS, CPU, NATIVE, coded_by, device_of, examples
 
 SEED = 5
 SIZES = st.one_of(st.integers(1, 5000), st.sampled_from([1023, 1024, 1025, 4096]))
@@ -98,7 +98,7 @@ def test_a_pair_ends_with_opposite_gaps_bit_for_bit(
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("coding", NATIVE)
 @given(SIZES, st.integers(0, 1000), st.sampled_from([0, 1, 40, 2**13]))
 @PROPERTY
 def test_codes_and_sums_are_the_same_where_f32_adds_exactly(name: str, coding: str, size: int, seed: int, most: int) -> None:
@@ -152,7 +152,7 @@ def test_a_sketch_is_the_start_of_the_rotation(coding: str, size: int, scale: fl
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("coding", CODINGS)
+@pytest.mark.parametrize("coding", NATIVE)
 @given(st.integers(0, 40), st.binary(min_size=1, max_size=64), st.integers(0, 1000), st.sampled_from([0, 1]))
 @PROPERTY
 def test_any_payload_decodes_to_the_same_bits(name: str, coding: str, kept: int, pattern: bytes, seed: int, offset: int) -> None:

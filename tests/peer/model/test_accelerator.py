@@ -7,6 +7,8 @@ import os
 import pytest
 import torch
 
+from gossamer.optim.codecs import codec
+from gossamer.peer.model import accelerator
 from gossamer.peer.model.accelerator import behind, choose_device, choose_devices, finish, forked_generators, has_own_memory, mark
 from gossamer.protocol.errors import BadSettings
 
@@ -54,3 +56,13 @@ def test_generators_are_as_before() -> None:
     with forked_generators(CPU):
         torch.rand(3)
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_device_that_computes_other_bits_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    def settle(*arguments: object) -> str:
+        raise ArithmeticError("torch 2.0 computes other bits on gpu:0 than on the CPU")
+
+    monkeypatch.setattr(accelerator, "settle_coding", settle)
+    with pytest.raises(BadSettings, match="the device or its driver is broken") as refused:
+        accelerator.try_coding(codec("modulo4"), torch.device("cpu"))
+    assert "--devices cpu" in str(refused.value.hint)
