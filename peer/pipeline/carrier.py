@@ -52,7 +52,7 @@ class Carrier:
         self.free_bytes: float = math.inf  # of the payload folder
         self.num_late = 0  # answers that did not come in time
         self.capacity = Capacity(stage.most_hops)
-        self.doubling = Doubling(rng)
+        self.doubling = Doubling(rng, num_above=stage.num_above)
         self._rng = rng
         self._numbers = numbers
         self._added: dict[bytes, None] = {}  # names, the newest last

@@ -23,7 +23,7 @@ from gossamer.protocol.newest import keep_newest
 
 EVERY = 64  # one hop in so many is doubled, beside those to a group in doubt
 MOST_ANSWERS = 3  # to one micro-batch
-MOST_ODD = 3  # odd answers to hops of one source, less what like ones make up for: then the source counts towards a rest
+MOST_ODD = 3  # odd answers to hops of one source, less what like ones make up for, for each stage above: the source counts towards a rest
 SOURCES_TO_REST = 2  # from below; of own text, one
 MADE_UP = 0.5  # of an odd answer, by a like one: an honest partner may have passed the hop on to a dishonest one
 CLEARED = 8  # like answers in a row after an odd one: the group is in doubt no more
@@ -44,11 +44,13 @@ class Doubt:
 class Doubling:
     """Belongs to a carrier. `groups` has the Sybil group of each partner, as the node sees it; one without a group gets no copies.
 
-    Doubts stay with a group, so that a partner that comes back under a new key is still in doubt.
+    Doubts stay with a group, so that a partner that comes back under a new key is still in doubt. `num_above`: the stages whose work is in
+    an answer; the more there are, the more often an honest partner passes on what a dishonest one has answered.
     """
 
     rng: random.Random
     groups: dict[PeerId, str] = field(default_factory=dict)
+    num_above: int = 1
     _doubts: dict[str, Doubt] = field(default_factory=dict)  # by group
     _is_owed: bool = False  # a copy was drawn, and no lane had credit for it: the next hop is doubled
 
@@ -133,7 +135,7 @@ class Doubling:
         if odd_one is None:
             return AnswersCompared(partners)
         doubt = self._note_odd(odd_one, name)
-        num_sources = sum(score >= MOST_ODD for score in doubt.scores.values())
+        num_sources = sum(score >= MOST_ODD * self.num_above for score in doubt.scores.values())
         must_rest = num_sources >= (1 if source is None else SOURCES_TO_REST)
         return AnswersCompared(partners, odd_one.partner, doubt.num_odd, must_rest, evidence)
 

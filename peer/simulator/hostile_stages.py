@@ -57,10 +57,7 @@ class HostileStages(Stages):
         self._hostile = range(scenario.num_honest, scenario.num_peers)
         self._turns_at = int(scenario.attack_from * scenario.num_steps)
         self._peers = [PeerId.of_public_key(number.to_bytes(32, "big")) for number in range(scenario.num_peers)]
-        groups = {peer: str(peer) for peer in self._peers}
-        self._senders: defaultdict[tuple[int, int], Sender] = defaultdict(
-            lambda: Sender(Doubling(Random(f"{scenario.seed}/double/{len(self._senders)}"), groups))
-        )
+        self._senders: dict[tuple[int, int], Sender] = {}  # by holder and stage
         self._routes = Random(f"{scenario.seed}/copies")
         self._memories: defaultdict[int, dict[str, Tensor]] = defaultdict(dict)
         self._draws = torch.Generator().manual_seed(scenario.seed)
@@ -118,9 +115,15 @@ class HostileStages(Stages):
 
     # ------------------------------------------------------------------ one sender
 
+    def _sender(self, holder: int, stage: int) -> Sender:
+        if (holder, stage) not in self._senders:
+            draws, groups = Random(f"{self._scenario.seed}/double/{len(self._senders)}"), {peer: str(peer) for peer in self._peers}
+            self._senders[holder, stage] = Sender(Doubling(draws, groups, self._section.count - 1 - stage))
+        return self._senders[holder, stage]
+
     def _ask(self, tokens: Tensor, path: tuple[int, ...], stage: int, output: Tensor) -> Answer:
         """Have a holder of the next stage answer, or several, and return what of it is used."""
-        sender, above = self._senders[path[stage], stage], stage + 1
+        sender, above = self._sender(path[stage], stage), stage + 1
         if self._scenario.hop_checks == NO_CHECKS:
             return self._answer(tokens, path, above, output)
         first = self._allowed(sender, path[above])

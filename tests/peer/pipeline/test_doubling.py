@@ -247,6 +247,15 @@ def test_three_odd_answers_and_a_partner_rests() -> None:
     assert doubts.learn(answered, 1, "odd", None).num_odd == 1
 
 
+def test_a_partner_rests_later_where_more_stages_answer() -> None:
+    """An honest one passes on what any of them has answered."""
+    doubts = Doubling(random.Random(1), {peer(number): str(number) for number in range(3)}, num_above=2)
+    answered = {number + 1: doubts.asked(peer(number)) for number in range(3)}
+    found = [doubts.learn(answered, 1, "odd", None).must_rest for _ in range(2 * MOST_ODD)]
+    assert found == [False] * (2 * MOST_ODD - 1) + [True]
+    assert doubts.is_due(peer(0)), "it is in doubt from its first odd answer on"
+
+
 def test_like_answers_make_up_for_odd_ones() -> None:
     """A holder that passes a quarter of its hops on to a dishonest one does not rest for it."""
     doubts = Doubling(random.Random(1), {peer(number): str(number) for number in range(2)})
