@@ -46,7 +46,7 @@ def test_honest_holders_are_never_odd(monkeypatch: pytest.MonkeyPatch) -> None:
     [("zero-gradients", 2), ("flipped-gradients", 3), ("replayed-gradients", 2), ("noise-long", 2), ("noise-huge", 3)],
 )
 def test_a_hostile_holder_is_found_and_rests(monkeypatch: pytest.MonkeyPatch, attack: str, count: int) -> None:
-    _, found = played(monkeypatch, attack=attack, hop_checks="all", stages=count, attack_stage=2, steps=10)
+    _, found = played(monkeypatch, attack=attack, hop_checks="all", stages=count, attack_stage=2, steps=10 * (count - 1))
     assert set(found.odd) == {3} and len(found.odd) >= 3
     resting = [sender for (_, below), sender in found._senders.items() if below == 0 and 3 in sender.rests_until]
     assert len(resting) == 4, "of every holder of the stage below, one that is hostile elsewhere included"
