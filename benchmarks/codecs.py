@@ -3,9 +3,9 @@
     python -m benchmarks.codecs [--values N] [--threads T] [--device cuda] [--spread S] [NAME ...]
 
 Speed is GB of f32 input per second, the best of several runs: `sketch`, `encode` and `gap` (decoding both sides' payloads and taking the
-difference). `by` is what codes: torch, or the compiled part of the device (optim/compiled.py), which has the modulo codecs and the outer
-step of a meeting; the last rows are that step, in milliseconds too. `noise` is the squared error of the gap over the squared gap, for
-messages of deviation 0.02 that differ by `spread` of that.
+difference). `by` is what codes: torch, or the compiled part of the device (optim/compiled.py), which has the modulo codecs, and on the
+CPU the outer step of a meeting; the last rows are that step, in milliseconds too. `noise` is the squared error of the gap over the squared
+gap, for messages of deviation 0.02 that differ by `spread` of that.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.optim.codecs import CODECS, Codec, Packing, codec
 from gossamer.optim.codecs.modulo import Modulo
 from gossamer.optim.codecs.packings import blocks, code_bytes, num_blocks, pack_codes, read_scales, unpack_codes
-from gossamer.optim.compiled import Compiled, coded_with, compiled_for
+from gossamer.optim.compiled import Compiled, coded_with, compiled_for, compiled_step_for
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, Piece
 from gossamer.optim.noloco import NoLoCo
@@ -106,7 +106,7 @@ def step_seconds(pair: tuple[Tensor, Tensor], repeats: int) -> float:
 
 def forms(coder: Codec | None, device: torch.device) -> dict[str, Compiled | None]:
     """Return what can run a codec, or None for the outer step, on this device."""
-    found = compiled_for(device) if coder is None or isinstance(coder, Modulo) else None
+    found = compiled_step_for(device) if coder is None else compiled_for(device) if isinstance(coder, Modulo) else None
     return {"torch": None} if found is None else {"torch": None, found.name: found}
 
 

@@ -35,6 +35,8 @@ from benchmarks.quality import quality
 from benchmarks.step_rate import BenchedPeer, running
 from gossamer.optim.codecs import codec
 from gossamer.optim.codecs.hadamard import keep_products_exact
+from gossamer.optim.codecs.modulo import Modulo
+from gossamer.optim.coding_check import codes_as_the_cpu
 from gossamer.optim.compiled import coded_with
 from gossamer.peer.model.accelerator import finish
 from gossamer.peer.model.computing import Computing, compute_dtype, computing_in
@@ -48,6 +50,7 @@ from gossamer.protocol.run.manifest import Manifest
 
 WARM_UP_STEPS: Final = 3
 MINUTES: Final = 9.0
+CODEC: Final = "modulo4"  # the default
 VOCABULARY: Final = 32_000
 
 
@@ -167,25 +170,12 @@ def codec_speed(device: torch.device, num_values: int) -> dict[str, Any]:
     """Return the default codec's speed by each form of coding, beside a copy."""
     own = 0.02 * torch.randn(num_values, generator=torch.Generator().manual_seed(0))
     other = own + 0.002 * torch.randn(num_values, generator=torch.Generator().manual_seed(1))
-    coder, (copy, _), found = codec("modulo4"), copies(own.to(device), 5), dict[str, Any]()
+    coder, (copy, _), found = codec(CODEC), copies(own.to(device), 5), dict[str, Any]()
     for name, form in forms(coder, device).items():
         with coded_with(form):
             row = measure(coder, (own.to(device), other.to(device)), 5)
         found[name] = {"encode_gb_s": row["encode"], "gap_gb_s": row["gap"], "of_copy": min(row["encode"], row["gap"]) / copy}
     return {"copy_gb_s": copy, "by": found}
-
-
-def decodes_alike(device: torch.device, num_values: int) -> bool:
-    """Return whether this device decodes a CPU's payload to the same bits as the CPU."""
-    coder, gaps = codec("modulo4"), []
-    own = 0.02 * torch.randn(num_values, generator=torch.Generator().manual_seed(0))
-    other = own + 0.002 * torch.randn(num_values, generator=torch.Generator().manual_seed(1))
-    sketches = coder.sketch(own, 1), coder.sketch(other, 1)
-    payload = coder.encode(other, 1, *sketches[::-1]).payload
-    for where in (torch.device("cpu"), device):
-        encoded = coder.encode(own.to(where), 1, *(sketch.to(where) for sketch in sketches))
-        gaps.append(coder.gap(encoded, payload.to(where)).values.cpu())
-    return torch.equal(*gaps)
 
 
 async def meetings(name: str, device: torch.device, line: str, seconds: float, folder: Path) -> dict[str, Any]:
@@ -221,7 +211,9 @@ def figures(given: argparse.Namespace) -> dict[str, Any]:
         found["speed"][size] = speed(size, device, given.seconds)
     num_values = 1 << (26 if device.type == "cuda" else 20)
     found["codec"] = codec_speed(device, num_values)
-    found["decode"] = decodes_alike(device, num_values)
+    coder = codec(CODEC)
+    assert isinstance(coder, Modulo)
+    found["decode"] = codes_as_the_cpu(coder, device, num_values)
     if "meetings" not in given.without:
         with tempfile.TemporaryDirectory(prefix="gpu-") as folder:
             found["meetings"] = asyncio.run(meetings(given.sizes.split(",")[0], device, given.line, 6 * given.seconds, Path(folder)))

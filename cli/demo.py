@@ -101,7 +101,7 @@ def demo_folder(kept: Path | None) -> Iterator[Path]:
             shutil.rmtree(temporary, ignore_errors=True)
 
 
-def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None, devices: str = "cpu", *, is_drawn: bool) -> Comparison:
+def trained(folder: Path, manifest: Manifest, num_peers: int, data: Path | None, devices: str, *, is_drawn: bool) -> Comparison:
     """Train a swarm and a lone peer at the same time, then compare them. Raises ChildFailed, KeyboardInterrupt."""
     started_s = time.monotonic()
     with screen(sys.stderr) as drawn, local_swarm(folder) as swarm:

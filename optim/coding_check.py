@@ -35,7 +35,7 @@ def settle_coding(coder: Codec, device: torch.device) -> str:
         if compiled is not None and (lack := _lack_of(coder, device)):
             reject(device, f"{compiled.name} {lack} on {device.type}")
             compiled = None
-        if compiled is None and not _decodes_right(coder, device):
+        if compiled is None and not _codes_right(coder, device):
             raise ArithmeticError(f"torch {torch.__version__} computes other bits on {device} than on the CPU")
     return coding_words(device)
 
@@ -44,18 +44,21 @@ def _lack_of(coder: Modulo, device: torch.device) -> str:
     """Return what is wrong with the compiled part for a device, empty for nothing."""
     try:
         library = compiled_step_for(device)
-        is_right = _decodes_right(coder, device) and (library is None or _steps_right(library, device))
+        is_right = _codes_right(coder, device) and (library is None or _steps_right(library))
     except Exception as error:  # noqa: BLE001 - Triton raises what its compiler, its cache, the driver or the C compiler does
         return f"does not run ({' '.join(str(error).split())[:MOST_REASON]})"
     return "" if is_right else "computes other bits"
 
 
-def _decodes_right(coder: Modulo, device: torch.device) -> bool:
-    return all(_decodes_right_at(coder, device, size) for size in SIZES)
+def _codes_right(coder: Modulo, device: torch.device) -> bool:
+    return all(codes_as_the_cpu(coder, device, size) for size in SIZES)
 
 
-def _decodes_right_at(coder: Modulo, device: torch.device, size: int) -> bool:
-    """Return whether steps, and gaps of a whole and of a damaged payload, have the CPU's bits, and a coded message nearly all of them."""
+def codes_as_the_cpu(coder: Modulo, device: torch.device, size: int) -> bool:
+    """Return whether what codes on a device has the bits of torch on the CPU, for messages of so many values.
+
+    That is: steps, and gaps of a whole and of a damaged payload, have all of them; sketch and payload nearly all.
+    """
     own = _drawn(SCALES[0], SEED, size)
     other = own + _drawn(SCALES[1], SEED + 1, size)
     with coded_with(None):
@@ -81,7 +84,7 @@ def _nearly_same(one: Tensor, other: Tensor) -> bool:
     return int((one.cpu() != other).sum()) <= MOST_OTHER_BYTES * other.numel()
 
 
-def _steps_right(library: CompiledLibrary, device: torch.device) -> bool:
+def _steps_right(library: CompiledLibrary) -> bool:
     """Return whether an outer step with some failed values has the bits of torch on the CPU."""
     slow, momentum, gap = (_drawn(scale, SEED + number, SIZES[0]) for number, scale in enumerate((SCALES[0], SCALES[1], SCALES[1])))
     fast, failed = slow + _drawn(SCALES[1], SEED + 3, SIZES[0]), torch.arange(SIZES[0], device="cpu") % 7 == 0

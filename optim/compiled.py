@@ -1,7 +1,7 @@
 """Coding in one pass over memory: on the CPU where this installation has compiled.c, on CUDA devices in Triton.
 
-torch is the reference and does the same without them, and on every other device. What a pair merges is the same bit for bit, whichever
-form either side uses: decoding is exact on integers up to one product. A sender's own codes may differ by one where a value lies between
+torch is the reference, and codes without them and on every other device. A pair merges the same values bit for bit, whichever form of
+coding each side uses: decoding is exact on integers up to one product. A sender's own codes may differ by one where a value lies between
 two integers to within the rounding of f32, since the forms add in different orders (docs/decisions/2026-11-26-compiled-coding.md).
 """
 
