@@ -3,9 +3,9 @@
     python -m benchmarks.hop_likeness [--stages 2] [--peers 4] [--seeds 1,2] [--set NAME=VALUE ...]
 
 Staged runs of the simulator: of one hop in two, two holders answer. Printed for the parts of the run: the cosine of the two gradients
-(least, lowest hundredth, median), the ratio of their lengths and the gap of the losses (highest hundredth, most), and the length of a
-gradient in the usual lengths of its receiver (highest hundredth, most). The limits of `peer/trainer/likeness.py` and
-`peer/trainer/magnitudes.py` come from here.
+(least, lowest hundredth, median), the ratio of their lengths, the gap of the losses and the share of opposed tokens in per cent (highest
+hundredth, most), the length of a gradient in the usual lengths of its receiver (highest hundredth, most), and how many pairs are unlike.
+The limits of `peer/trainer/likeness.py` and `peer/trainer/magnitudes.py` come from here.
 """
 
 from __future__ import annotations
@@ -41,12 +41,13 @@ class MeasuredLengths(magnitudes.GradientLengths):
 
 def row(name: str, found: Sequence[Likeness], lengths: Sequence[float]) -> str:
     """Return one line of the table."""
-    cosines, ratios, gaps = (np.array([getattr(one, key) for one in found]) for key in ("cosine", "ratio", "loss_gap"))
+    cosines, ratios, gaps, opposed = (np.array([getattr(one, key) for one in found]) for key in ("cosine", "ratio", "loss_gap", "opposed"))
     long = np.array(lengths or [np.nan])
     return (
         f"{name:<22}{len(found):>7}{cosines.min():>8.3f}{np.quantile(cosines, 0.01):>8.3f}{np.median(cosines):>8.3f}"
         f"{np.quantile(ratios, 0.99):>9.2f}{ratios.max():>7.2f}{np.quantile(gaps, 0.99):>9.3f}{gaps.max():>8.3f}"
-        f"{np.quantile(long, 0.99):>9.2f}{long.max():>7.2f}"
+        f"{100 * np.quantile(opposed, 0.99):>9.1f}{100 * opposed.max():>7.1f}"
+        f"{np.quantile(long, 0.99):>9.2f}{long.max():>7.2f}{sum(not one.is_honest for one in found):>8}"
     )
 
 
@@ -61,8 +62,11 @@ def main() -> None:
     torch.set_num_threads(1)
     doubling.EVERY = 2
     magnitudes.GradientLengths = MeasuredLengths  # type: ignore[misc]
-    heads = ("pairs", 7), ("cosine", 8), ("1 %", 8), ("median", 8), ("ratio99", 9), ("most", 7), ("gap99", 9), ("most", 8), ("long99", 9)
-    print(f"{'steps':<22}" + "".join(f"{head:>{width}}" for head, width in (*heads, ("most", 7))))
+    heads = (
+        ("pairs", 7), ("cosine", 8), ("1 %", 8), ("median", 8), ("ratio99", 9), ("most", 7), ("gap99", 9), ("most", 8),
+        ("opp99", 9), ("most", 7), ("long99", 9), ("most", 7), ("unlike", 8),
+    )  # fmt: skip
+    print(f"{'steps':<22}" + "".join(f"{head:>{width}}" for head, width in heads))
     for seed in map(int, given.seeds.split(",")):
         MeasuredLengths.noted = []
         trial = StagedTrial((given.stages, given.stages), given.peers, "all", seed, " ".join(given.set))

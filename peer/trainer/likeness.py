@@ -17,6 +17,7 @@ from torch import Tensor
 
 LEAST_COSINE: Final = 0.3
 MOST_RATIO: Final = 5.0  # of the lengths of two gradients
+MOST_OPPOSED: Final = 0.05
 MOST_LOSS_GAP: Final = 1.0  # nats per token
 TINY: Final = 1e-30
 
@@ -32,11 +33,15 @@ class GradientAnswer:
 
 @dataclass(frozen=True, slots=True)
 class Likeness:
-    """How much two answers are alike."""
+    """How much two answers are alike.
+
+    Wrong labels for some tokens change the gradient at these tokens alone, so the cosine of the whole stays high. `opposed` shows them.
+    """
 
     cosine: float
     ratio: float  # of the longer gradient to the shorter one
     loss_gap: float
+    opposed: float  # share of tokens whose gradients point against each other, weighted by their lengths
 
     @classmethod
     def of(cls, one: GradientAnswer, other: GradientAnswer) -> Likeness:
@@ -44,16 +49,19 @@ class Likeness:
         (first, first_length), (second, second_length) = _direction(one.gradient), _direction(other.gradient)
         longer, shorter = max(first_length, second_length), min(first_length, second_length)
         if longer == 0.0:  # of text without a loss
-            return cls(1.0, 1.0, abs(one.loss - other.loss))
-        return cls(float(first.dot(second)), longer / shorter if shorter else math.inf, abs(one.loss - other.loss))
+            return cls(1.0, 1.0, abs(one.loss - other.loss), 0.0)
+        cosine = float((first * second).sum())
+        return cls(cosine, longer / shorter if shorter else math.inf, abs(one.loss - other.loss), _opposed(first, second))
 
     @property
     def is_honest(self) -> bool:
         """Whether two honest holders may differ so much; False for NaN."""
-        return self.cosine >= LEAST_COSINE and self.ratio <= MOST_RATIO and self.loss_gap <= MOST_LOSS_GAP
+        is_near = self.cosine >= LEAST_COSINE and self.ratio <= MOST_RATIO and self.loss_gap <= MOST_LOSS_GAP
+        return is_near and self.opposed <= MOST_OPPOSED
 
     def __str__(self) -> str:
-        return f"cosine {self.cosine:.2f}, lengths 1 : {self.ratio:.3g}, losses {self.loss_gap:.2f} nats apart"
+        near = f"cosine {self.cosine:.2f}, lengths 1 : {self.ratio:.3g}, losses {self.loss_gap:.2f} nats apart"
+        return f"{near}, {self.opposed:.0%} of the tokens opposed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,10 +88,16 @@ def compare(answers: Sequence[GradientAnswer]) -> AnswersAlike:
 
 
 def _direction(gradient: Tensor) -> tuple[Tensor, float]:
-    """Return a gradient's direction, f32[numel], and its length: of any finite one without overflow."""
+    """Return a gradient's direction, f32[rows, L, width], and its length: of any finite one without overflow."""
     largest = float(gradient.abs().amax())
     if largest == 0.0:
-        return torch.zeros_like(gradient).flatten(), 0.0
-    scaled = gradient.flatten() / largest
+        return torch.zeros_like(gradient), 0.0
+    scaled = gradient / largest
     length = float(scaled.norm())
     return scaled / max(length, TINY), length * largest
+
+
+def _opposed(first: Tensor, second: Tensor) -> float:
+    """Return the share of tokens whose gradients point against each other, weighted by their lengths."""
+    weights = first.norm(dim=-1) * second.norm(dim=-1)
+    return float(weights[(first * second).sum(-1) < 0].sum() / weights.sum().clamp_min(TINY))

@@ -23,11 +23,19 @@ def answer(hop: int, gradient: Tensor, loss: float = 2.0) -> GradientAnswer:
     return GradientAnswer(hop, gradient, loss)
 
 
+def with_wrong_labels() -> Tensor:
+    """Return a near gradient, at one of the sixteen tokens turned round and three times as long."""
+    gradient = near()
+    gradient[0, 3] *= -3
+    return gradient
+
+
 UNLIKE = {
     "sign": (-GRADIENT, 2.0),
     "zeros": (torch.zeros_like(GRADIENT), 2.0),
     "noise": (torch.randn(GRADIENT.shape, generator=DRAWS), 2.0),
     "length": (2 * MOST_RATIO * GRADIENT, 2.0),
+    "wrong labels": (with_wrong_labels(), 2.0),
     "loss": (GRADIENT, 2.0 + 2 * MOST_LOSS_GAP),
     "not finite": (torch.full_like(GRADIENT, math.nan), 2.0),
     "huge": (1e30 * torch.randn(GRADIENT.shape, generator=DRAWS), 2.0),
