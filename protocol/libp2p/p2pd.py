@@ -42,7 +42,7 @@ from gossamer.protocol.tasks import cancel
 
 log = logging.getLogger(__name__)
 
-ASK_S = 5.0  # timeout of a request that p2pd answers from memory: on a busy machine it waits seconds for a core, and a restart makes it busier
+ASK_S = 5.0  # timeout of a request that p2pd answers from memory: on a busy machine it waits seconds for a core
 DIAL_S = 5.0  # timeout of a request that makes p2pd dial
 HEAD_START_S = 2.0  # direct addresses are dialled alone for this long: p2pd dials all at once, and a nearby relay often wins
 BUFFER_BYTES = 256 * 1024
