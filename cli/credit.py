@@ -26,7 +26,7 @@ Verify = Annotated[Path | None, typer.Option("--verify", metavar="FILE", help="C
 def credit(home: HomeFolder = DEFAULT_HOME, verify: Verify = None, as_json: Json = False) -> None:
     """Print a signed statement of this peer's part in the run, as JSON: `peer credit > credit.json`.
 
-    The statement is this peer's own word. Its signature shows who says it, and that nobody has changed it.
+    The statement is this peer's own claim. Its signature shows whose it is, and that nobody has changed it.
     """
     if verify is not None:
         stated = verified_credit(verify)

@@ -35,12 +35,12 @@ EvalTokens = Annotated[
     int | None,
     typer.Option("--tokens", metavar="N", min=1, help="Held-out tokens to measure, as far as there are so many. Default: 131072."),
 ]
-Merge = Annotated[bool, typer.Option("--merge", help="Of a run with an adapter: write the model into which it is merged.")]
+Merge = Annotated[bool, typer.Option("--merge", help="In a run with an adapter: write the whole model, with the adapter merged into it.")]
 
 OtherHomes = Annotated[
     list[Path] | None,
     typer.Option(
-        "--with", metavar="HOME", help="Of a staged run: a home with another stage; once for each. Homes of one stage are averaged."
+        "--with", metavar="HOME", help="In a staged run: a home with another stage; repeat for each. Homes of one stage are averaged."
     ),
 ]
 

@@ -64,17 +64,17 @@ def host(
 ) -> Swarm:
     """Start a run as its first peer, or go on with the one that this peer hosts from `home`. Returns before others are there.
 
-    `model`: a module, whose trainable parameters and persistent buffers of floats travel, or tensors by name, which all travel; they stay
-    the model's own and change in place. All are float32 and on one device. Call `requires_grad_`, `to` and `torch.compile` before.
+    `model`: a module, or tensors by name. Of a module the trainable parameters and the persistent buffers of floats travel, of a mapping
+    all tensors. They are float32, on one device, and change in place. Call `requires_grad_`, `to` and `torch.compile` before.
 
-    `optimizer`: none, one or several. A step of one ends the time in which others read the weights; without any, they are read in `step`.
+    `optimizer`: none, one or several. Others read the weights until the next step of one of them; without any, only inside `step`.
 
     `evaluate`: returns the held-out loss, or one loss for each part of the held-out data, of any sign: smaller is better. It decides
-    which weights of others are taken over. It must give the same for the same weights, so it is called twice here. It is also called every
-    100 steps, to judge messages and states, and at the end, always on this thread, without gradients, with modules in `eval()` mode, and
-    with the same numbers of the global generators of torch, numpy and `random`. None takes over others' weights unjudged.
+    which weights of others are taken over; None takes them over unjudged. It is called twice here, because it must give the same for the
+    same weights. It is also called every 100 steps, to judge messages and states, and at the end. Each call is on this thread, without
+    gradients, with modules in `eval()` mode, and with the same numbers of the global generators of torch, numpy and `random`.
 
-    `home`: a folder of this peer alone, created if it is missing: identity, run, checkpoints, log. The same folder goes on.
+    `home`: a folder of this peer alone, created if it is missing: identity, run, checkpoints, log. A later start with it continues the run.
 
     `state`: objects with `state_dict` and `load_state_dict`, by name, which checkpoints keep too: a scheduler, a GradScaler, a loader, an
     average of the weights. Their states hold numbers, texts, bytes, tensors, lists and dictionaries.
@@ -82,11 +82,13 @@ def host(
     `settings`: of this peer alone and this start, as `peer config` lists them; also `wait_for_peers`, the number of other peers that must
     be known before training begins, and `alone`, which trains without meetings.
 
-    Several ranks of torch.distributed are one peer: initialize the process group, wrap the model in DistributedDataParallel, or shard it by
-    `fully_shard` (FSDP2, by rows over one mesh of all ranks), and make the same calls on all ranks but `leave`, `status` and `invite`. Rank
-    0 has the home and the node. `tokens` are summed. `evaluate` runs on rank 0 alone, so it must call the bare module: DDP's forward would
-    wait for the others. Of a sharded model it runs on all ranks, and rank 0's losses count. A checkpoint keeps rank 0's `state`, and
-    restores it on all ranks; what is sharded is kept whole, so any number of ranks goes on with it.
+    Several ranks of torch.distributed are one peer: initialize the process group, then wrap the model in DistributedDataParallel, or shard
+    it by `fully_shard` (FSDP2, by rows over one mesh of all ranks). Make the same calls on all ranks but `leave`, `status` and `invite`.
+    Rank 0 has the home and the node. `tokens` are summed.
+
+    With DDP `evaluate` runs on rank 0 alone, so it must call the bare module: DDP's forward would wait for the others. Of a sharded model
+    it runs on all ranks, and rank 0's losses count. A checkpoint keeps rank 0's `state`, and restores it on all ranks. It keeps sharded
+    tensors whole, so any number of ranks can continue from it.
 
     Raises OperatorError, with a hint, for what cannot be: another model than that of the run in `home`, bf16 weights, an `evaluate` that
     varies, a home in use.

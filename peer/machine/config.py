@@ -119,7 +119,7 @@ class LocalSettings(WithOptions):
     recompute: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
     """Compute activations again in the backward pass instead of keeping them: much less memory, a third more work."""
     optimizer_on_host: Annotated[bool, Setting(option=None, restarts=(TRAINER,))] = False
-    """Keep the optimizer's state in the host's memory between steps: less of a GPU's memory, slower steps. false: only if it must."""
+    """Keep the optimizer's state in the host's memory between steps: less GPU memory, slower steps. false: only if the GPU is too small."""
     compile: Annotated[bool | None, Setting(option=None, restarts=(TRAINER,))] = None
     """Compile the model's blocks with torch: some minutes at the start, then faster steps. Not set: where Triton compiles for the GPU."""
     threads: Annotated[int, Setting("N", restarts=(TRAINER,), is_limit=True)] = Field(default=0, ge=0, le=4096)
@@ -151,7 +151,7 @@ class LocalSettings(WithOptions):
     unasked_traffic: Annotated[Size, Setting("SIZE")] = "300 GB"
     """Above this estimate for a month, `peer join` and `peer host` ask once, or, without a terminal, set monthly_traffic to it."""
     least_use: Annotated[float, Setting("SHARE")] = Field(default=LEAST_USE, ge=0, le=1)
-    """Of a staged run: where the line feeds less of the device, `peer join` and `peer host` ask, without a terminal leave; 0: never."""
+    """In a staged run, ask before training if the line feeds a smaller share of the device; without a terminal, leave. 0: never."""
     schedule: Annotated[str, _readable(Schedule.from_text), Setting("WINDOWS", is_limit=True)] = ALWAYS
     """When to train, in local time: "22:00-07:00", "mon-fri 22:00-07:00, sat 00:00-24:00". Outside these windows the peer pauses."""
     only_idle: Annotated[bool, Setting(is_limit=True)] = False
@@ -163,7 +163,7 @@ class LocalSettings(WithOptions):
     pause_above_temperature: Annotated[int, Setting(option=None, is_limit=True)] = Field(default=0, ge=0, le=150)
     """Pause while a GPU or the processor is hotter than so many degrees Celsius, as the driver or the system tells; 0: never."""
     max_gpu_power: Annotated[int, Setting(option=None, is_limit=True)] = Field(default=0, ge=0, le=10_000)
-    """Pause while the driver lets a GPU draw more than so many watts. Only root can lower that: `nvidia-smi -pl WATTS`. 0: no matter."""
+    """Pause while the driver lets a GPU draw more than so many watts. Only root can lower that: `nvidia-smi -pl WATTS`. 0: never."""
     notify: Annotated[str, _readable(_url_or_command), Setting(option=None)] = ""
     """Command or URL that gets a notice: run over, failed, alone for an hour, limit reached, warnings. Its text is the last argument."""
     checkpoint_interval_s: Annotated[Seconds, Setting("TIME", "--checkpoint-every", (TRAINER,), parser=seconds)] = Field(default=60.0, gt=0)
