@@ -20,23 +20,23 @@ from torch import Tensor
 from gossamer.peer.pipeline import doubling
 from gossamer.peer.trainer import magnitudes
 from gossamer.peer.trainer.likeness import Likeness
+from gossamer.peer.trainer.magnitudes import GradientLengths
 from tests.attacks.staged import StagedTrial
 
 PARTS = 4
 
 
-class MeasuredLengths(magnitudes.GradientLengths):
-    """Notes each length in usual lengths, and shortens none."""
+shorten = GradientLengths.shorten
+noted: list[float] = []  # lengths of gradients, in usual lengths
 
-    noted: list[float] = []
 
-    def shorten(self, gradient: Tensor, share: float = 1.0) -> Tensor:
-        """Return the gradient."""
-        usual = float(np.median(self._recent)) if len(self._recent) >= magnitudes.LEARNED else 0.0  # earlier than the limit
-        super().shorten(gradient, share)
-        if usual:
-            self.noted.append(self._recent[-1] / usual)
-        return gradient
+def note_length(lengths: GradientLengths, gradient: Tensor, share: float = 1.0) -> Tensor:
+    """Note the length of a gradient in usual lengths; return the gradient as it is."""
+    usual = float(np.median(lengths._recent)) if len(lengths._recent) >= magnitudes.LEARNED else 0.0  # earlier than the limit
+    shorten(lengths, gradient, share)
+    if usual:
+        noted.append(lengths._recent[-1] / usual)
+    return gradient
 
 
 def row(name: str, found: Sequence[Likeness], lengths: Sequence[float]) -> str:
@@ -61,17 +61,17 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     doubling.EVERY = 2
-    magnitudes.GradientLengths = MeasuredLengths  # type: ignore[misc]
+    GradientLengths.shorten = note_length  # type: ignore[assignment, method-assign]
     heads = (
         ("pairs", 7), ("cosine", 8), ("1 %", 8), ("median", 8), ("ratio99", 9), ("most", 7), ("gap99", 9), ("most", 8),
         ("opp99", 9), ("most", 7), ("long99", 9), ("most", 7), ("unlike", 8),
     )  # fmt: skip
     print(f"{'steps':<22}" + "".join(f"{head:>{width}}" for head, width in heads))
     for seed in map(int, given.seeds.split(",")):
-        MeasuredLengths.noted = []
+        noted.clear()
         trial = StagedTrial((given.stages, given.stages), given.peers, "all", seed, " ".join(given.set))
         trial.finish("honest-hops")
-        steps, found, lengths = trial.population.scenario.num_steps, trial.stages.likenesses, MeasuredLengths.noted
+        steps, found, lengths = trial.population.scenario.num_steps, trial.stages.likenesses, noted
         for part in range(PARTS):
             first, last = part * steps // PARTS, (part + 1) * steps // PARTS
             share = slice(part * len(lengths) // PARTS, (part + 1) * len(lengths) // PARTS)
