@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -65,17 +66,32 @@ async def announces_too_much(purpose: Purpose, stream: Stream) -> None:
     await asyncio.sleep(100.0)
 
 
+async def cuts_its_state_short(purpose: Purpose, stream: Stream) -> None:
+    """Answer each request, the first one for a state that ends a byte before what is asked for: half of a value is missing."""
+    for number in itertools.count():
+        request = await stream.receive()
+        assert isinstance(request, FetchRequest)
+        data = bytes(max(0, request.num_bytes - (number == 0)))
+        header = Contents(ContentsKind.STATE, request.offset + len(data), hashlib.sha256(data).digest(), 5)
+        await stream.send(header.signed(MALLORY, *request.asked))
+        if data:
+            await stream.send(Chunk(Part.CONTENTS, request.offset, data))
+
+
 async def does_not_want_us(purpose: Purpose, stream: Stream) -> None:
     await stream.receive()
     await stream.send(Refusal(RefusalCode.NOT_INVITED))
 
 
-def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answer", [announces_too_much, cuts_its_state_short])
+def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Purpose, Stream], Awaitable[None]]
+) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
 
     async def story(swarm: Swarm) -> None:
         resident = await frozen_source(swarm)
-        swarm.network.start_peer(MALLORY.peer_id, announces_too_much)
+        swarm.network.start_peer(MALLORY.peer_id, answer)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         assert await joining.ask_everybody(wanted(swarm)) is None
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
