@@ -123,7 +123,6 @@ class Pieces:
         os.ftruncate(self._log, max(_HEAD.size, whole))
         self.global_steps.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
 
-
     def _note(self, entries: bytes) -> None:
         """Append to the log. Raises OSError, with nothing appended: a part of an entry would spoil all that follow."""
         end = os.fstat(self._log).st_size
