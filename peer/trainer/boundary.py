@@ -207,6 +207,7 @@ class Boundary:
     def save(self) -> None:
         """Write a checkpoint, and wait for it: between two steps. A trainer that has not begun has nothing to save."""
         if self.state is not State.READY:
+            self.replica.move_fast_weights()  # by meetings that were decided while a program only read the weights
             self._saver.save(self.replica)
 
     def drop_meetings(self) -> None:
