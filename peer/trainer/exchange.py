@@ -364,7 +364,8 @@ class TrainerExchange:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
         with self._holding_open(request.meeting) as meeting:
             rule = self._replica.rule_of(meeting.fragment, request.phase)
-            weight = 0.5 if rule in (FINISH, AVERAGE) else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
+            is_mean = rule is FINISH or rule is AVERAGE  # by identity: the rule of a default run is equal to both, and weighs tokens
+            weight = 0.5 if is_mean else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(rule, weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
             if not sketch.numel():
