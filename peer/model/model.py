@@ -1,6 +1,6 @@
 """The model of a run: built from its manifest with transformers, with equal initial weights at every peer, and its size.
 
-The optimizers are in optim/; the trainer (peer/trainer/trainer.py) owns the weights.
+The optimizers are in optim/; the trainer process (peer/trainer) owns the weights.
 """
 
 from __future__ import annotations

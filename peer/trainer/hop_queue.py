@@ -37,19 +37,18 @@ class HopQueue:
         """Decline what still waits about a hop that the node has lost."""
         with self._changed:
             self._lost.add(hop)
-            lost = [item for requests in self._waiting.values() for item in requests if item[0].hop == hop]
-            for item in lost:
-                self._waiting[type(item[0])].remove(item)
-        for request, session in lost:
-            self._send(Declined(request.hop, WITHDRAWN), session)
+        self._decline(lambda request: request.hop == hop, WITHDRAWN)
 
     def decline_all(self, reason: str) -> None:
         """Decline everything that waits."""
+        self._decline(lambda request: True, reason)
+
+    def _decline(self, is_declined: Callable[[HopRequest], bool], reason: str) -> None:
         with self._changed:
-            waiting = [item for requests in self._waiting.values() for item in requests]
-            for requests in self._waiting.values():
-                requests.clear()
-        for request, session in waiting:
+            declined = [item for requests in self._waiting.values() for item in requests if is_declined(item[0])]
+            for item in declined:
+                self._waiting[type(item[0])].remove(item)
+        for request, session in declined:
             self._send(Declined(request.hop, reason), session)
 
     def forget_all(self) -> None:
