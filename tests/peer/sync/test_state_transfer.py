@@ -18,6 +18,7 @@ import torch
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.link import messages
+from gossamer.peer.link.socket import LinkLost
 from gossamer.peer.machine.events import Event, ProcessReported, Warned
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.sybil_groups import SybilGroups
@@ -279,6 +280,30 @@ def test_a_program_with_better_weights_than_the_runs_begins_with_them_after_a_mi
         assert [reason.rsplit(" ", 2)[1] for reason in reasons] == ["5", "15", "45"]
         (warned,) = [event.words for event in emitted if isinstance(event, Warned)]
         assert warned.startswith("this peer began with its own weights") and "0.1000" in warned
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+class DyingTrainer:
+    """The link to a trainer that dies while it judges a state."""
+
+    async def request(self, request: messages.Adopt) -> messages.Adopted:
+        raise LinkLost
+
+
+def test_a_copy_that_the_trainer_died_over_is_there_for_the_next_one(tmp_path: Path) -> None:
+    """It may be the last copy of a stage, so it is not given up as if the trainer had refused it."""
+
+    async def story(swarm: Swarm) -> None:
+        peer, joining = await newcomer(swarm)
+        copy, size = swarm.folder / "copy", swarm.terms.state_bytes
+        with contextlib.closing(files.Pieces.open(copy, swarm.terms.run_id, size)) as pieces:
+            pieces.put(range(pieces.num_pieces), bytes(size), 5)
+        joining.link = DyingTrainer()  # type: ignore[assignment]
+        moved, sync = list[str](), peer.node.state_sync
+        sync.transfer, sync.copy, sync.move_back, peer.book.stage = joining, copy, moved.append, 1
+        await sync._begin()
+        assert not moved and copy.stat().st_size == size
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 
