@@ -195,10 +195,6 @@ class TrainerExchange:
             self._replica.take_solo_step(fragment, RunPhase.FINISH)
         self._replica.move_fast_weights()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
-        self.has_news.wait(seconds)
-
     def close(self) -> None:
         """End the thread and close the link."""
         self._is_closing = True

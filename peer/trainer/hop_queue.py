@@ -20,7 +20,7 @@ class HopQueue:
     """
 
     def __init__(self, send: Callable[[HopReply, int], None]) -> None:
-        self._send = send
+        self.send = send
         self._waiting: dict[type[HopRequest], deque[tuple[HopRequest, int]]] = {kind: deque() for kind in (Backward, Forward, Begin)}
         self._changed = threading.Condition()
         self._is_interrupted = False
@@ -49,7 +49,7 @@ class HopQueue:
             for item in declined:
                 self._waiting[type(item[0])].remove(item)
         for request, session in declined:
-            self._send(Declined(request.hop, reason), session)
+            self.send(Declined(request.hop, reason), session)
 
     def forget_all(self) -> None:
         """Forget every request and hop: their node is gone."""
@@ -80,10 +80,6 @@ class HopQueue:
                 return None
             requests = self._next(begins=begins)
             return requests.popleft() if requests is not None else None
-
-    def reply(self, reply: HopReply, session: int) -> None:
-        """Send a reply to the node of a session."""
-        self._send(reply, session)
 
     def _next(self, *, begins: bool) -> deque[tuple[HopRequest, int]] | None:
         return next((requests for kind, requests in self._waiting.items() if requests and (begins or kind is not Begin)), None)

@@ -146,7 +146,7 @@ class StageLoop:
             if found is None:
                 return None
             request, session = found
-            self.hops.reply(self._answer(request), session)
+            self.hops.send(self._answer(request), session)
         loss, num_tokens = math.fsum(self._losses) / len(self._losses), self.num_tokens
         if len(self._losses) > self._in_batch:
             self.devices.scale(self._in_batch / len(self._losses))  # each micro-batch was added as a part of one batch
