@@ -97,6 +97,7 @@ class Driver:
         self._writing: asyncio.Task[None] | None = None
         self._exchange: Exchange | None = None
         self._timer: asyncio.TimerHandle | None = None
+        self._deadline = events.DeadlinePassed()  # of the timer that is running
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -131,6 +132,8 @@ class Driver:
             event = await self._events.get()
             if isinstance(event, BaseException):
                 raise event
+            if isinstance(event, events.DeadlinePassed) and event is not self._deadline:
+                continue  # a timer that expired just before the event in front of it set another
             if isinstance(event, events.PartnerSent):
                 self._received_s = loop_s()
                 if isinstance(event.message, Committed):
@@ -204,7 +207,8 @@ class Driver:
     def _allow(self, seconds: float) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, events.DeadlinePassed())
+        self._deadline = events.DeadlinePassed()
+        self._timer = asyncio.get_running_loop().call_later(seconds, self._events.put_nowait, self._deadline)
 
     # ------------------------------------------------------------------ tasks
 

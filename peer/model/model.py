@@ -1,6 +1,6 @@
 """The model of a run: built from its manifest with transformers, with equal initial weights at every peer, and its size.
 
-The optimizers are in optim/; the trainer (peer/trainer/trainer.py) owns the weights.
+The optimizers are in optim/; the trainer process (peer/trainer) owns the weights.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from torch import Tensor
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.model.adapter import add_adapter, factors, has_adapter
 from gossamer.peer.model.computing import LANGUAGE_MODEL, need_causal
+from gossamer.peer.model.trainable import shapes_of
 from gossamer.protocol import limits
 from gossamer.protocol.errors import BadManifest, OperatorError
 from gossamer.protocol.run.layout import Shapes, layout_digest
@@ -94,15 +95,15 @@ def need_language_model(config: PreTrainedConfig, name: str) -> None:
         raise BadManifest(f"{name} is a {config.model_type!r} model, which is no causal language model", hint=LANGUAGE_MODEL)
 
 
-def parameter_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
+def parameter_shapes(section: ModelSection) -> Shapes:
     """Return the names and shapes of what trains, in the model's order, tied parameters once, without allocating them.
 
     Raises BadManifest, as soon as it is sure, also for a model that is too large for any run.
     """
-    return {name: tuple(tensor.shape) for name, tensor in state_tensors(hollow_model(section)).items()}
+    return shapes_of(state_tensors(hollow_model(section)))
 
 
-def frozen_shapes(section: ModelSection) -> dict[str, tuple[int, ...]]:
+def frozen_shapes(section: ModelSection) -> Shapes:
     """Return the names and shapes of the weights under an adapter; none without one. Raises BadManifest, as `parameter_shapes`."""
     if not has_adapter(section):
         return {}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from gossamer.peer.machine.stage_line import COMPUTE, COMPUTE_LAST
 from gossamer.peer.model.computing import DOCUMENT_END, computing_in, inputs_of, mask_documents
 from gossamer.peer.model.model import auto_classes, hollow_model, state_tensors
+from gossamer.peer.model.trainable import shapes_of
 from gossamer.protocol.errors import BadManifest
 from gossamer.protocol.run.layout import Shapes
 
@@ -79,11 +80,10 @@ def build_stage(section: ModelSection, cut: Cut, seed: int) -> PreTrainedModel:
     torch's generator is restored. Raises BadManifest as `need_stages`.
     """
     need_stages(section, len(cut.blocks))
-    hollow = hollow_model(section)
-    _need_blocks(hollow, cut.blocks)
+    hollow = _hollow_stage(section, cut)
     with auto_classes(section.architecture), torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(stage_seed(seed, cut.stage))
-        return _with_values(keep_stage(hollow, cut))
+        return _with_values(hollow)
 
 
 def stage_seed(seed: int, stage: int) -> int:
@@ -93,9 +93,14 @@ def stage_seed(seed: int, stage: int) -> int:
 
 def stage_shapes(section: ModelSection, cut: Cut) -> Shapes:
     """Return the names and shapes of what one stage trains, in the model's order, without allocating them. Raises BadManifest."""
+    return shapes_of(state_tensors(_hollow_stage(section, cut)))
+
+
+def _hollow_stage(section: ModelSection, cut: Cut) -> PreTrainedModel:
+    """Build one stage on the meta device. Raises BadManifest."""
     hollow = hollow_model(section)
     _need_blocks(hollow, cut.blocks)
-    return {name: tuple(tensor.shape) for name, tensor in state_tensors(keep_stage(hollow, cut)).items()}
+    return keep_stage(hollow, cut)
 
 
 def stage_of(model: PreTrainedModel, cut: Cut) -> PreTrainedModel:
@@ -133,9 +138,7 @@ def stage_flops_per_token(model: PreTrainedModel, cut: Cut, sequence_length: int
 
 def stage_operations(section: ModelSection, cut: Cut, sequence_length: int) -> float:
     """Return the operations that a holder spends on a token, recomputation included. Raises BadManifest."""
-    hollow = hollow_model(section)
-    _need_blocks(hollow, cut.blocks)
-    once = stage_flops_per_token(keep_stage(hollow, cut), cut, sequence_length) / COMPUTE_LAST
+    once = stage_flops_per_token(_hollow_stage(section, cut), cut, sequence_length) / COMPUTE_LAST
     return once * (COMPUTE_LAST if cut.is_last else COMPUTE)
 
 

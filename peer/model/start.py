@@ -26,7 +26,7 @@ from gossamer.peer.model.model import (
     pretrained,
     state_tensors,
 )
-from gossamer.peer.model.trainable import weights_digest
+from gossamer.peer.model.trainable import shapes_of, weights_digest
 from gossamer.peer.text.conversations import chat_template, template_digest
 from gossamer.peer.text.tokenizer import load_tokenizer, name_of
 from gossamer.protocol import limits
@@ -159,7 +159,7 @@ def started_from(folder: Path, total_steps: int, learning_rate: float) -> dict[s
         "model": {
             "architecture": config.model_type,
             "config": fields,
-            "layout": layout_digest({name: tuple(tensor.shape) for name, tensor in tensors.items()}),
+            "layout": layout_digest(shapes_of(tensors)),
             "weights": weights_digest(tensors),
         },
         "tokenizer": {"name": name, **({"digest": digest} if digest else {})},

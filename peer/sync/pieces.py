@@ -7,6 +7,7 @@ SHA-256 of the hashes of its pieces.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import struct
@@ -59,7 +60,11 @@ class Pieces:
             remove(path)
             raise
         pieces = cls(path, num_bytes, data, log)
-        pieces._read(head)
+        try:
+            pieces._read(head)
+        except OSError:
+            pieces.close()
+            raise
         return pieces
 
     @property
@@ -91,8 +96,8 @@ class Pieces:
 
     def put(self, run: range, data: bytes | memoryview, global_step: int) -> None:
         """Store neighbouring pieces, whole and verified. Raises OSError."""
-        os.pwrite(self._data, data, self.offset(run[0]))
-        os.write(self._log, b"".join(_ENTRY.pack(piece, global_step) for piece in run))
+        _need_all(os.pwrite(self._data, data, self.offset(run[0])), len(data))
+        self._note(b"".join(_ENTRY.pack(piece, global_step) for piece in run))
         self.global_steps.update(dict.fromkeys(run, global_step))
 
     def forget(self, spoiled: Iterable[int]) -> None:
@@ -113,10 +118,25 @@ class Pieces:
     def _read(self, head: bytes) -> None:
         content = os.pread(self._log, os.fstat(self._log).st_size, 0)
         if not content:
-            os.write(self._log, head)
+            self._note(head)
         whole = len(content) - max(0, len(content) - _HEAD.size) % _ENTRY.size  # a crash may have cut the last entry
         os.ftruncate(self._log, max(_HEAD.size, whole))
         self.global_steps.update(entry for entry in _ENTRY.iter_unpack(content[_HEAD.size : whole]) if entry[0] < self.num_pieces)
+
+    def _note(self, entries: bytes) -> None:
+        """Append to the log. Raises OSError, with nothing appended: a part of an entry would spoil all that follow."""
+        end = os.fstat(self._log).st_size
+        try:
+            _need_all(os.write(self._log, entries), len(entries))
+        except OSError:
+            os.ftruncate(self._log, end)
+            raise
+
+
+def _need_all(num_written: int, num_bytes: int) -> None:
+    """Raise OSError where the system wrote less than asked, as on a disk that has just become full."""
+    if num_written != num_bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def count(num_bytes: int) -> int:

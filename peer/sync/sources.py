@@ -19,6 +19,7 @@ from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
+from gossamer.peer.sync.decision import need_size
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
@@ -140,7 +141,8 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
     async def sample(source: Source) -> np.ndarray:
         for offset, size in spans:
             await source.ask(ContentsKind.STATE, offset, size)
-        halves = np.frombuffer(b"".join([(await source.take())[1] for _ in spans]), dtype="<u2").astype(np.uint32) << 16
+        taken = b"".join([(await source.take(lambda header: need_size(header, state_bytes)))[1] for _ in spans])
+        halves = np.frombuffer(taken, dtype="<u2").astype(np.uint32) << 16
         return halves.view(np.float32).astype(np.float64)  # bf16 is the upper half of a float
 
     answers = await sources.ask_all(peers[:COMPARED], sample, SAMPLE_S)
@@ -171,8 +173,6 @@ def _agreeing_groups(samples: Sequence[np.ndarray]) -> list[list[int]]:
 
 
 def _agree(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
-        return False
     with np.errstate(all="ignore"):
         longest = max(np.linalg.norm(one), np.linalg.norm(other))
         return bool(np.linalg.norm(one - other) <= ALIKE * longest)  # never where a value is not finite

@@ -105,7 +105,7 @@ class StateSource:
     _streams: dict[PeerId, Stream] = field(default_factory=dict)  # on which each peer asks
     _given: dict[PeerId, Given] = field(default_factory=dict)
     _copy: IdleCopy | None = None
-    _copying: asyncio.Task[None] | None = None
+    _copying: asyncio.Task[IdleCopy] | None = None
     _idle: asyncio.TimerHandle | None = None
     _names: itertools.count[int] = field(default_factory=itertools.count)
 
@@ -228,21 +228,24 @@ class StateSource:
 
     async def _recent_copy(self) -> IdleCopy:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
-        if self._idle is not None:
-            self._idle.cancel()
-        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._free_copy)
+        self._free_later()
         copy = self._copy
-        age_s, age_steps = (loop_s() - copy.made_s, self.lifecycle.global_step - copy.global_step) if copy else (math.inf, 0)
+        if copy is None:
+            return await asyncio.shield(self._renewal())
+        age_s, age_steps = loop_s() - copy.made_s, self.lifecycle.global_step - copy.global_step
         is_late = age_steps > self.terms.max_clock_gap_steps // LATE_SHARE
-        if self._copying is None and (is_late or age_s > COPY_S) and age_s > (copy.took_s / COPY_SHARE if copy else 0.0):
+        if (is_late or age_s > COPY_S) and age_s > copy.took_s / COPY_SHARE:
+            self._renewal()
+        return await asyncio.shield(self._copying) if is_late and self._copying is not None else copy
+
+    def _renewal(self) -> asyncio.Task[IdleCopy]:
+        """Return the task that makes the next copy."""
+        if self._copying is None:
             self._copying = asyncio.create_task(self._renew(), name="copy of the state")
             self._copying.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio logs it where nobody awaits
-        if self._copying is not None and (self._copy is None or is_late):
-            await asyncio.shield(self._copying)
-        assert self._copy is not None
-        return self._copy
+        return self._copying
 
-    async def _renew(self) -> None:
+    async def _renew(self) -> IdleCopy:
         name = f"copy-{next(self._names)}"
         try:
             await self.link.request(messages.BringUp(name))
@@ -253,10 +256,17 @@ class StateSource:
             data = self.payloads.read(name)
             if len(data) != self.terms.state_bytes:
                 raise Refused(RefusalCode.NOT_READY, "the copy is not complete")
-            self._copy = IdleCopy(data, made_s, loop_s() - made_s, global_step)
+            self._copy = copy = IdleCopy(data, made_s, loop_s() - made_s, global_step)
+            self._free_later()  # whoever asked for it may have gone
+            return copy
         finally:
             self._copying = None
             self.payloads.remove(name)
+
+    def _free_later(self) -> None:
+        if self._idle is not None:
+            self._idle.cancel()
+        self._idle = asyncio.get_running_loop().call_later(IDLE_S, self._free_copy)
 
     def _free_copy(self) -> None:
         self._copy = None

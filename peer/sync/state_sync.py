@@ -16,7 +16,7 @@ from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 
 from gossamer.peer.link import messages
-from gossamer.peer.link.socket import NodeEnd
+from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.machine.events import Event, ProcessReported, StepsGivenUp, StepsLost
 from gossamer.peer.meeting.commands import Finish
 from gossamer.peer.meeting.interface import MeetingOutcome
@@ -225,7 +225,10 @@ class StateSync:
         """
         target = wanted(self.view()) if self.groups.book.stage else None
         if target is not None and self.copy is not None and self.copy.exists():
-            refusal = await self.transfer.adopt_copy(self.copy, lambda: wanted(self.view()) or target)
+            try:
+                refusal = await self.transfer.adopt_copy(self.copy, lambda: wanted(self.view()) or target)
+            except LinkLost:  # the copy is there for the next trainer
+                return
             if refusal is None:  # the others carry hops with us at their step, however old our weights are
                 steps = min(self.view().stages_steps, self.membership.total_steps - 1)
                 self.link.notify(messages.FollowClock(steps, is_unlimited=True))

@@ -75,7 +75,10 @@ class StateTransfer:
         await self._ask_until_done(lambda: self.ask_everybody(wanted))
 
     async def adopt_copy(self, copy: Path, wanted: Callable[[], Wanted]) -> GossamerError | None:
-        """Have the trainer adopt a state that lies on the disk, however old it is; return why it did not. The copy stays if it did."""
+        """Have the trainer adopt a state that lies on the disk, however old it is; return why it did not. The copy stays if it did.
+
+        Raises LinkLost, where the copy stays too.
+        """
         try:
             with contextlib.closing(Pieces.open(copy, self.terms.run_id, self.terms.state_bytes, kept_s=math.inf)) as pieces:
                 if not pieces.is_whole:
@@ -98,6 +101,8 @@ class StateTransfer:
                     if refusal is None:
                         return None
                     errors.append(refusal)
+        except LinkLost:
+            errors = [NoUse("our own trainer is being restarted")]
         except OSError as full:
             errors = [NoUse(f"no room for the weights here: {full.strerror}")]
         return self._report_errors("no weights yet", errors)
@@ -189,19 +194,19 @@ class StateTransfer:
         return await transfer.run(sources, self._num_sources)
 
     async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted], *, is_kept: bool = False) -> GossamerError | None:
-        """Have the trainer adopt the state; return why it did not. What it refuses is not kept, what it adopts only if `is_kept`."""
+        """Have the trainer adopt the state; return why it did not. What it refuses is not kept, what it adopts only if `is_kept`.
+
+        Raises LinkLost.
+        """
         await self.ask_global_steps()
         target = wanted()  # once: the bound on the global step holds for where the others are now, not after the meetings
         oldest, now = min(pieces.global_steps.values()), target.typical_steps
         is_old = now - oldest > self.terms.max_clock_gap_steps // OLD_SHARE
         global_step = now if is_old else min(oldest, now or oldest)  # an old state is synced before any meeting; no source sets our step
-        try:
-            async with self.meetings.set_aside():
-                may_begin = self._num_worse >= len(WORSE_PAUSES_S)
-                request = messages.Adopt(str(pieces.path), global_step, takes_clock=target.takes_clock, may_begin=may_begin)
-                adopted = await self.link.request(request)
-        except LinkLost:
-            return NoUse("our own trainer is being restarted")
+        async with self.meetings.set_aside():
+            may_begin = self._num_worse >= len(WORSE_PAUSES_S)
+            request = messages.Adopt(str(pieces.path), global_step, takes_clock=target.takes_clock, may_begin=may_begin)
+            adopted = await self.link.request(request)
         progress, self._progress = self._progress, None
         assert isinstance(adopted, messages.Adopted) and progress is not None
         if not (adopted.accepted and is_kept):

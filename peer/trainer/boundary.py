@@ -142,7 +142,7 @@ class Boundary:
 
     def wait(self, seconds: float = IDLE_S) -> None:
         """Wait until a request waits for the boundary, for at most `seconds`: only where there is nothing to train."""
-        self._exchange.wait(seconds)
+        self._exchange.has_news.wait(seconds)
 
     def reading(self) -> contextlib.AbstractContextManager[None]:
         """Answer the node while the code inside only reads the weights; they move by what was decided at `Replica.move_fast_weights`."""
@@ -207,6 +207,7 @@ class Boundary:
     def save(self) -> None:
         """Write a checkpoint, and wait for it: between two steps. A trainer that has not begun has nothing to save."""
         if self.state is not State.READY:
+            self.replica.move_fast_weights()  # by meetings that were decided while a program only read the weights
             self._saver.save(self.replica)
 
     def drop_meetings(self) -> None:

@@ -195,10 +195,6 @@ class TrainerExchange:
             self._replica.take_solo_step(fragment, RunPhase.FINISH)
         self._replica.move_fast_weights()
 
-    def wait(self, seconds: float) -> None:
-        """Wait until a request waits for the boundary, for at most `seconds`: only for a trainer that has nothing to train."""
-        self.has_news.wait(seconds)
-
     def close(self) -> None:
         """End the thread and close the link."""
         self._is_closing = True
@@ -364,7 +360,8 @@ class TrainerExchange:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
         with self._holding_open(request.meeting) as meeting:
             rule = self._replica.rule_of(meeting.fragment, request.phase)
-            weight = 0.5 if rule in (FINISH, AVERAGE) else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
+            is_mean = rule is FINISH or rule is AVERAGE  # by identity: the rule of a default run is equal to both, and weighs tokens
+            weight = 0.5 if is_mean else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
             sketch = meeting.side.prepare(rule, weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
             if not sketch.numel():
@@ -400,11 +397,13 @@ class TrainerExchange:
         """Measure what the merge would do to the loss on our own text; refuse a message that does harm."""
         assert self._probe is not None, "`_judge` asks for no measurement without one"
         gate, failed_blocks = self._replica.probe_gate, meeting.side.failed_blocks
-        lag_steps = self._replica.global_step - meeting.partner_global_step
         with self.probe_cost.counted():
-            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=lag_steps)
+            judgement, step = meeting.side.probe(self._probe, gate, failed_blocks, lag_steps=self._lag_steps(meeting))
         meeting.is_probed, meeting.reason, meeting.step = False, judgement.reason, (pack(failed_blocks), step)
         return judgement
+
+    def _lag_steps(self, meeting: OpenMeeting) -> int:
+        return self._replica.global_step - meeting.partner_global_step
 
     def _apply(self, request: messages.Apply) -> messages.Reply:
         """Take the outer step of a meeting that counts, once for each meeting id."""
@@ -424,16 +423,14 @@ class TrainerExchange:
             if meeting.step is None or meeting.step[0] != request.failed_blocks:
                 side = meeting.side
                 failed = unpack(request.failed_blocks, side.state.codec.num_blocks, side.state.device)
-                if not may_measure and side.is_wider(failed):
+                probe = self._probe if side.is_wider(failed) else None
+                if probe is not None and not may_measure:
                     raise ValueError("the partner lists failed blocks beyond ours")
-                lag_steps = self._replica.global_step - meeting.partner_global_step
-                is_measured = self._probe is not None and side.is_wider(failed)
-                if is_measured and not self.probe_cost.is_affordable(self.computing_s, is_needed=True):
+                if probe is not None and not self.probe_cost.is_affordable(self.computing_s, is_needed=True):
                     side.take_nothing()
-                    is_measured = False
-                with self.probe_cost.counted() if is_measured else contextlib.nullcontext():
-                    gate, probe = self._replica.probe_gate, self._probe if is_measured else None
-                    step = side.step_as_decided(probe, gate, failed, lag_steps=lag_steps)
+                    probe = None
+                with contextlib.nullcontext() if probe is None else self.probe_cost.counted():
+                    step = side.step_as_decided(probe, self._replica.probe_gate, failed, lag_steps=self._lag_steps(meeting))
                 meeting.step = request.failed_blocks, step
             return meeting, meeting.step[1]
 

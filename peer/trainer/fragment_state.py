@@ -189,6 +189,7 @@ class FragmentState:
     def replace(self, slow: Tensor, momentum: Tensor) -> None:
         """Take over another peer's slow weights and momentum, and forget counts and gate; the fast weights are the caller's to set."""
         self.slow, self.momentum = self.to_host(slow), self.to_host(momentum) if self.has_momentum else momentum
+        self._owed = None  # to weights that are gone
         self.since, self.gate = Since(), MergeGate()
         self.num_writes += 1
 

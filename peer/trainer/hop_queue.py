@@ -20,7 +20,7 @@ class HopQueue:
     """
 
     def __init__(self, send: Callable[[HopReply, int], None]) -> None:
-        self._send = send
+        self.send = send
         self._waiting: dict[type[HopRequest], deque[tuple[HopRequest, int]]] = {kind: deque() for kind in (Backward, Forward, Begin)}
         self._changed = threading.Condition()
         self._is_interrupted = False
@@ -37,20 +37,19 @@ class HopQueue:
         """Decline what still waits about a hop that the node has lost."""
         with self._changed:
             self._lost.add(hop)
-            lost = [item for requests in self._waiting.values() for item in requests if item[0].hop == hop]
-            for item in lost:
-                self._waiting[type(item[0])].remove(item)
-        for request, session in lost:
-            self._send(Declined(request.hop, WITHDRAWN), session)
+        self._decline(lambda request: request.hop == hop, WITHDRAWN)
 
     def decline_all(self, reason: str) -> None:
         """Decline everything that waits."""
+        self._decline(lambda request: True, reason)
+
+    def _decline(self, is_declined: Callable[[HopRequest], bool], reason: str) -> None:
         with self._changed:
-            waiting = [item for requests in self._waiting.values() for item in requests]
-            for requests in self._waiting.values():
-                requests.clear()
-        for request, session in waiting:
-            self._send(Declined(request.hop, reason), session)
+            declined = [item for requests in self._waiting.values() for item in requests if is_declined(item[0])]
+            for item in declined:
+                self._waiting[type(item[0])].remove(item)
+        for request, session in declined:
+            self.send(Declined(request.hop, reason), session)
 
     def forget_all(self) -> None:
         """Forget every request and hop: their node is gone."""
@@ -81,10 +80,6 @@ class HopQueue:
                 return None
             requests = self._next(begins=begins)
             return requests.popleft() if requests is not None else None
-
-    def reply(self, reply: HopReply, session: int) -> None:
-        """Send a reply to the node of a session."""
-        self._send(reply, session)
 
     def _next(self, *, begins: bool) -> deque[tuple[HopRequest, int]] | None:
         return next((requests for kind, requests in self._waiting.items() if requests and (begins or kind is not Begin)), None)

@@ -58,10 +58,7 @@ class InnerLoop:
 
     def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
-        how = self.computing
-        self._emit(
-            ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason, how.optimizer_on_host)
-        )
+        self._emit(computing_set(self.computing, reason))
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int]:
         """Compute a batch's clipped gradient; return mean loss (nats per token), length before clipping, tokens that train.
@@ -101,3 +98,8 @@ class InnerLoop:
         """Begin to copy a batch to the device; return it, and how many of its tokens train, counted on the host."""
         batch = self._corpus.batch(step)
         return self.devices.send(batch), int(num_targets(batch))
+
+
+def computing_set(how: Computing, reason: str) -> ComputingSet:
+    """Return the event that says how a peer computes, and why."""
+    return ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason, how.optimizer_on_host)

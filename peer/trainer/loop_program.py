@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
@@ -12,9 +10,7 @@ from torch import Tensor
 
 from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.device import OneDevice
-from gossamer.peer.trainer.losses import Losses
-from gossamer.peer.trainer.probe import Probe
-from gossamer.peer.trainer.program import Kept
+from gossamer.peer.trainer.program import Kept, Program
 from gossamer.peer.trainer.weights import Weights
 
 if TYPE_CHECKING:
@@ -49,34 +45,26 @@ class Loop(Protocol):
         """Forget what is prepared of the next steps: weights and place in the text are others now."""
 
 
-class LoopProgram(ABC):
-    """A program whose inner loop is ours. `corpus` is None where the peer needs no text. The loop's tensors are written to."""
+class LoopProgram(Program):
+    """A program whose inner loop is ours; subclasses measure it. `corpus` is None where the peer needs no text.
+
+    The loop's tensors are written to.
+    """
 
     def __init__(self, inner: Loop, corpus: Corpus | None) -> None:
         self.inner = inner
         self.corpus = corpus
-        self.weights = Weights(inner.parameters)
+        self._weights = Weights(inner.parameters)
+
+    @property
+    def weights(self) -> Weights:
+        """The loop's tensors."""
+        return self._weights
 
     @property
     def device(self) -> torch.device:
         """The model's device, the first of several."""
         return self.inner.device
-
-    @abstractmethod
-    def losses(self) -> Losses:
-        """Measure the weights; see Program."""
-
-    @abstractmethod
-    def evaluation(self) -> tuple[float, int] | None:
-        """Measure the weights for a report; see Program."""
-
-    @abstractmethod
-    def outputs(self) -> Tensor | None:
-        """Return log-probabilities; see Program."""
-
-    @abstractmethod
-    def new_probe(self, rng: random.Random) -> Probe | None:
-        """Return what measures merges; see Program."""
 
     def kept(self) -> Kept:
         """Return the optimizer's state, with copies of what other ranks hold, and the place in the text."""

@@ -181,7 +181,7 @@ class MeetingSide:
     def merge(self, step: OuterStep) -> None:
         """Merge the outer step into the fragment, and update the gate. Inner steps made meanwhile are kept.
 
-        The model's own weights are moved by `FragmentState.move`.
+        The model's own weights are moved by `FragmentState.move_fast_weights`.
         """
         accepted = self._need_accepted()
         self.state.merge(step, self.since)

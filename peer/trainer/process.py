@@ -24,6 +24,7 @@ from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import check_fit, frozen_shapes, placed
 from gossamer.peer.model.start import base_folder, initial_model, keep_base, need_base
 from gossamer.peer.model.throughput import flops_per_token, peak_flops
+from gossamer.peer.model.trainable import shapes_of
 from gossamer.peer.text.tokenizer import BYTES, load_tokenizer
 from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
@@ -98,8 +99,8 @@ def build(child: Child) -> TextTrainer:
         return build_staged(child, home, manifest)
     program = _build_program(child, home, manifest)
     replica = TextReplica(manifest, program, peer_seed(manifest.run.seed, PeerId.from_text(child.settings.peer_id)))
-    shapes = {name: tuple(parameter.shape) for name, parameter in replica.parameters.items()}
-    flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length, frozen_shapes(manifest.model))
+    shapes, frozen = shapes_of(replica.parameters), frozen_shapes(manifest.model)
+    flops = flops_per_token(program.model.config, shapes, manifest.inner.sequence_length, frozen)
     computing = program.inner.computing
     counts_all = not (isinstance(manifest.data, FineTuningDataSection) and manifest.data.has_prompts)
     peak = peak_flops(program.device, computing.dtype) * computing.num_devices if counts_all else 0.0  # else tokens are not all the work

@@ -29,6 +29,7 @@ from gossamer.peer.model.adapter import trained_parameters
 from gossamer.peer.model.computing import Computing, compute_dtype
 from gossamer.peer.model.evaluation import mask_as_run
 from gossamer.peer.model.model import unset_model
+from gossamer.peer.model.trainable import shapes_of
 from gossamer.peer.trainer.device import OneDevice, keep_within
 from gossamer.protocol.run.manifest import Manifest, SignedManifest, need_text
 
@@ -64,7 +65,7 @@ class Rank:
     """One rank's model. All ranks call every method at once, and wait for each other. Raises RuntimeError where another rank is gone."""
 
     def __init__(self, manifest: Manifest, model: PreTrainedModel, number: int, count: int, optimizer_on_host: bool) -> None:
-        shapes = {name: tuple(parameter.shape) for name, parameter in trained_parameters(model).items()}
+        shapes = shapes_of(trained_parameters(model))
         self._shares = shares = divide_parameters(manifest.inner.optimizer, shapes, count)
         self.own = own = OneDevice(manifest, model, shares[number], optimizer_on_host)
         self._number = number

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
@@ -101,7 +101,8 @@ class RankProcesses:
         self._has_noticed.set()
         for process in self._processes:
             if process.stdin is not None:
-                process.stdin.close()
+                with suppress(BrokenPipeError):  # of an order that a dead rank never read
+                    process.stdin.close()
         for process, watcher in self._processes.items():
             watcher.join(END_S)
             process.kill()

@@ -13,6 +13,8 @@ from torch import Tensor
 from gossamer.optim.fragments import Countdown
 from gossamer.optim.noloco import AVERAGE, FINISH, NoLoCo
 from gossamer.peer.model.plan import clock_budget, fragment_codecs, model_plan
+from gossamer.peer.model.trainable import shapes_of
+from gossamer.peer.model.weights import FAST
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, Since
 from gossamer.peer.trainer.losses import Losses
 from gossamer.peer.trainer.probe import ProbeGate
@@ -23,8 +25,7 @@ from gossamer.protocol.messages.terms import ModelPlan
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.run.manifest import AnyManifest
 
-FAST: Final = "fast/"  # in the names of kept tensors, like the next two
-REPLACED: Final = ("slow/", "momentum/")  # an outer step replaces these and never writes to them
+REPLACED: Final = ("slow/", "momentum/")  # in the names of kept tensors: an outer step replaces these and never writes to them
 JOURNALED: Final = 256  # applied meetings that are remembered; the node never asks for an older one again
 ALONE: Final = nullcontext()
 
@@ -43,7 +44,7 @@ class Replica:
         self._is_founder = True
         self.weights = program.weights
         self.parameters = self.weights.tensors
-        codecs = fragment_codecs(manifest, {name: tuple(p.shape) for name, p in self.parameters.items()})
+        codecs = fragment_codecs(manifest, shapes_of(self.parameters))
         self._rule = NoLoCo(manifest.outer.alpha, manifest.outer.beta, manifest.outer.gamma)
         self.fragments = tuple(FragmentState(codec, self.weights, self._rule.alpha > 0.0) for codec in codecs)
         self.probe_gate = ProbeGate()

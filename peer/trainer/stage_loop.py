@@ -35,7 +35,7 @@ from gossamer.peer.link.messages import (
     hop_file,
 )
 from gossamer.peer.link.payload_folder import PayloadFolder
-from gossamer.peer.machine.events import ComputingSet, Event
+from gossamer.peer.machine.events import Event
 from gossamer.peer.model.computing import Computing, can_recompute, evaluating, is_out_of_memory, next_token_loss
 from gossamer.peer.model.model import model_config, state_tensors
 from gossamer.peer.model.plan import fragment_codecs, model_plan
@@ -44,7 +44,7 @@ from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.text.labels import ids_of, num_targets
 from gossamer.peer.trainer.device import OneDevice, seed_generators
 from gossamer.peer.trainer.hop_queue import HopQueue
-from gossamer.peer.trainer.inner_loop import FORMATS, OUT_OF_MEMORY
+from gossamer.peer.trainer.inner_loop import OUT_OF_MEMORY, computing_set
 from gossamer.peer.trainer.likeness import AnswersAlike, GradientAnswer, compare
 from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, GradientLengths, Magnitudes
 from gossamer.protocol import limits
@@ -128,10 +128,7 @@ class StageLoop:
 
     def emit_computing(self, reason: str) -> None:
         """Emit how this peer computes, and why."""
-        how = self.computing
-        self._emit(
-            ComputingSet(FORMATS[how.dtype], how.num_devices, how.micro_batch, how.recompute, how.compiles, reason, how.optimizer_on_host)
-        )
+        self._emit(computing_set(self.computing, reason))
 
     def gradient(self, step: int, seed: int) -> tuple[Tensor, Tensor, int] | None:
         """Serve hops until a batch of micro-batches is in the gradient; return as InnerLoop.gradient does, the loss as it came by.
@@ -149,7 +146,7 @@ class StageLoop:
             if found is None:
                 return None
             request, session = found
-            self.hops.reply(self._answer(request), session)
+            self.hops.send(self._answer(request), session)
         loss, num_tokens = math.fsum(self._losses) / len(self._losses), self.num_tokens
         if len(self._losses) > self._in_batch:
             self.devices.scale(self._in_batch / len(self._losses))  # each micro-batch was added as a part of one batch

@@ -21,13 +21,14 @@ from gossamer.peer.model.checkpoint import latest_shapes
 from gossamer.peer.model.model import check_fit, placed
 from gossamer.peer.model.stages import build_stage, manifest_cuts, mask_stage, stage_flops_per_token
 from gossamer.peer.model.throughput import peak_flops
+from gossamer.peer.model.weights import FAST
 from gossamer.peer.text.tokenizer import load_tokenizer
 from gossamer.peer.trainer.boundary import open_boundary
 from gossamer.peer.trainer.device import keep_within
 from gossamer.peer.trainer.fit import stages_here
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.own_text import load_text
-from gossamer.peer.trainer.replica import FAST, peer_seed
+from gossamer.peer.trainer.replica import peer_seed
 from gossamer.peer.trainer.stage_loop import StageLoop
 from gossamer.peer.trainer.stage_training import StagedExchange, StageProgram, StageReplica
 from gossamer.peer.trainer.text_training import TextTrainer, emit_built

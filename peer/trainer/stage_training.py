@@ -16,7 +16,6 @@ from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import TrainerEnd
 from gossamer.peer.machine.events import Event
 from gossamer.peer.model.evaluation import held_out_rows
-from gossamer.peer.text.corpus import Corpus
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.loop_program import LoopProgram
@@ -36,9 +35,6 @@ class StageProgram(LoopProgram):
     """One stage, and the text if it is the first. Its holders judge each other's weights by form alone: no stage has a loss of its own."""
 
     inner: StageLoop
-
-    def __init__(self, inner: StageLoop, corpus: Corpus | None) -> None:
-        super().__init__(inner, corpus)
 
     def losses(self) -> Losses:
         """Return a constant: a stage cannot be measured without the others."""

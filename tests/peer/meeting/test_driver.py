@@ -9,9 +9,9 @@ import pytest
 
 from gossamer.peer.link.payload_folder import PayloadFolder
 from gossamer.peer.link.socket import NodeEnd
-from gossamer.peer.meeting.commands import Command, WriteJournal
+from gossamer.peer.meeting.commands import Command, Finish, SetTimer, WriteJournal
 from gossamer.peer.meeting.driver import FRAMES_AHEAD, Caller, Driver, OwnSide
-from gossamer.peer.meeting.events import Event
+from gossamer.peer.meeting.events import DeadlinePassed, Event, Started, Stopped
 from gossamer.peer.meeting.interface import Greeting, MeetingOutcome
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.meeting.machine import Meeting
@@ -149,3 +149,41 @@ def test_the_reader_takes_only_a_few_frames_ahead_of_the_machine(tmp_path: Path)
         await network.close()
 
     virtual_time.run(story())
+
+
+class TimedMeeting(Meeting):
+    """Writes to the journal at its start; gives itself more time at a Stopped; ends when a deadline has passed."""
+
+    def handle(self, event: Event) -> list[Command]:
+        match event:
+            case Started():
+                return [SetTimer(1.0), WriteJournal(b"m" * 16, b"")]
+            case Stopped():
+                return [SetTimer(5.0)]
+            case DeadlinePassed():
+                self.finish = Finish(MeetingOutcome.FAILED, "late")
+                return [self.finish]
+        return []
+
+
+def test_a_timer_that_was_replaced_ends_nothing(tmp_path: Path) -> None:
+    """Else a partner that was in time is called late, where a timer expires while the event that replaces it waits in the queue."""
+
+    async def story() -> float:
+        network, (me, partner) = MemoryNetwork(), (Identity(seed) for seed in SEEDS)
+        transport = network.start_peer(me.peer_id, nobody)
+        journal = StuckJournal(tmp_path / "journal")
+        own = OwnSide(NodeEnd(tmp_path), PayloadFolder(tmp_path / "payloads"), journal)
+        meeting = TimedMeeting(1, Greeting(membership(me), partner.peer_id, 0, b"n" * 16, 0.0))
+        driver = Driver(meeting, None, own, Caller(transport, AddressBook(me.peer_id), b"r" * 32))
+        began_s, running = asyncio.get_running_loop().time(), asyncio.create_task(driver.run())
+        await asyncio.sleep(0.5)
+        driver.stop("more time", RefusalCode.BUSY)  # before the timer expires
+        await asyncio.sleep(1.5)
+        journal.is_free.set()
+        await running
+        journal.close()
+        await network.close()
+        return asyncio.get_running_loop().time() - began_s
+
+    assert virtual_time.run(story()) == pytest.approx(7.0)

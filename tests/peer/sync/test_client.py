@@ -150,6 +150,32 @@ def test_a_copy_is_renewed_while_it_is_asked_for_and_let_go_afterwards(tmp_path:
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
+def test_a_copy_that_comes_when_nobody_waits_any_more_is_let_go(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        source_peer = await still(swarm)
+        ask_trainer = source_peer.link.request
+
+        async def busy(request: messages.AnsweredRequest) -> messages.Reply:
+            if isinstance(request, messages.BringUp):
+                await asyncio.sleep(IDLE_S + 10.0)  # the inner steps of a large model are long
+            return await ask_trainer(request)
+
+        source_peer.link.request = busy
+        with pytest.raises(DeadlineExceeded):
+            await whole(asker(swarm), source_peer, 100, 100)
+        await asyncio.sleep(IDLE_S)
+        source_peer.link.request = ask_trainer
+        assert num_copies(source_peer) == 1
+        left_at = source_peer.global_step
+        await asyncio.sleep(IDLE_S)
+        source_peer.trainer.frozen = False
+        await asyncio.sleep(2.0)
+        _, header = await whole(asker(swarm), source_peer, 100, 100)
+        assert header.global_step > left_at, "its memory is not free again"
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_a_newer_stream_of_the_same_partner_ends_the_older_one(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         source_peer, client = await still(swarm), asker(swarm)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import math
 import os
 from contextlib import closing
@@ -78,3 +79,38 @@ def test_an_old_content_is_kept_where_the_caller_wants_it(kept_s: float, is_kept
         os.utime(file, (file.stat().st_mtime - 10 * KEPT_S,) * 2)
     with closing(Pieces.open(path, OWNER, SIZE, kept_s)) as pieces:
         assert pieces.is_whole is is_kept
+
+
+def test_a_piece_of_which_the_disk_took_a_part_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk that becomes full takes what still fits, without an error."""
+    pwrite, write, path = os.pwrite, os.write, tmp_path / "state"
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        put(pieces, 0)
+        monkeypatch.setattr(os, "pwrite", lambda file, data, offset: pwrite(file, data[:1000], offset))
+        with pytest.raises(OSError, match="No space left"):
+            put(pieces, 1)
+        monkeypatch.setattr(os, "pwrite", pwrite)
+        monkeypatch.setattr(os, "write", lambda file, data: write(file, data[:5]))
+        with pytest.raises(OSError, match="No space left"):
+            put(pieces, 1)
+        assert list(pieces.missing()) == [1, 2]
+        monkeypatch.setattr(os, "write", write)
+        put(pieces, 2)
+    with closing(Pieces.open(path, OWNER, SIZE)) as pieces:
+        assert pieces.global_steps == {0: 40, 2: 42}
+
+
+def test_a_content_that_cannot_be_begun_leaves_no_file_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A joining peer tries again each second."""
+    opened, real = list[int](), os.open
+
+    def full(file: int, data: bytes) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "open", lambda *args: opened.append(real(*args)) or opened[-1])
+    monkeypatch.setattr(os, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        Pieces.open(tmp_path / "state", OWNER, SIZE)
+    for descriptor in opened:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(descriptor)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
+import itertools
 import random
 import shutil
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ import torch
 
 from gossamer.optim.fragments import scatter
 from gossamer.peer.link import messages
+from gossamer.peer.link.socket import LinkLost
 from gossamer.peer.machine.events import Event, ProcessReported, Warned
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.sybil_groups import SybilGroups
@@ -65,17 +67,32 @@ async def announces_too_much(purpose: Purpose, stream: Stream) -> None:
     await asyncio.sleep(100.0)
 
 
+async def cuts_its_state_short(purpose: Purpose, stream: Stream) -> None:
+    """Answer each request, the first one for a state that ends a byte before what is asked for: half of a value is missing."""
+    for number in itertools.count():
+        request = await stream.receive()
+        assert isinstance(request, FetchRequest)
+        data = bytes(max(0, request.num_bytes - (number == 0)))
+        header = Contents(ContentsKind.STATE, request.offset + len(data), hashlib.sha256(data).digest(), 5)
+        await stream.send(header.signed(MALLORY, *request.asked))
+        if data:
+            await stream.send(Chunk(Part.CONTENTS, request.offset, data))
+
+
 async def does_not_want_us(purpose: Purpose, stream: Stream) -> None:
     await stream.receive()
     await stream.send(Refusal(RefusalCode.NOT_INVITED))
 
 
-def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("answer", [announces_too_much, cuts_its_state_short])
+def test_a_source_with_a_wrong_size_is_banned_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: Callable[[Purpose, Stream], Awaitable[None]]
+) -> None:
     monkeypatch.setattr(files, "PIECE_BYTES", 3000)
 
     async def story(swarm: Swarm) -> None:
         resident = await frozen_source(swarm)
-        swarm.network.start_peer(MALLORY.peer_id, announces_too_much)
+        swarm.network.start_peer(MALLORY.peer_id, answer)
         peer, joining = await newcomer(swarm, MALLORY, resident)
         assert await joining.ask_everybody(wanted(swarm)) is None
         assert peer.book.is_banned(MALLORY.peer_id, asyncio.get_running_loop().time())
@@ -263,6 +280,30 @@ def test_a_program_with_better_weights_than_the_runs_begins_with_them_after_a_mi
         assert [reason.rsplit(" ", 2)[1] for reason in reasons] == ["5", "15", "45"]
         (warned,) = [event.words for event in emitted if isinstance(event, Warned)]
         assert warned.startswith("this peer began with its own weights") and "0.1000" in warned
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+class DyingTrainer:
+    """The link to a trainer that dies while it judges a state."""
+
+    async def request(self, request: messages.Adopt) -> messages.Adopted:
+        raise LinkLost
+
+
+def test_a_copy_that_the_trainer_died_over_is_there_for_the_next_one(tmp_path: Path) -> None:
+    """It may be the last copy of a stage, so it is not given up as if the trainer had refused it."""
+
+    async def story(swarm: Swarm) -> None:
+        peer, joining = await newcomer(swarm)
+        copy, size = swarm.folder / "copy", swarm.terms.state_bytes
+        with contextlib.closing(files.Pieces.open(copy, swarm.terms.run_id, size)) as pieces:
+            pieces.put(range(pieces.num_pieces), bytes(size), 5)
+        joining.link = DyingTrainer()  # type: ignore[assignment]
+        moved, sync = list[str](), peer.node.state_sync
+        sync.transfer, sync.copy, sync.move_back, peer.book.stage = joining, copy, moved.append, 1
+        await sync._begin()
+        assert not moved and copy.stat().st_size == size
 
     play(Swarm(tmp_path, manifest=QUIET), story)
 

@@ -84,7 +84,7 @@ class Trainer:
 
     def boundary(self) -> list[object]:
         """Do as the training loop does between two inner steps."""
-        self.exchange.wait(20)
+        self.exchange.has_news.wait(20)
         return list(self.exchange.at_boundary())
 
     def step(self, call: Callable[[], None]) -> None:
@@ -430,7 +430,7 @@ def test_a_bug_in_the_thread_is_raised_in_the_trainer(trainer: Trainer) -> None:
 
 def test_the_node_has_the_reply_about_a_result_only_once_the_loop_has_saved_it(trainer: Trainer) -> None:
     trainer.ask(messages.WriteResult("copy-result"))
-    trainer.exchange.wait(20)
+    trainer.exchange.has_news.wait(20)
     boundary = trainer.exchange.at_boundary()
     assert next(boundary) == messages.WriteResult("copy-result")
     assert not select.select([trainer.node], [], [], 0)[0], "the loop is still saving"

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
 
+import psutil
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +26,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
 from tests.peer.small import AskedReplica, fingerprint, ignored, small_corpus, small_manifest
+from tests.peer.waiting import wait_until
 
 TWO = [torch.device("cpu")] * 2
 BATCH = 4
@@ -104,3 +106,14 @@ def test_two_ranks_are_one_peer(tmp_path: Path) -> None:
         os.kill(processes.pids[0], signal.SIGKILL)
         with pytest.raises(RankFell, match="rank 1 of the trainer, on cpu, was killed by signal 9"):
             both.inner_step()
+
+
+def test_ranks_can_be_closed_after_an_order_reached_nobody(tmp_path: Path) -> None:
+    """Else an error of the pipe hides which rank has died, and the other ranks go on."""
+    processes = two_processes(tmp_path / "two", small_manifest())
+    (pid,) = processes.pids
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: not psutil.pid_exists(pid), "the rank is gone")
+    with pytest.raises(RankFell, match="killed by signal 9"), processes.running_on_all("step", 0.1):
+        pass
+    processes.close()

@@ -10,6 +10,7 @@ from gossamer.optim.inner import learning_rate
 from gossamer.peer.link import messages
 from gossamer.peer.machine.events import SoloStep
 from gossamer.peer.model.plan import STEP_FACTOR, inner_settings
+from gossamer.peer.trainer.fragment_state import FragmentWeights
 from gossamer.peer.trainer.text_training import step_seed
 from gossamer.protocol.messages.messages import RunPhase
 from tests.peer.exchange import Side, Terms, exchange, meet, opened, replica_side
@@ -286,3 +287,16 @@ def test_adam_counts_its_steps_where_torch_wants_it(tmp_path: Path) -> None:
         assert float(state[f"step/{name}"]) == 2.0
         assert state[f"exp_avg/{name}"].device == parameter.device
         assert state[f"exp_avg/{name}"].shape == parameter.shape
+
+
+def test_weights_that_are_taken_over_are_not_moved_by_earlier_outer_steps(tmp_path: Path) -> None:
+    """An outer step of before may still owe the model a move; the result of a run must be the same bit for bit everywhere."""
+    replica = small_replica(tmp_path, MANIFEST)
+    train(replica, 3)
+    replica.take_solo_step(0, RunPhase.TRAIN)
+    parts = [FragmentWeights(one, torch.full_like(one.slow, 0.5), one.momentum) for one in replica.fragments]
+    replica.take_over(parts, 10)
+    for part in parts:
+        replica.weights.scatter(part.fragment.codec.fragment, part.slow)
+    replica.move_fast_weights()
+    assert all(bool((tensor == 0.5).all()) for tensor in replica.parameters.values())

@@ -27,8 +27,8 @@ from gossamer.peer.model.checkpoint import CheckpointContents, load_latest, save
 from gossamer.peer.model.computing import Computing
 from gossamer.peer.model.model import num_parameters
 from gossamer.peer.model.stages import manifest_cuts
+from gossamer.peer.model.weights import FAST
 from gossamer.peer.trainer.need import Rooms
-from gossamer.peer.trainer.replica import FAST
 from gossamer.peer.trainer.stage_need import fitting_stages, least_stage_need, stage_need
 from gossamer.peer.trainer.stage_process import build_staged, exchange_checkpoints
 from gossamer.protocol.errors import BadSettings

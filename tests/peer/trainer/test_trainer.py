@@ -16,7 +16,9 @@ from gossamer.peer.machine.events import CheckpointSaved, EvalDone, RunKnown, So
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.model.weights import fast_weights
 from gossamer.peer.trainer import boundary as boundary_module
+from gossamer.peer.trainer.fragment_state import OuterStep
 from gossamer.peer.trainer.process import build
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.protocol.errors import OperatorError
@@ -24,7 +26,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.messages import RunPhase
 from gossamer.protocol.run.manifest import SignedManifest
 from tests.peer.small import small_manifest
-from tests.peer.trainer_thread import Supervision, node, trainer
+from tests.peer.trainer_thread import RunningTrainer, Supervision, node, trainer
 from tests.peer.waiting import eventually
 
 LONG = small_manifest(run={"total_steps": 100_000})
@@ -266,3 +268,21 @@ def test_a_disk_that_refuses_is_the_reason_shown(tmp_path: Path) -> None:
             assert "could not be written" in reason
 
     run(test())
+
+
+def test_the_last_checkpoint_holds_the_weights_as_the_last_meetings_move_them(tmp_path: Path) -> None:
+    """Else the restored peer takes what is missing for its own training, and its next meeting takes the merge back."""
+    running = RunningTrainer(tmp_path, tmp_path / "runtime", LONG, waits_for_start=False, alone=True)
+    boundary, replica = running.trainer.boundary, running.replica
+    boundary.start()
+    replica.inner_step()
+    fragment = replica.fragments[0]
+    slow = fragment.slow + 1.0
+    fragment.merge(OuterStep(slow, fragment.momentum, torch.ones_like(slow)), fragment.since)  # while the program only reads the weights
+    expected = fragment.fast()
+    boundary.end()
+    boundary.close()
+    loaded = load_latest(running.home.checkpoints, LONG.run_id)
+    assert loaded is not None
+    replica.weights.restore(fast_weights(loaded.contents))
+    assert torch.equal(replica.weights.gather(fragment.codec.fragment), expected)
