@@ -25,7 +25,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from gossamer.optim.noloco import AVERAGE, FINISH
 from gossamer.peer.link import messages
 from gossamer.peer.link.messages import File, payload_name
 from gossamer.peer.link.payload_folder import PayloadFolder
@@ -359,10 +358,9 @@ class TrainerExchange:
     def _prepare(self, request: messages.Prepare) -> messages.Reply:
         """Form the message; write its sketch, or its payload where the codec has no sketch."""
         with self._holding_open(request.meeting) as meeting:
-            rule = self._replica.rule_of(meeting.fragment, request.phase)
-            is_mean = rule is FINISH or rule is AVERAGE  # by identity: the rule of a default run is equal to both, and weighs tokens
-            weight = 0.5 if is_mean else bounded_weight(meeting.side.since.tokens, request.partner_tokens)
-            sketch = meeting.side.prepare(rule, weight, request.seed)
+            tokens = meeting.side.since.tokens, request.partner_tokens
+            weight = bounded_weight(*tokens) if self._replica.weighs_tokens(meeting.fragment, request.phase) else 0.5
+            sketch = meeting.side.prepare(self._replica.rule_of(meeting.fragment, request.phase), weight, request.seed)
             meeting.partner_global_step = request.partner_global_step
             if not sketch.numel():
                 return self._encode(meeting)

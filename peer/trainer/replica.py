@@ -112,6 +112,10 @@ class Replica:
             return FINISH
         return AVERAGE if self.fragments[fragment].codec.fragment.holds_statistics else self._rule
 
+    def weighs_tokens(self, fragment: int, phase: RunPhase) -> bool:
+        """Whether a fragment's outer step weighs both sides by their tokens: not at the end of a run, and never for statistics."""
+        return phase is not RunPhase.FINISH and not self.fragments[fragment].codec.fragment.holds_statistics
+
     def take_solo_step(self, fragment: int, phase: RunPhase) -> None:
         """Take the outer step of a fragment without a partner; the model follows at the next `move_fast_weights`."""
         self.fragments[fragment].take_solo_step(self.rule_of(fragment, phase))
