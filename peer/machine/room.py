@@ -6,6 +6,7 @@ import math
 import os
 import resource
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -147,5 +148,10 @@ def _disk_of(path: Path) -> tuple[Path, os.statvfs_result]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; 0 where there is none."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Return the bytes of all files below a folder, of which some may be replaced meanwhile; 0 where there is none."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name)).st_size  # noqa: PTH118
+    return total

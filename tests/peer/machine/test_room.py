@@ -82,6 +82,12 @@ def test_the_size_of_a_folder(tmp_path: Path) -> None:
     assert (size_of(tmp_path), size_of(tmp_path / "missing")) == (1000, 0)
 
 
+def test_a_file_that_is_gone_when_it_is_measured_has_no_size(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(bytes(1000))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")  # listed, and not there
+    assert size_of(tmp_path) == 1000
+
+
 def test_a_sum_names_its_parts() -> None:
     assert summed({"for this": GB, "for that": 2 * GB, "for nothing": 5}) == "3.0 GB: 2.0 GB for that + 1.0 GB for this"
 
