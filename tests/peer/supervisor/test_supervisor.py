@@ -35,6 +35,23 @@ def test_it_trains_until_the_run_is_over(tmp_path: Path) -> None:
     run(test())
 
 
+def test_a_bug_in_the_regular_look_ends_the_peer_and_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    def broken(self: object, status: Status) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            monkeypatch.setattr(module.Housekeeping, "look", broken)  # without it, no limit would be kept and no status written
+            await eventually(work.done, "its end")
+            assert isinstance(work.exception(), ZeroDivisionError)
+            assert (running.status.state, running.status.reason) == ("failed", "ZeroDivisionError: a bug")
+
+    run(test())
+
+
 def test_a_node_that_ends_first_does_not_end_the_trainer(tmp_path: Path) -> None:
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
