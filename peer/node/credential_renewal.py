@@ -103,8 +103,7 @@ class CredentialRenewal:
         ]
         if any([self.terms.revocations.add(revocation) for revocation in closed]):
             log.warning("an invite has been used as often as it may be, and is closed; `peer invite` writes another")
-            self.load_revocations()  # keep what `peer revoke` has written since
-            await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+            await self._keep()
 
     async def _ask_for_revocations(self) -> None:
         others = [entry for entry in self.gossip.book.everybody(loop_s()) if not entry.failures]
@@ -121,8 +120,13 @@ class CredentialRenewal:
                 self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
                 raise
             if data and self.take(data):
-                self.load_revocations()  # keep what `peer revoke` has written since
-                await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+                await self._keep()
+
+    async def _keep(self) -> None:
+        """Write the revocations, with what `peer revoke` has written since. A failing disk loses the copy: they hold nevertheless."""
+        self.load_revocations()
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _renew(self) -> None:
         """Ask the issuer for a credential that lasts longer, and at once for one in this peer's name."""
