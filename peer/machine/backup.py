@@ -39,7 +39,8 @@ CONTENTS: Final = "home.tar.age"
 ABOUT: Final = "backup.json"
 FILES: Final = (
     "identity.key", "generation", "manifest.bin", "invite.txt", "credential", "revocations", "invites.json", "members.json", "config.toml",
-    "peers.json", "partners.json", "journal", "traffic.json", "events.jsonl", "status.json", "run.json", "port",
+    "peers.json", "partners.json", "journal", "stage", "stage-left", "filled", "traffic.json", "events.jsonl", "status.json", "run.json",
+    "port",
 )  # fmt: skip
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
