@@ -15,6 +15,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import TrainerRestarted, read_events
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor.housekeeping import Housekeeping
 from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
@@ -44,7 +45,7 @@ def test_a_bug_in_the_regular_look_ends_the_peer_and_is_the_reason(tmp_path: Pat
     async def test() -> None:
         async with peer(tmp_path) as (running, work):
             await until_training(running)
-            monkeypatch.setattr(module.Housekeeping, "look", broken)  # without it, no limit would be kept and no status written
+            monkeypatch.setattr(Housekeeping, "look", broken)  # without it, no limit would be kept and no status written
             await eventually(work.done, "its end")
             assert isinstance(work.exception(), ZeroDivisionError)
             assert (running.status.state, running.status.reason) == ("failed", "ZeroDivisionError: a bug")
