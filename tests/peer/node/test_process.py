@@ -284,7 +284,7 @@ def test_no_settings_are_read_without_being_applied(home: Home, start: Start) ->
 
 def test_relays_that_could_not_be_kept_are_kept_as_soon_as_they_can(home: Home, start: Start) -> None:
     home.manifest.write_bytes(SIGNED.to_bytes())
-    beside = home.relays.with_suffix(".new")
+    beside = home.relays.with_name(".relays.new")
     beside.mkdir()
 
     async def test() -> None:
