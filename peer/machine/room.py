@@ -89,13 +89,15 @@ def memory_room(held_bytes: int, max_memory: str = UNLIMITED) -> Room:
 
 
 def held_bytes(pid: int) -> int:
-    """Return the memory of a process and its children, shared pages counted once; 0 if the process has ended."""
-    try:
+    """Return the memory of a process and its children, shared pages counted once; of those that have ended, none."""
+    total, tree = 0, list[psutil.Process]()
+    with suppress(psutil.Error):
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        found = [process.memory_full_info() for process in tree]
-        return sum(int(getattr(each, "pss", each.uss)) for each in found)  # only Linux divides what is shared
-    except psutil.Error:
-        return 0
+    for process in tree:
+        with suppress(psutil.Error):
+            held = process.memory_full_info()
+            total += int(getattr(held, "pss", held.uss))  # only Linux divides what is shared
+    return total
 
 
 def cgroup_rooms(membership: Callable[[], str], held_bytes: int, root: Path = CGROUPS) -> Iterator[Room]:
