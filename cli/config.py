@@ -12,12 +12,11 @@ from typing import Annotated, Any
 import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
-from gossamer.peer.machine.config import WEB, LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
+from gossamer.peer.machine.config import COMMANDS, WEB, LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 
-COMMANDS = ("notify", "pause_when")  # the settings that hold a command
 Key = Annotated[str | None, typer.Argument(metavar="[KEY]", help="Show only this setting.")]
 Value = Annotated[str | None, typer.Argument(metavar="[VALUE]", help="New value of the setting.")]
 Unset = Annotated[bool, typer.Option("--unset", help="Reset the setting to its default.")]

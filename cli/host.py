@@ -108,15 +108,21 @@ def run_to_host(folder: Home, identity: Identity, wanted: Manifest, *, must_matc
 
 def invite_line(folder: Home, identity: Identity, signed: SignedManifest, file: Path | None, uses: int) -> Callable[[Status, Screen], None]:
     """Return a status watcher that prints and writes the invite once, when the peer first knows its addresses."""
-    printed: list[str] = []
+    is_done = False
 
     def look(status: Status, drawn: Screen) -> None:
-        if status.addresses and not printed:
-            written = issued_to_anybody(folder, identity, signed.run_id, tuple(status.addresses), uses)
-            printed.append(written.to_text())
-            drawn.print_line(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
-            drawn.data(printed[0])
+        nonlocal is_done
+        if is_done or not status.addresses:
+            return
+        is_done = True
+        try:
+            text = issued_to_anybody(folder, identity, signed.run_id, tuple(status.addresses), uses).to_text()
             if file is not None:
-                write_whole(file, printed[0].encode() + b"\n")
+                write_whole(file, text.encode() + b"\n")
+        except OSError as error:
+            drawn.print_line(f"no invite could be written: {error.strerror}; `peer invite` writes one as soon as the disk takes it")
+            return
+        drawn.print_line(f"invite for others, up to {uses} peers, valid for 30 days; use it as INVITE in `peer join INVITE`")
+        drawn.data(text)
 
     return look

@@ -6,6 +6,7 @@ The file of a verb is imported on demand. Slow packages (torch, hivemind) are im
 
 from __future__ import annotations
 
+import errno
 import importlib
 import itertools
 import os
@@ -32,6 +33,7 @@ GROUPS = {  # of verbs, in the order of `--help`
 }
 VERBS = tuple(itertools.chain(*GROUPS.values()))
 TAKE_INVITES = ("join", "bootstrap", "service", "doctor")  # from the environment too
+OF_THE_MACHINE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS, errno.EACCES)  # errors that its owner can correct
 _PASTED = re.compile(r"[^A-Za-z0-9]")  # what mail programs, chats and shells add to an invite
 _INVITE = re.compile(r"(gossamer)?gossamer1[a-z2-7]{100,}")  # long enough to be no other word; a link has the scheme before it
 FUNCTIONS = {  # file and function of a verb; any other verb is the function of its name in the file of its name
@@ -115,6 +117,9 @@ def report_failure(failure: BaseException) -> ExitCode:
         case KeyboardInterrupt() | typer.Abort():
             _report("interrupted")
             return ExitCode.INTERRUPTED
+        case OSError() if failure.errno in OF_THE_MACHINE:
+            _report(": ".join(filter(None, (failure.filename, failure.strerror))), "free some space, or name a place that you may write to")
+            return ExitCode.BAD_INPUT
         case _:
             traceback.print_exception(failure, file=sys.stderr)
             _report(f"internal error: {failure!r}", "this is a bug; please report it with the lines above")

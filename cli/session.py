@@ -97,7 +97,10 @@ def hold_session(
             for words in news(newest, status):
                 drawn.print_line(words)
             if status.text != newest.text:
-                remember_text(config)
+                try:
+                    remember_text(config)
+                except BadSettings as error:  # a full disk: no reason to end the peer
+                    drawn.print_line(f"the text is not remembered: {error}; name it with --data again at the next start")
             newest = status
             cost.look(status)
             drawn.show(status.peer_id[-6:], status.to_json())

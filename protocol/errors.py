@@ -77,6 +77,11 @@ class OperatorError(GossamerError):
         super().__init__(message, hint=hint)
 
 
+def classified(error: BaseException, hint: str = "") -> GossamerError:
+    """Return an error as one of this file: any other is a bug, with its name in the message and this hint."""
+    return error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}", hint=hint)
+
+
 def description(error: GossamerError) -> dict[str, str]:
     """Return an error as JSON, for another process of the same program."""
     return {"error": str(error), "hint": error.hint, "kind": type(error).__name__}

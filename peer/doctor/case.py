@@ -17,7 +17,7 @@ from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.held_stage import held_stage
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.port import free_port, kept_port
-from gossamer.peer.machine.room import held_bytes, home_room, memory_room
+from gossamer.peer.machine.room import Room, held_bytes, home_room, memory_room
 from gossamer.peer.machine.runtime_folder import PAYLOAD_BYTES, place_for
 from gossamer.peer.machine.units import rate_bytes_per_s
 from gossamer.protocol.errors import BadSettings, GossamerError
@@ -27,7 +27,6 @@ from gossamer.protocol.run.layout import by_name
 from gossamer.protocol.run.manifest import AnyManifest, Manifest, SignedManifest, StagedManifest
 
 if TYPE_CHECKING:
-    from gossamer.peer.machine.room import Room
     from gossamer.peer.trainer.need import Need
     from gossamer.peer.trainer.stage_need import StageEstimate
 
@@ -61,8 +60,6 @@ class Case:
     ) -> None:
         self.home = home
         self.settings = settings
-        self.devices = settings.devices
-        self.listen = settings.listen
         self.port = port  # None: the port of the last start, or any
         self._invite_text, self.given_manifest = invite_text, manifest
         self.visit = cached(self._visit)
@@ -100,7 +97,7 @@ class Case:
         from gossamer.peer.trainer.need import least_need, program_need
 
         try:
-            devices, _ = choose_devices(self.devices)
+            devices, _ = choose_devices(self.settings.devices)
             kind, count, room = devices[0].type, len(devices), self.device_room() if has_own_memory(devices[0].type) else None
         except BadSettings:  # reported by another check
             kind, count, room = "cuda", 1, None
@@ -128,7 +125,7 @@ class Case:
         from gossamer.peer.model.accelerator import choose_devices
         from gossamer.peer.trainer.need import device_room
 
-        return device_room(choose_devices(self.devices)[0], self.settings.gpu_memory)
+        return device_room(choose_devices(self.settings.devices)[0], self.settings.gpu_memory)
 
     def payload_folder(self) -> Path:
         """Return where node and trainer would exchange payloads. Raises BadSettings if no folder has room."""
@@ -171,7 +168,7 @@ class Case:
 
         manifest = self.manifest()
         assert isinstance(manifest, Manifest), "only a text run has stages"
-        devices, _ = choose_devices(self.devices)
+        devices, _ = choose_devices(self.settings.devices)
         room = self.device_room() if has_own_memory(devices[0].type) else None
         need = least_need(manifest, devices[0].type, room, len(devices))
         try:
@@ -195,7 +192,7 @@ class Case:
         place = Place(DEFAULT_HOST, 0)
         with suppress(BadSettings):  # reported by another check
             if self.home.holder():
-                place = Place(self.listen, 0, kept_port(self.home))
+                place = Place(self.settings.listen, 0, kept_port(self.home))
             else:
-                place = Place(self.listen, free_port(self.home, self.listen, self.port))
+                place = Place(self.settings.listen, free_port(self.home, self.settings.listen, self.port))
         return visit(self.home, invite, held, own, place)

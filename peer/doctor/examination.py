@@ -41,9 +41,21 @@ def _counted(check: Callable[[Case, Need], Finding]) -> Check:
     return counted
 
 
+def _cost(case: Case, need: Need) -> Finding:
+    """Report the cost of the run, of its busiest stage if it has stages."""
+    line, inner_steps, measured_s = case.visit().line, case.manifest().outer.inner_steps, case.measured_step_s()
+    plan, step_s = need.plan, STEP_S
+    if (busiest := stage_checks.busiest(case)) is not None:
+        stage, on_line = busiest
+        plan, step_s = stage.plan, stage.step_s(on_line)
+    if measured_s is not None:
+        step_s = measured_s
+    return network_checks.cost(line, plan, inner_steps, case.settings, step_s, is_measured=measured_s is not None)
+
+
 CHECKS: Mapping[str, Check] = {
     "versions": lambda case: machine_checks.versions(*machine_checks.requirements(), installed_version),
-    "device": lambda case: machine_checks.device(case.devices, *case.computed()),
+    "device": lambda case: machine_checks.device(case.settings.devices, *case.computed()),
     "open files": lambda case: machine_checks.open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0]),
     "run": home_checks.run,
     "memory": _counted(lambda case, need: machine_checks.memory(need, case.memory_room())),
@@ -68,21 +80,9 @@ CHECKS: Mapping[str, Check] = {
             case.visit().line, lambda: (need.plan, case.manifest().outer.max_clock_gap_steps), case.measured_step_s()
         )
     ),
-    "cost": _counted(lambda case, need: _cost(case, need)),
+    "cost": _counted(_cost),
     "device use": _counted(lambda case, need: stage_checks.device_use(case)),  # counted first: two threads must not import at once
 }
-
-
-def _cost(case: Case, need: Need) -> Finding:
-    """Report the cost of the run, of its busiest stage if it has stages."""
-    line, inner_steps, measured_s = case.visit().line, case.manifest().outer.inner_steps, case.measured_step_s()
-    plan, step_s = need.plan, STEP_S
-    if (busiest := stage_checks.busiest(case)) is not None:
-        stage, on_line = busiest
-        plan, step_s = stage.plan, stage.step_s(on_line)
-    if measured_s is not None:
-        step_s = measured_s
-    return network_checks.cost(line, plan, inner_steps, case.settings, step_s, is_measured=measured_s is not None)
 
 
 def examine(case: Case, checks: Mapping[str, Check] = CHECKS, limit_s: float = LIMIT_S) -> Iterator[tuple[str, Finding]]:

@@ -67,8 +67,8 @@ def port(case: Case) -> Finding:
     """Check that a peer could listen where it wants to."""
     if case.home.holder() and case.port is None:
         return ok("the peer that runs from this home listens already")
-    wanted = free_port(case.home, case.listen, case.port)
-    return ok(f"{case.listen} port {wanted} is free" if wanted else f"{case.listen}, any free port")
+    wanted = free_port(case.home, case.settings.listen, case.port)
+    return ok(f"{case.settings.listen} port {wanted} is free" if wanted else f"{case.settings.listen}, any free port")
 
 
 def run(case: Case) -> Finding:

@@ -18,6 +18,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
 from gossamer.peer.doctor.finding import Finding, fail, ok, warn
+from gossamer.peer.machine.child import own_environment
 from gossamer.peer.machine.extras import EXTRAS, PACKAGE
 from gossamer.peer.machine.room import Room, container_size, summed
 from gossamer.peer.machine.runtime_folder import MEMORY_FOLDER, PAYLOAD_BYTES
@@ -71,9 +72,9 @@ def compute_in_child(devices: str) -> tuple[int | None, str]:
 
     Returns the exit code, None if the process does not end in time, and the output.
     """
-    command = [sys.executable, "-m", "gossamer.peer.doctor.matmul", devices]
+    command = [sys.executable, "-P", "-m", "gossamer.peer.doctor.matmul", devices]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_S, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=DEVICE_S, check=False, env=own_environment())
     except subprocess.TimeoutExpired as late:
         return None, str(late.stdout or b"", errors="replace")
     return done.returncode, done.stdout + done.stderr

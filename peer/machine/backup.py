@@ -27,7 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Final, Self
 
-from gossamer.peer.machine.config import save_settings, saved_settings
+from gossamer.peer.machine.config import COMMANDS, save_settings, saved_settings
 from gossamer.peer.machine.home import Home, finished_checkpoints, private
 from gossamer.peer.machine.status import VERSION
 from gossamer.protocol.errors import BadSettings
@@ -39,14 +39,14 @@ CONTENTS: Final = "home.tar.age"
 ABOUT: Final = "backup.json"
 FILES: Final = (
     "identity.key", "generation", "manifest.bin", "invite.txt", "credential", "revocations", "invites.json", "members.json", "config.toml",
-    "peers.json", "partners.json", "journal", "traffic.json", "events.jsonl", "status.json", "run.json", "port",
+    "peers.json", "partners.json", "journal", "stage", "stage-left", "filled", "traffic.json", "events.jsonl", "status.json", "run.json",
+    "port",
 )  # fmt: skip
 FOLDERS: Final = ("tokenizer", "checkpoints")
 MOST_ABOUT_BYTES: Final = 1 << 16
 MOST_KEY_BYTES: Final = 1 << 16  # of the file with the key, which is read whole
 TOO_MUCH_WORK: Final = "Excessive work"  # in pyrage's message: the only sign of this error
 FIRST_HOUR_S: Final = 1_767_225_600  # 2026-01-01 in Unix seconds: generations count the hours since, which MOST_GENERATIONS ends in 2033
-COMMANDS: Final = ("notify", "pause_when")  # settings that run commands
 ZIP_ENCRYPTED: Final = 1  # flag of an entry
 NO_LINKS: Final = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS)  # FAT, exFAT and some network shares
 UNREADABLE_ERRORS: Final = (  # of zipfile, tarfile and json, for a file that is damaged or made to do harm

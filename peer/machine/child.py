@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import Event, EventsLost, ProcessFailed, to_line
 from gossamer.peer.machine.log_lines import FORMAT
-from gossamer.protocol.errors import ExitCode, GossamerError, OperatorError
+from gossamer.protocol.errors import ExitCode, GossamerError, OperatorError, classified
 
 OURS = Path(__file__).parents[3]  # the folder with the package gossamer
 _PR_SET_PDEATHSIG = 1
@@ -165,9 +165,9 @@ class SupervisorPipes:
         self._report_lost()
         code = ExitCode.DONE
         if error is not None:
-            known = error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}")
-            code, final = known.exit_code, isinstance(known, OperatorError)  # the operator must act
-            self._unsent += to_line(ProcessFailed(str(known), known.hint, int(code), final))
+            shown = classified(error)
+            code, final = shown.exit_code, isinstance(shown, OperatorError)  # the operator must act
+            self._unsent += to_line(ProcessFailed(str(shown), shown.hint, int(code), final))
         with contextlib.suppress(OSError):
             while self._unsent and _is_ready(self._events_fd, select.POLLOUT, _LAST_WORDS_S):
                 self._unsent = self._unsent[os.write(self._events_fd, self._unsent) :]

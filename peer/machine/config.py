@@ -26,6 +26,7 @@ from gossamer.protocol.run.toml import toml_value
 
 NODE, TRAINER = "node", "trainer"  # the processes of a peer, beside its supervisor
 DEVICES = r"^(auto|all|mps|(gpu|cuda|xpu)(:\d+)?|cpu(:[1-9]\d?)?|\d+(,\d+)*)$"
+COMMANDS = ("notify", "pause_when")  # the settings that run commands
 WEB = ("http://", "https://")  # how a URL of the setting `notify` begins; all else is a command
 SETTINGS_PAGE = "docs/reference/config.md"  # where each setting is explained
 _TITLE = "The local settings of this peer. `peer config` shows them with their meaning, and writes this file anew when it changes one."

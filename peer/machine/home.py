@@ -192,7 +192,7 @@ def write_whole(path: Path, content: bytes) -> None:
 
     Raises OSError, with the old file untouched.
     """
-    beside = path.with_suffix(".new")
+    beside = path.with_name(f".{path.name}.new")
     beside.unlink(missing_ok=True)  # what a crash left may have another mode
     with open(beside, "xb", opener=private) as file:
         file.write(content)

@@ -12,13 +12,14 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import datetime
 from operator import attrgetter
 from pathlib import Path
 
 from gossamer.peer.machine import events
 from gossamer.peer.machine.home import Home, private
+from gossamer.peer.machine.status import figures
 
 FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"  # of what the processes log; read back below
 LEVELS = ("debug", "info", "warning", "error")
@@ -57,8 +58,7 @@ def _level_of(event: events.Event) -> str:
 
 def _from_event(event: events.Event) -> LogLine:
     """Return an event as a line: its name, then its fields; empty ones are left out."""
-    values = ((field.name, getattr(event, field.name)) for field in fields(event) if field.name not in ("ts", "event"))
-    shown = (f"{name}={_short(value)}" for name, value in values if value not in ("", (), [], {}) and value == value)
+    shown = (f"{name}={_short(value)}" for name, value in figures(event).items() if value not in ("", (), [], {}) and value == value)
     return LogLine(event.ts, _level_of(event), " ".join((event.event, *shown)))
 
 

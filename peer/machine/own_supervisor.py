@@ -44,9 +44,10 @@ class OwnSupervisor(SupervisorPipes):
         self._open_fds = [to_us, from_us]
         os.register_at_fork(after_in_child=self._close_pipes)
         try:
-            os.write(from_us, request.to_line())
+            with contextlib.suppress(BrokenPipeError):  # it has ended at once: so does the pipe that is read next
+                os.write(from_us, request.to_line())
             super().__init__(to_us, from_us)
-        except (EOFError, BrokenPipeError):
+        except EOFError:
             self._wait()
             raise self.failure(home) from None
         except BaseException:  # Ctrl-C, while it looks for the swarm

@@ -6,6 +6,7 @@ import math
 import os
 import resource
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -88,13 +89,15 @@ def memory_room(held_bytes: int, max_memory: str = UNLIMITED) -> Room:
 
 
 def held_bytes(pid: int) -> int:
-    """Return the memory of a process and its children, shared pages counted once; 0 if the process has ended."""
-    try:
+    """Return the memory of a process and its children, shared pages counted once; of those that have ended, none."""
+    total, tree = 0, list[psutil.Process]()
+    with suppress(psutil.Error):
         tree = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
-        found = [process.memory_full_info() for process in tree]
-        return sum(int(getattr(each, "pss", each.uss)) for each in found)  # only Linux divides what is shared
-    except psutil.Error:
-        return 0
+    for process in tree:
+        with suppress(psutil.Error):
+            held = process.memory_full_info()
+            total += int(getattr(held, "pss", held.uss))  # only Linux divides what is shared
+    return total
 
 
 def cgroup_rooms(membership: Callable[[], str], held_bytes: int, root: Path = CGROUPS) -> Iterator[Room]:
@@ -147,5 +150,10 @@ def _disk_of(path: Path) -> tuple[Path, os.statvfs_result]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder; 0 where there is none."""
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Return the bytes of all files below a folder, of which some may be replaced meanwhile; 0 where there is none."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            with suppress(FileNotFoundError):
+                total += os.stat(os.path.join(place, name)).st_size  # noqa: PTH118
+    return total

@@ -14,10 +14,6 @@ from gossamer.peer.machine.history import History, HistoryPoint
 from gossamer.peer.machine.partners import COUNTED_AS, Partners, after_meeting, routes, with_routes, without_routes
 
 VERSION = "0.1.0"
-COMPUTING = "precision", "devices", "micro_batch", "recompute", "optimizer_on_host", "compiled", "reason"
-TRAFFIC = "day_bytes", "inner_steps", "step_s", "is_measured", "day_received", "day_hops", "use"
-HOPS = "outcomes", "repeated", "late", "lanes_below", "lanes_above", "sent", "received", "loss", "compared", "odd"
-TEXT = "path", "num_files", "num_bytes", "num_skipped", "skipped"
 HOP_COUNTS = "repeated", "late", "sent", "received"
 MANY_FAILURES = 3  # meetings in a row before a warning
 AT_THE_END = ("step", "total_steps", "tokens", "own_steps")  # of a start: they hold until the trainer of the next one reports
@@ -55,10 +51,8 @@ class Status:
     params: int = 0
     checkpoint_seconds: float = 0.0  # of blocked_seconds: for checkpoints
     evaluation_seconds: float = 0.0  # beside train_seconds: measuring the held-out loss
-    computing: dict[str, Any] = field(
-        default_factory=dict
-    )  # the inner step: precision, micro_batch, recompute, optimizer_on_host, compiled, reason
-    text: dict[str, Any] = field(default_factory=dict)  # that the operator gave: path, num_files, num_bytes, num_skipped, skipped
+    computing: dict[str, Any] = field(default_factory=dict)  # the inner step, as in ComputingSet
+    text: dict[str, Any] = field(default_factory=dict)  # that the operator gave, as in TextRead
     coding: str = ""  # what codes messages: compiled, triton, or torch and why; empty before the model is built
     addresses: list[str] = field(default_factory=list)
     output_distance: float | None = None  # how far the last measured meeting moved the outputs: Jensen-Shannon, nats per token
@@ -177,9 +171,9 @@ def _apply(status: Status, event: events.Event) -> Status:
             flops = event.flops_per_token, event.peak_flops
             return replace(status, params=event.params, bits_per_param=event.bits_per_param, flops=flops, coding=event.coding)
         case events.ComputingSet():
-            return replace(status, computing={name: getattr(event, name) for name in COMPUTING})
+            return replace(status, computing=figures(event))
         case events.TextRead():
-            return replace(status, text={name: getattr(event, name) for name in TEXT})
+            return replace(status, text=figures(event))
         case events.StageHeld():
             return replace(status, stage=f"{event.stage} of {event.count}")
         case events.HopsCarried():
@@ -212,7 +206,7 @@ def _apply(status: Status, event: events.Event) -> Status:
         case events.IntervalSet():
             return replace(status, inner_steps=event.inner_steps, inner_steps_reason=event.reason)
         case events.TrafficExpected():
-            return replace(status, expected_traffic={name: _known(getattr(event, name)) for name in TRAFFIC})
+            return replace(status, expected_traffic={name: _known(value) for name, value in figures(event).items()})
         case events.StateTransferred():
             return replace(status, step=event.global_step, history=replace(status.history, pace_s=event.ts))
         case events.StepsGivenUp():
@@ -242,9 +236,14 @@ def _apply(status: Status, event: events.Event) -> Status:
             return _apply_trouble(status, event)
 
 
+def figures(event: events.Event) -> dict[str, Any]:
+    """Return the fields of an event by name, without its time and kind."""
+    return {field.name: getattr(event, field.name) for field in fields(event) if field.name not in ("ts", "event")}
+
+
 def _with_earlier(event: events.HopsCarried, earlier: Mapping[str, Any]) -> dict[str, Any]:
     """Return the hops of this start of the peer: a restarted node counts from zero."""
-    now = {name: getattr(event, name) for name in HOPS}
+    now = figures(event)
     if not earlier:
         return now
     summed = {name: now[name] + earlier[name] for name in HOP_COUNTS}

@@ -26,7 +26,7 @@ StartLimitBurst=3
 
 [Service]
 Type=exec
-ExecStart={python} -P -m gossamer.cli.main join --keep-trying --home {home}
+ExecStart={command}
 Environment={huggingface}
 Environment={triton}
 Restart=on-failure
@@ -65,10 +65,11 @@ def unit_text(home: Path) -> str:
     """Return the unit that runs the peer of this home."""
     final = " ".join(str(code.value) for code in ONLY_THE_OPERATOR)
     name = str(home).replace("%", "%%")
+    command = f"{_quoted(sys.executable)} -P -m gossamer.cli.main join --keep-trying --home {_quoted(home)}"
     return UNIT.format(
         name=name,
         home=_quoted(home),
-        python=_quoted(Path(sys.executable)),
+        command=command.replace("$", "$$"),
         huggingface=_quoted(f"HF_HOME={home}/huggingface"),
         triton=_quoted(f"TRITON_CACHE_DIR={home}/triton"),
         final=final,
@@ -112,6 +113,6 @@ def systemctl(*arguments: str) -> str:
 
 
 def _quoted(value: Path | str) -> str:
-    """Quote a value as one word of a unit: systemd splits at spaces and expands % and $."""
-    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    """Quote a value as one word of a unit: systemd splits at spaces and expands %, and $ in commands alone."""
+    escaped = str(value).replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return f'"{escaped}"' if re.search(r"[\s\"'\\]", escaped) else escaped

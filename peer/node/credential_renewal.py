@@ -103,8 +103,7 @@ class CredentialRenewal:
         ]
         if any([self.terms.revocations.add(revocation) for revocation in closed]):
             log.warning("an invite has been used as often as it may be, and is closed; `peer invite` writes another")
-            self.load_revocations()  # keep what `peer revoke` has written since
-            await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+            await self._keep()
 
     async def _ask_for_revocations(self) -> None:
         others = [entry for entry in self.gossip.book.everybody(loop_s()) if not entry.failures]
@@ -121,12 +120,17 @@ class CredentialRenewal:
                 self._num_unwanted += refusal.code is RefusalCode.NOT_INVITED
                 raise
             if data and self.take(data):
-                self.load_revocations()  # keep what `peer revoke` has written since
-                await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+                await self._keep()
+
+    async def _keep(self) -> None:
+        """Write the revocations, with what `peer revoke` has written since. A failing disk loses the copy: they hold nevertheless."""
+        self.load_revocations()
+        with contextlib.suppress(OSError):
+            await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
 
     async def _renew(self) -> None:
         """Ask the issuer for a credential that lasts longer, and at once for one in this peer's name."""
-        credential = self.membership.own_credential.current
+        credential = self.membership.credential
         if credential is None or self.client.identity.peer_id in self.terms.issuers:
             return
         if credential.subject is not None and self._left_s() > RENEW_S:
@@ -148,7 +152,7 @@ class CredentialRenewal:
         self.membership.own_credential.current = renewed
 
     def _left_s(self) -> float:
-        credential = self.membership.own_credential.current
+        credential = self.membership.credential
         return credential.not_after_s - self.gossip.time.now_s() if credential else float("inf")
 
     def _warn(self) -> None:
@@ -158,9 +162,7 @@ class CredentialRenewal:
             self.emit(Warned(TOPIC, words))
 
     def _end_if_revoked(self) -> None:
-        if self.terms.access == "invite" and self.terms.revocations.cover(
-            self.client.identity.peer_id, self.membership.own_credential.current
-        ):
+        if self.terms.access == "invite" and self.terms.revocations.cover(self.client.identity.peer_id, self.membership.credential):
             raise RunRefusesUs(
                 "the peer that wrote this peer's invite has revoked or closed it: no other peer of the run meets this one any more",
                 hint="what it has trained is kept (`peer export`); ask the host why, and for a new invite, then `peer join` with that",

@@ -68,6 +68,8 @@ class FinalAveraging:
         _, averaging = work = [asyncio.create_task(step) for step in (self.agreement.take_agreed(), self._average())]
         try:
             await asyncio.wait(work, return_when=asyncio.FIRST_COMPLETED)
+            for task in filter(asyncio.Task.done, work):
+                task.result()  # raises our own bugs
             averaging.cancel()
             return await self.agreement.run()  # what is being taken already goes on
         finally:

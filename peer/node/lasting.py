@@ -18,10 +18,6 @@ class Lasting:
         """Note whether it holds now."""
         self.since_s = (loop_s() if self.since_s is None else self.since_s) if holds else None
 
-    def lasts(self, seconds: float) -> bool:
-        """Return whether it has held for so long."""
-        return self.since_s is not None and loop_s() - self.since_s >= seconds
-
     @property
     def lasts_s(self) -> float:
         """For how long; 0 where it does not hold."""

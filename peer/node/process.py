@@ -68,6 +68,12 @@ class NodeProcess:
         else:
             self._peer.lifecycle.resume()
 
+    def read_settings(self) -> bool:
+        """Apply what the supervisor has sent; return whether it asks for a stop."""
+        is_stopping = self._child.stop_requested()  # reads all that has come
+        self.take_settings(self._child.settings)
+        return is_stopping
+
     def stop(self) -> None:
         """Have `run` end in order."""
         self._peer.stop()
@@ -137,9 +143,7 @@ async def run_node(child: Child) -> None:
     process = NodeProcess(child)
 
     def read_settings() -> None:
-        child.read_settings()
-        process.take_settings(child.settings)
-        if child.stop_requested():
+        if process.read_settings():
             loop.remove_reader(0)  # an ended pipe stays readable: the loop would call this again and again
             process.stop()
 

@@ -92,9 +92,9 @@ class NodeReports:
             with contextlib.suppress(OSError):  # a full disk; all is written again soon
                 await asyncio.to_thread(write_whole, self._home.peers, self._peer.book.to_bytes(loop_s(), awake_s))
                 self._peer.partner_file.save()
-                if self._network.through != through:
-                    through = self._network.through
-                    write_whole(self._home.relays, "".join(f"{relay}\n" for relay in through).encode())
+                if (now := self._network.through) != through:
+                    write_whole(self._home.relays, "".join(f"{relay}\n" for relay in now).encode())
+                    through = now
 
 
 @dataclass(frozen=True, slots=True)

@@ -180,7 +180,7 @@ class Ward:
             obstacle = self._obstacle() if is_lost else ""
             self._warn(obstacle)
             may_move = self._empty_stage or (is_lost and not obstacle)
-            if may_move and self._silent.lasts(LOST_S + self.mates.rank() * RANK_S) and await self._leave_to_mates():
+            if may_move and self._silent.lasts_s >= LOST_S + self.mates.rank() * RANK_S and await self._leave_to_mates():
                 return
             self._narrow_stage = await self.rebalancing.find_destination()
             if self._narrow_stage:

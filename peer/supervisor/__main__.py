@@ -18,7 +18,7 @@ from gossamer.peer.machine.port import keep_port
 from gossamer.peer.machine.status import Status
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.supervisor import run_peer
-from gossamer.protocol.errors import ExitCode, GossamerError, description
+from gossamer.protocol.errors import ExitCode, GossamerError, classified, description
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
@@ -30,11 +30,11 @@ async def run() -> int:
     try:
         await _run_peer_of(guest)
     except Exception as error:
-        known = error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}", hint="the log says more")
-        if known is not error:
+        if not isinstance(error, GossamerError):
             traceback.print_exc()
-        guest.notify(json.dumps(description(known)).encode() + b"\n")
-        return int(known.exit_code)
+        shown = classified(error, "the log says more")
+        guest.notify(json.dumps(description(shown)).encode() + b"\n")
+        return int(shown.exit_code)
     return int(ExitCode.DONE)
 
 

@@ -34,7 +34,7 @@ class Condition:
 
     children: tuple[str, ...]  # of this peer
     has_trained: bool = False  # ever, in this start
-    words: dict[str, LastReport] = field(default_factory=lambda: {TRAINER: LastReport(), NODE: LastReport()})
+    reports: dict[str, LastReport] = field(default_factory=lambda: {TRAINER: LastReport(), NODE: LastReport()})
     reported_s: float = 0.0  # when the trainer last sent an event
     pause: Pause | None = None  # required now; the trainer may still be saving
     ending: StateChanged | None = None  # the final state, set by the supervisor
@@ -42,39 +42,38 @@ class Condition:
     @property
     def trains(self) -> bool:
         """Whether the trainer trains now."""
-        return self.words[TRAINER].state in BUSY
+        return self.reports[TRAINER].state in BUSY
 
     def take_event(self, name: str, event: Event, now_s: float) -> None:
         """Record an event of the node or the trainer."""
         if name == TRAINER:
             self.reported_s = now_s
-        elif self.words[NODE].trouble:
-            self.words[NODE] = LastReport()  # it is back
+        elif self.reports[NODE].trouble:
+            self.reports[NODE] = LastReport()  # it is back
         if isinstance(event, ProcessReported):
-            self.words[name] = LastReport(event.state, event.reason)
+            self.reports[name] = LastReport(event.state, event.reason)
             self.has_trained |= self.trains
 
     def note_exit(self, name: str, reason: str, pause_s: float) -> None:
         """Record that the trainer or the node has ended and will be restarted."""
         meanwhile = f", {MEANWHILE[name]}" if TRAINER in self.children else ""
         again = f"it is started again after {pause_s:.0f} s" if pause_s >= 1 else "it is started again at once"
-        self.words[name] = LastReport(trouble=f"the {name} ended ({reason}); {again}{meanwhile}")
-
+        self.reports[name] = LastReport(trouble=f"the {name} ended ({reason}); {again}{meanwhile}")
         self._forget_arrival()
 
     def note_stop(self, name: str) -> None:
         """Record that the trainer or the node was stopped in order: what it last reported holds no longer."""
-        self.words[name] = LastReport()
+        self.reports[name] = LastReport()
         self._forget_arrival()
 
     def _forget_arrival(self) -> None:
         """Forget the node's last report of how it joined or waited: it reports anew if it still does."""
-        if not self.words[NODE].trouble and TRAINER in self.children:
-            self.words[NODE] = LastReport()
+        if not self.reports[NODE].trouble and TRAINER in self.children:
+            self.reports[NODE] = LastReport()
 
     def describe(self, peers_seen: int, now_s: float) -> StateChanged:
         """Return the state, the reason for it, and what would end it."""
-        trainer, node = self.words[TRAINER], self.words[NODE]
+        trainer, node = self.reports[TRAINER], self.reports[NODE]
         if self.ending is not None:
             return self.ending
         if self.pause is not None:
@@ -100,12 +99,12 @@ class Condition:
         state = self.describe(0, now_s)
         if state.state in ("starting", "failed") or (self.trains and now_s - self.reported_s >= HUNG_S):
             return f"{state.state}: {state.reason}"
-        return "" if self.trains else self.words[NODE].trouble
+        return "" if self.trains else self.reports[NODE].trouble
 
     def _reason_and_way_out(self, peers_seen: int, now_s: float) -> tuple[str, str]:
         """Return the reason and the way out of a peer that trains or averages; empty for the defaults."""
         silent_s = now_s - self.reported_s
-        trainer, node = self.words[TRAINER], self.words[NODE]
+        trainer, node = self.reports[TRAINER], self.reports[NODE]
         if silent_s >= SILENT_S:
             return f"the trainer has been silent for {silent_s // 5 * 5:.0f} s: a long step, or it hangs", SILENT
         if node.trouble:

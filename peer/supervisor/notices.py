@@ -6,6 +6,7 @@ A notice is one sentence. Nothing else leaves the machine by this way, and nothi
 from __future__ import annotations
 
 import asyncio
+import http.client
 import math
 import os
 import re
@@ -126,6 +127,8 @@ def _post(url: str, text: str, kind: str) -> str:
     try:
         with urllib.request.urlopen(request, timeout=CLOSE_S):  # noqa: S310 (http or https: config.py checks it)
             return ""
+    except http.client.HTTPException as error:
+        return f"no web server answers there: {error!r}"
     except (OSError, ValueError) as error:
         return str(error)
 

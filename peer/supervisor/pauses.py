@@ -28,7 +28,7 @@ class Pause:
 
     reason: str
     way_out: str
-    until_s: float | None = None  # Unix seconds; None: nobody knows
+    until_s: float | None = None  # Unix seconds at which one that was asked for ends; None: at `peer resume`
     is_offline: bool = False  # the node has ended too
     is_last: bool = False  # the peer leaves as soon as the trainer has saved
     is_limit: bool = False  # a limit is reached, or the trainer cannot start: the operator gets a notice
@@ -69,7 +69,7 @@ def ruled_pause(settings: LocalSettings, now_s: float, around: Surroundings) -> 
         until_s = schedule.changes_s(now_s)
         until = f" until {clock_text(until_s, now_s)}" if until_s else ""
         way_out = "ends by itself then; `peer config schedule always` ends it now"
-        return Pause(f"outside the hours of the schedule {settings.schedule}{until}", way_out, until_s=until_s)
+        return Pause(f"outside the hours of the schedule {settings.schedule}{until}", way_out)
     if settings.not_on_battery and around.is_on_battery:
         return Pause("the machine runs on battery", "ends when the machine is plugged in; `peer config not_on_battery false` ends it now")
     if around.home_bytes > size_bytes(settings.max_disk):
@@ -146,7 +146,7 @@ class MonthlyTraffic:
         year, month = divmod(local.year * 12 + local.month, 12)
         until_s = datetime(year, month + 1, 1).timestamp()  # of the next month
         reason = f"the traffic of this month, {limit}, is used up until {clock_text(until_s, now_s)}"
-        return Pause(reason, "ends by itself then; `peer config monthly_traffic SIZE` allows more", until_s, is_offline=True, is_limit=True)
+        return Pause(reason, "ends by itself then; `peer config monthly_traffic SIZE` allows more", is_offline=True, is_limit=True)
 
 
 class Pauses:

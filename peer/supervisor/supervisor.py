@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from gossamer.peer.machine import control_socket as control
@@ -38,7 +37,7 @@ from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.notices import Notices
 from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
 from gossamer.peer.supervisor.run_watch import RunWatch
-from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError
+from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError, classified
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import SignedManifest
@@ -118,7 +117,7 @@ class Supervisor:
         config: PeerConfig,
         peer_id: str,
         watch: Watch,
-        programs: Mapping[str, str] = MappingProxyType(PROGRAMS),
+        programs: Mapping[str, str] = PROGRAMS,
         guest: GuestProcess | None = None,
     ) -> None:
         self.status = Status()
@@ -160,7 +159,7 @@ class Supervisor:
             looking = asyncio.create_task(self._look_regularly())
             work = [asyncio.create_task(self._keep(name)) for name in self._config.children]
             try:
-                await self._until_over(work)
+                await self._until_over([*work, looking])
             finally:
                 await self._stop(work, looking)
                 self._pauses.close()
@@ -178,8 +177,9 @@ class Supervisor:
         try:
             for task in filter(asyncio.Task.done, work):
                 task.result()  # raises what ended it
-        except GossamerError as error:
-            self._set_final_state("failed", str(error), error.hint)
+        except Exception as error:
+            shown = classified(error, f"see {self._home.log}")
+            self._set_final_state("failed", str(shown), shown.hint)
             raise
 
     async def _stop(self, work: list[asyncio.Task[None]], looking: asyncio.Task[None]) -> None:

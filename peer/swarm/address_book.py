@@ -265,9 +265,9 @@ class AddressBook:
         """Return the live peers of all stages with a record."""
         return [entry for entry in self.everybody(now_s) if entry.record is not None]
 
-    def records(self) -> list[MemberRecord]:
+    def records(self, now_s: float) -> list[MemberRecord]:
         """Return the newest record of each peer that is not banned and has one, expired ones too."""
-        return [entry.record for entry in self._entries.values() if entry.record is not None and entry.peer_id not in self._banned_until_s]
+        return [entry.record for entry in self._entries.values() if entry.record is not None and not self.is_banned(entry.peer_id, now_s)]
 
     def choose(
         self, now_s: float, rng: random.Random, *, exclude: Collection[PeerId] = (), shunned: Collection[PeerId] = ()

@@ -10,6 +10,7 @@ from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.sybil_groups import SybilGroups
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
+from gossamer.protocol.tasks import loop_s
 
 
 class MemberReporter:
@@ -31,7 +32,7 @@ class MemberReporter:
     def _records(self) -> Iterator[MemberRecord]:
         if self._peer_exchange.own is not None:
             yield self._peer_exchange.own
-        yield from self._peer_exchange.book.records()
+        yield from self._peer_exchange.book.records(loop_s())
 
     def _groups(self, records: Sequence[MemberRecord]) -> dict[PeerId, str]:
         """Return the Sybil groups of the members by name; in an open run, this peer belongs to none."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gossamer.peer.machine.events import AddressesChanged, Event, OthersTrained, PeersSeen, Warned
 from gossamer.peer.machine.status import VERSION
 from gossamer.peer.swarm.known_peer import KnownPeer
-from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
+from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.sybil_groups import SybilGroups
@@ -78,7 +78,7 @@ class Presence:
 
         A stage is announced before its trainer is ready, as that of a peer that starts: others that choose one meanwhile count it.
         """
-        await self.lifecycle.until(lambda: self.lifecycle.state is not LifecycleState.UNKNOWN or self.lifecycle.stage > 0)
+        await self.lifecycle.until(lambda: not self.lifecycle.is_starting or self.lifecycle.stage > 0)
         while True:
             announced = self._announced_state()
             await self._announce(RECORD_S, ANNOUNCE_S)

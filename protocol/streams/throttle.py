@@ -66,7 +66,7 @@ class Bucket:
 
 
 class Throttle:
-    """The rate limits of one peer. `over` applies them to outbound streams, `handler` to inbound streams."""
+    """The rate limits of one peer, for outbound and inbound streams."""
 
     def __init__(self) -> None:
         self.up = Bucket()

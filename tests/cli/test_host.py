@@ -84,6 +84,16 @@ def test_the_invite_is_printed_once_on_its_own_line(identity: Identity, tmp_path
     assert written.stat().st_mode & 0o077 == 0  # it is a secret
 
 
+def test_an_invite_that_cannot_be_recorded_is_reported_and_not_given_out(
+    identity: Identity, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Home(tmp_path).invites.mkdir()
+    signed, screen = SignedManifest.sign(own(identity), identity), io.StringIO()
+    status = replace(Status(), addresses=[f"/ip4/127.0.0.1/tcp/4001/p2p/{identity.peer_id}"])
+    invite_line(Home(tmp_path), identity, signed, None, 5)(status, PlainLines(screen))
+    assert capsys.readouterr().out == "" and "no invite could be written" in screen.getvalue()
+
+
 def test_a_place_where_the_invite_cannot_be_written_is_refused_at_once(shell: Shell, tmp_path: Path) -> None:
     result = shell("host", "--write-invite", tmp_path / "none" / "invite")
     assert result.code == 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -127,6 +128,8 @@ def test_an_unknown_verb_or_option_is_bad_input(arguments: list[str], shell: She
         (RunRefusesUs("not invited", hint="ask"), 4),
         (WrongVersion("too old", hint="install"), 10),
         (KeyboardInterrupt(), 130),
+        (OSError(errno.ENOSPC, "No space left on device"), 2),
+        (OSError(errno.EIO, "Input/output error"), 1),
         (ZeroDivisionError("oops"), 1),
     ],
 )
@@ -147,6 +150,12 @@ def test_an_internal_error_prints_a_traceback(monkeypatch: pytest.MonkeyPatch, c
     result = capsys.readouterr().err
     assert "Traceback" in result
     assert "error: internal error: ZeroDivisionError('oops')" in result
+
+
+def test_a_full_disk_is_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    report_failure(OSError(errno.ENOSPC, "No space left on device", "/home/me/.gossamer/invites.new"))
+    error, hint = capsys.readouterr().err.splitlines()
+    assert error == "error: /home/me/.gossamer/invites.new: No space left on device" and "free some space" in hint
 
 
 def test_error_then_hint(capsys: pytest.CaptureFixture[str]) -> None:

@@ -88,9 +88,10 @@ def test_printing_changes_nothing(shell: Shell, systemctl: Path) -> None:
 
 
 def test_a_home_with_spaces_and_signs_stays_one_argument(tmp_path: Path, systemctl: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    result = Shell(tmp_path / "my home%i", capsys)("service", "install", "--print")
-    [start] = [line for line in result.out.splitlines() if line.startswith("ExecStart=")]
-    assert start.endswith(f'--home "{tmp_path}/my home%%i"')
+    unit = Shell(tmp_path / "my $home%i", capsys)("service", "install", "--print").out.splitlines()
+    [start] = [line for line in unit if line.startswith("ExecStart=")]
+    assert start.endswith(f'--home "{tmp_path}/my $$home%%i"')
+    assert f'ReadWritePaths="{tmp_path}/my $home%%i"' in unit, "only a command expands variables"
 
 
 def test_two_homes_have_two_services() -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from gossamer.cli import session as module
 from gossamer.cli.invite import issued_to_anybody
 from gossamer.cli.session import farewell, news, remember_text, settings, undone_if_it_fails
 from gossamer.peer.machine.config import PeerConfig, save_settings, saved_settings
@@ -171,6 +172,21 @@ def test_a_home_whose_invite_is_out_is_kept(tmp_path: Path) -> None:
         home.revocations.write_bytes(b"of members")
         raise BadSettings("too little memory", hint="give it more")
     assert all(file.exists() for file in (home.manifest, home.invites, home.revocations))
+
+
+def test_a_text_that_cannot_be_remembered_ends_no_peer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    read = Status(peer_id="12D3KooX", text={"path": "a", "num_files": 1, "num_bytes": 9, "num_skipped": 0, "skipped": ()})
+
+    async def run_peer(config: object, identity: object, manifest: object, invite: object, watch: Callable[[Status], None]) -> Status:
+        watch(read)
+        return read
+
+    monkeypatch.setattr(module, "run_peer", run_peer)
+    Home(tmp_path).config.mkdir()
+    module.hold_session(PeerConfig(home=tmp_path, data=tmp_path / "text"), Identity(b"m" * 32), None, None)
+    assert "the text is not remembered" in capsys.readouterr().err
 
 
 def test_the_text_of_a_start_becomes_a_setting(tmp_path: Path) -> None:

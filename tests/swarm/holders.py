@@ -360,7 +360,7 @@ class Holder:
     def described(self) -> tuple[str, str, str]:
         """Return state, reason and way out, as the supervisor tells them of a peer whose trainer trains."""
         now_s = self.run.network.now_s()
-        self.condition.words["trainer"].state = "training"
+        self.condition.reports["trainer"].state = "training"
         self.condition.reported_s = now_s
         state = self.condition.describe(1, now_s)
         return state.state, state.reason, state.way_out

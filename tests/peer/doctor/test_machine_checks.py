@@ -39,7 +39,10 @@ def test_requirements_of_extras_are_ignored() -> None:
     assert versions(PYTHON, ['pytest>=9; extra == "test"'], lambda name: None).level is Level.OK
 
 
-def test_torch_computes_on_the_processor(tmp_path: Path) -> None:
+def test_torch_computes_on_the_processor_whatever_lies_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "gossamer").mkdir()
+    (tmp_path / "gossamer" / "__init__.py").write_text("raise ImportError('another package of this name')\n")
+    monkeypatch.chdir(tmp_path)
     finding = examined("device", case(tmp_path))
     assert finding.level is Level.OK and "computes right" in finding.found
 

@@ -30,6 +30,9 @@ KEPT = {
     "identity.key": b"a key",
     "config.toml": b'max_upload = "5 Mbit/s"\n',
     "journal": bytes(range(256)),
+    "stage": b"2\n",
+    "stage-left": b"1\n",
+    "filled": b"a run\n",
     "tokenizer/tokenizer.json": b"{}",
 }
 

@@ -104,11 +104,17 @@ def test_a_file_is_replaced_and_nothing_else_stays(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("no_umask")
 def test_a_file_is_its_owners_alone_even_after_a_crash_left_a_public_one(tmp_path: Path) -> None:
     path = tmp_path / "invite"
-    (tmp_path / "invite.new").write_text("left by a crash")
-    (tmp_path / "invite.new").chmod(0o644)
+    (tmp_path / ".invite.new").write_text("left by a crash")
+    (tmp_path / ".invite.new").chmod(0o644)
     write_whole(path, b"secret")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.read_bytes() == b"secret"
+
+
+def test_no_other_file_of_the_folder_is_touched(tmp_path: Path) -> None:
+    (tmp_path / "run.new").write_text("the operator's own")
+    write_whole(tmp_path / "run.txt", b"an invite")
+    assert (tmp_path / "run.new").read_text() == "the operator's own"
 
 
 def test_files_that_an_earlier_release_left_readable_become_private(tmp_path: Path) -> None:
@@ -124,7 +130,7 @@ def test_files_that_an_earlier_release_left_readable_become_private(tmp_path: Pa
 def test_the_old_file_stays_where_the_new_one_cannot_be_written(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     path.write_bytes(b"old")
-    (tmp_path / "state.new").mkdir()
+    (tmp_path / ".state.json.new").mkdir()
     with pytest.raises(OSError):
         write_whole(path, b"new")
     assert path.read_bytes() == b"old"

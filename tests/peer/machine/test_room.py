@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 
 from gossamer.peer.machine.room import (
@@ -14,6 +16,7 @@ from gossamer.peer.machine.room import (
     cgroup_rooms,
     disk_room,
     free_files,
+    held_bytes,
     memory_room,
     need_program_memory,
     need_room,
@@ -71,6 +74,21 @@ def test_held_memory_counts_as_room() -> None:
     assert memory_room(1 << 50).num_bytes > 1 << 49
 
 
+@pytest.mark.parametrize("error", [psutil.NoSuchProcess, psutil.AccessDenied], ids=["ended meanwhile", "of another user"])
+def test_a_child_that_cannot_be_read_hides_no_memory(error: type[psutil.Error], monkeypatch: pytest.MonkeyPatch) -> None:
+    read = psutil.Process.memory_full_info
+
+    def read_own(process: psutil.Process) -> object:
+        if process.pid != os.getpid():
+            raise error(process.pid)
+        return read(process)
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        monkeypatch.setattr(psutil.Process, "memory_full_info", read_own)
+        assert held_bytes(os.getpid()) > 1_000_000
+        assert held_bytes(child.pid) == 0
+
+
 def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert disk_room(tmp_path / "a" / "b").num_bytes > 0
     assert free_files(tmp_path / "a") != 0
@@ -80,6 +98,12 @@ def test_the_size_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_bytes(bytes(1000))
     assert (size_of(tmp_path), size_of(tmp_path / "missing")) == (1000, 0)
+
+
+def test_a_file_that_is_gone_when_it_is_measured_has_no_size(tmp_path: Path) -> None:
+    (tmp_path / "kept").write_bytes(bytes(1000))
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")  # listed, and not there
+    assert size_of(tmp_path) == 1000
 
 
 def test_a_sum_names_its_parts() -> None:

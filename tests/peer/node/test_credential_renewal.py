@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from dataclasses import replace
 from pathlib import Path
 
@@ -219,6 +220,30 @@ def test_an_invite_for_anybody_closes_when_its_uses_are_taken(tmp_path: Path, mo
         for peer in members:
             check_member(peer.peer_id, peer.member.membership.credential, terms, swarm.network.now_s())
         assert read_revocations(host.home.revocations.read_bytes())
+
+    play(Swarm(tmp_path, manifest=INVITES), story)
+
+
+def test_a_full_disk_ends_no_issuer_that_closes_an_invite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "ROUND_S", 1.0)
+
+    def full(path: Path, content: bytes) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "write_whole", full)
+
+    async def story(swarm: Swarm) -> None:
+        host, member = (swarm.add() for _ in range(2))
+        host.identity = HOST
+        bearer = credential_of(swarm, HOST, 0).bearer
+        assert bearer is not None
+        IssuedInvites(host.home).limit(bearer, 1)
+        host.start()
+        member.join_with(credential_of(swarm, member.identity, 0)).start()
+        terms = (await renewal_of(host)).terms
+        await swarm.until(lambda: list(terms.revocations), within_s=120.0)
+        count = host.num_completed
+        await swarm.until(lambda: host.num_completed > count, within_s=120.0)
 
     play(Swarm(tmp_path, manifest=INVITES), story)
 

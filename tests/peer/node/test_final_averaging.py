@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from gossamer.peer.machine.events import Event, ResultTaken
-from gossamer.peer.node.final_averaging import WAIT_S
+from gossamer.peer.node.final_averaging import WAIT_S, FinalAveraging
 from gossamer.peer.node.node import CLOSE_S
 from gossamer.peer.sync.result_agreement import LINGER_S, RANK_S
 from gossamer.protocol.messages.messages import RunPhase
@@ -55,6 +55,20 @@ def test_all_end_with_the_same_weights_near_the_mean_within_seconds(tmp_path: Pa
         assert not any(list((tmp_path / f"peer-{number + 1}" / "downloads").glob("*")) for number in range(num_peers))
 
     play(Swarm(tmp_path, manifest=SHORT), story)
+
+
+def test_a_bug_in_the_averaging_is_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def broken(self: FinalAveraging, fragment: int) -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(FinalAveraging, "_finish", broken)
+
+    async def story(swarm: Swarm) -> None:
+        peer = swarm.add().start()
+        await swarm.until(lambda: peer.is_done, within_s=60.0)
+
+    with pytest.raises(ExceptionGroup):
+        play(Swarm(tmp_path, manifest=SHORT), story)
 
 
 def test_a_peer_without_partners_is_done_at_once(tmp_path: Path) -> None:

@@ -97,12 +97,14 @@ class Supervision:
 
     settings: ChildSettings
     events: list[Event] = field(default_factory=list)
+    to_come: ChildSettings | None = None  # the next thing that the pipe holds, with its end
 
     def emit(self, event: Event) -> None:
         self.events.append(event)
 
     def stop_requested(self) -> bool:
-        return False
+        self.settings = self.to_come or self.settings
+        return self.to_come is not None
 
 
 class Running:
@@ -261,6 +263,38 @@ def test_it_stops_while_it_waits_for_the_trainer(home: Home, start: Start) -> No
     async def test() -> None:
         running = start()
         await running.true(lambda: running.networks and running.networks[0].num_looks, "a look around")
+        await running.stop()
+
+    asyncio.run(test())
+
+
+def test_no_settings_are_read_without_being_applied(home: Home, start: Start) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+
+    async def test() -> None:
+        running = start()
+        assert not running.process.read_settings()
+        running.child.to_come = running.child.settings.model_copy(update={"paused": True})
+        assert running.process.read_settings()
+        await running.until("quiet")
+        await running.stop()
+
+    asyncio.run(test())
+
+
+def test_relays_that_could_not_be_kept_are_kept_as_soon_as_they_can(home: Home, start: Start) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+    beside = home.relays.with_name(".relays.new")
+    beside.mkdir()
+
+    async def test() -> None:
+        running = start()
+        await eventually(home.peers.exists, "a save")
+        saved_ns = home.peers.stat().st_mtime_ns
+        await eventually(lambda: home.peers.stat().st_mtime_ns > saved_ns, "another save")
+        assert not home.relays.exists()
+        beside.rmdir()
+        await eventually(home.relays.exists, "the relays in the home")
         await running.stop()
 
     asyncio.run(test())

@@ -79,7 +79,7 @@ def test_a_peer_that_joins_before_the_directory_shows_anybody_looks_again(seed: 
         choosing, others = choice(tmp_path, [], seed), book_of([1, 3], own=0)
 
         def show() -> None:
-            for record in others.records():
+            for record in others.records(asyncio.get_running_loop().time()):
                 choosing.groups.book.learn(record, asyncio.get_running_loop().time())
 
         choosing.presence.show = show  # type: ignore[attr-defined]

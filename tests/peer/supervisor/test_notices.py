@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import http.server
+import socket
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
@@ -185,6 +186,23 @@ def test_a_url_gets_a_post_as_ntfy_takes_it(server: str, monkeypatch: pytest.Mon
     assert _Server.got == [("Gossamer: limit", "Gossamer: demo, peer 345abc: paused: it's full")]
     (event,) = sent(f"{server}/other", NOTICE)
     assert isinstance(event, Warned) and "403" in event.words
+
+
+def test_a_server_that_is_no_web_server_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "127.0.0.1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(1 << 16)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        greeting = threading.Thread(target=greet)
+        greeting.start()
+        (event,) = sent(f"http://127.0.0.1:{listener.getsockname()[1]}/topic", NOTICE)
+        greeting.join()
+    assert isinstance(event, Warned) and "SSH-2.0" in event.words
 
 
 @pytest.mark.parametrize("way", ["ftp://host/topic", "say 'half a quote"])

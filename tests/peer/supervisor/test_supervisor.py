@@ -15,6 +15,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import TrainerRestarted, read_events
 from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor.housekeeping import Housekeeping
 from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import peer, run, until_training
 from tests.peer.waiting import eventually
@@ -31,6 +32,23 @@ def test_it_trains_until_the_run_is_over(tmp_path: Path) -> None:
             await work
             assert (running.status.state, running.status.reason) == ("done", "the run is over")
             assert running.stopped_ns("node")
+
+    run(test())
+
+
+def test_a_bug_in_the_regular_look_ends_the_peer_and_is_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOOK_S", 0.05)
+
+    def broken(self: object, status: Status) -> None:
+        raise ZeroDivisionError("a bug")
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            monkeypatch.setattr(Housekeeping, "look", broken)  # without it, no limit would be kept and no status written
+            await eventually(work.done, "its end")
+            assert isinstance(work.exception(), ZeroDivisionError)
+            assert (running.status.state, running.status.reason) == ("failed", "ZeroDivisionError: a bug")
 
     run(test())
 

@@ -6,7 +6,7 @@ import random
 from dataclasses import replace
 
 from gossamer.peer.machine.events import Event, MemberSeen, MembersSeen
-from gossamer.peer.swarm.address_book import AddressBook
+from gossamer.peer.swarm.address_book import BAN_S, AddressBook
 from gossamer.peer.swarm.member_report import MemberReporter
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
@@ -71,6 +71,19 @@ def test_members_that_nobody_has_met_are_one_group_in_an_open_run_and_this_peer_
 
 def test_a_banned_peer_is_not_reported() -> None:
     assert len(reported([record(A)], banned=True, late=[record(B)])) == 1
+
+
+def test_a_peer_whose_ban_is_over_is_reported_again() -> None:
+    events: list[Event] = []
+
+    async def story() -> None:
+        exchange = PeerExchange(OPEN, AddressBook(A.peer_id), SwarmTime(lambda: float(NOW_S)), random.Random(0))
+        exchange.book.ban(B.peer_id, loop_s() - BAN_S - 1.0)
+        exchange.take(record(B))
+        MemberReporter(events.append, exchange).report()
+
+    run(story())
+    assert len(events) == 1
 
 
 def test_a_farewell_is_reported_as_a_record_that_is_over() -> None:

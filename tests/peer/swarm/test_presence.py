@@ -104,7 +104,7 @@ def test_the_figures_of_a_peer_are_announced_in_its_record() -> None:
         await asyncio.sleep(ANNOUNCE_S + LOOK_S[1] + 1.0)
         (record,) = [record for record in await network.peers[A.peer_id].members() if record.peer_id == B.peer_id]
         assert record.figures is not None and (record.figures.own_steps, record.figures.loss) == (9, 2.5)
-        assert record in a.book.records(), "the other peer has checked it"
+        assert record in a.book.records(asyncio.get_running_loop().time()), "the other peer has checked it"
         (own,) = [record for record in await network.peers[B.peer_id].members() if record.peer_id == A.peer_id]
         assert own.figures is None, "a peer that has none to show announces none"
 
