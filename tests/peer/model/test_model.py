@@ -201,7 +201,7 @@ def test_another_layout_than_the_manifest_pins_is_refused_with_both_digests() ->
     digest = layout_digest(shapes)
     need_layout(section().model_copy(update={"layout": digest}), shapes)
     need_layout(section(), shapes)
-    assert layout_digest(dict(reversed(shapes.items()))) != digest
+    assert layout_digest(dict(reversed([*shapes.items()]))) != digest
     with pytest.raises(BadManifest) as caught:
         need_layout(section().model_copy(update={"layout": "0" * 64}), shapes)
     assert digest in str(caught.value) and "0" * 64 in str(caught.value)
