@@ -56,8 +56,7 @@ class Connection:
     async def call(self, purpose: Purpose, token: bytes, timeout_s: float) -> Any:
         """Start a call named `token` and wait until the partner has accepted it. The first call opens the channel. Raises Unreachable."""
         if self._channel is None:
-            self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
-            self._channel = open_channel(self._socket)
+            await self._open_channel()
         rpc = start_call(self._channel, purpose, token)
         try:
             async with asyncio.timeout(timeout_s):
@@ -65,6 +64,13 @@ class Connection:
         except TimeoutError:
             raise Unreachable(f"the partner did not accept the call within {timeout_s:g} s") from None
         return rpc
+
+    async def _open_channel(self) -> None:
+        try:
+            self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
+        except OSError as error:  # a full disk, or too many open files
+            raise Unreachable(f"this machine has no socket for the call: {error.strerror}") from error
+        self._channel = open_channel(self._socket)
 
     async def close(self) -> None:
         """Abort the call, and close the channel and the libp2p stream at once."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -210,5 +211,19 @@ def test_a_partner_that_closes_every_connection_is_unreachable() -> None:
         with pytest.raises(Unreachable, match="the connection ended before the partner accepted the call"):
             await world.connect(1)
         assert world.control.num_opened == 2
+
+    play(test)
+
+
+def test_a_partner_is_unreachable_while_this_machine_has_no_socket_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object, limit: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def test(world: Kept) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "start_unix_server", full)
+            with pytest.raises(Unreachable, match="Too many open files"):
+                await world.connect(1)
+        await world.end(await world.connect(2))
 
     play(test)
