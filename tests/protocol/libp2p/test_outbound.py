@@ -126,9 +126,9 @@ class Kept:
         self._far = await self._stack.enter_async_context(Daemon(DaemonSettings(far / "key", far / "run", "127.0.0.1")))
         await self._stack.enter_async_context(tunnel_transport(self._far.control, far / "run", echo, Admission(), CarriedBytes()))
 
-    async def connect(self, number: int) -> Stream:
+    async def connect(self, number: int, purpose: Purpose = Purpose.MEET) -> Stream:
         """Open a stream, and say a number on it."""
-        stream = await self._near.connect(self._far.peer_id, self._far.addresses, Purpose.MEET)
+        stream = await self._near.connect(self._far.peer_id, self._far.addresses, purpose)
         await stream.send(chunk(number))
         assert await number_of(stream) == number
         return stream
@@ -168,6 +168,20 @@ def test_calls_at_the_same_time_take_one_each_and_few_are_kept(monkeypatch: pyte
         await world.end(await world.connect(1), await world.connect(2))
         assert world.control.num_opened == 2
         await world.end(await world.connect(3), await world.connect(4))
+        assert world.control.num_opened == 3
+
+    play(test)
+
+
+def test_no_connection_goes_while_there_is_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("MAX_KEPT", "MAX_KEPT_OF_ONE", "MAX_CLOSING"):
+        monkeypatch.setattr(f"gossamer.protocol.libp2p.outbound.{limit}", 4)
+
+    async def test(world: Kept) -> None:
+        for _ in range(2):
+            await world.end(
+                *[await world.connect(number, purpose) for number, purpose in enumerate((Purpose.MEET, Purpose.MEET, Purpose.FETCH))]
+            )
         assert world.control.num_opened == 3
 
     play(test)
