@@ -186,6 +186,8 @@ def _machine(url: str) -> Machine:
     try:
         parts = urllib.parse.urlsplit(url)
         host, port = parts.hostname or "", parts.port
+        url.encode("ascii")
+        host.encode("idna")
     except ValueError as error:
         raise BadSettings("--with was given what is no URL", hint=HINT) from error
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:

@@ -133,7 +133,7 @@ class BriefConnection(H11Protocol):
         peer: Any = transport.get_extra_info("peername")
         self._network = network(peer[0]) if peer else ""
         self._life = self.loop.call_later(LIFE_S, transport.abort)
-        held = [other for other in self.connections if isinstance(other, BriefConnection)]
+        held = [other for other in self.connections if isinstance(other, BriefConnection) and not other.transport.is_closing()]
         num_of = Counter(other._network for other in held)
         if len(held) > MAX_CONNECTIONS or num_of[self._network] > MAX_OF_ONE:
             largest = self._network if num_of[self._network] > MAX_OF_ONE else num_of.most_common(1)[0][0]

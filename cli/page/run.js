@@ -19,10 +19,12 @@ function replace(section) {
 
 async function look() {
   if (!document.hidden) {
-    const answer = await fetch(`live${location.search}`).catch(() => null);
-    if (answer && answer.ok) {
+    const html = await fetch(`live${location.search}`, { signal: AbortSignal.timeout(STALE_MS) })
+      .then((answer) => answer.ok ? answer.text() : null)
+      .catch(() => null);  // also of an answer that breaks off: the next look comes in any case
+    if (html !== null) {
       heardAt = Date.now();
-      const parsed = new DOMParser().parseFromString(await answer.text(), "text/html");
+      const parsed = new DOMParser().parseFromString(html, "text/html");
       for (const section of parsed.querySelectorAll("section[id]")) replace(document.importNode(section, true));
     }
   }

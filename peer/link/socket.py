@@ -175,8 +175,13 @@ class NodeEnd:
 
     @property
     def connected(self) -> bool:
-        """Whether the trainer is connected."""
-        return self._writer is not None
+        """Whether the trainer is connected, as far as known."""
+        return self._open_writer is not None
+
+    @property
+    def _open_writer(self) -> asyncio.StreamWriter | None:
+        """Return the writer, None once it closes: a closing transport of uvloop raises on write."""
+        return None if self._writer is None or self._writer.is_closing() else self._writer
 
     async def request(self, request: messages.AnsweredRequest) -> messages.Reply:
         """Send a request and wait for its reply, for up to a step boundary. One request at a time may wait for each meeting or file.
@@ -194,20 +199,21 @@ class NodeEnd:
         return reply
 
     async def _ask(self, request: messages.AnsweredRequest | messages.HopRequest) -> messages.Reply | messages.HopReply:
-        if self._writer is None:
+        writer = self._open_writer
+        if writer is None:
             raise LinkLost("the trainer is not there")
         about = messages.subject(request)
         if about in self._waiting:
             raise ValueError(f"{about} waits for the reply to an earlier request")
         reply: asyncio.Future[messages.Reply | messages.HopReply] = asyncio.get_running_loop().create_future()
         self._waiting[about] = reply
-        self._writer.write(messages.REQUESTS.write(request))
+        writer.write(messages.REQUESTS.write(request))
         return await reply
 
     def notify(self, request: messages.Notification) -> None:
         """Send a request that has no reply; do nothing when the link is down."""
-        if self._writer is not None:
-            self._writer.write(messages.REQUESTS.write(request))
+        if (writer := self._open_writer) is not None:
+            writer.write(messages.REQUESTS.write(request))
 
     async def connect(self) -> ModelPlan:
         """Connect to the trainer, and return the plan that it sends first. Cancel-safe."""

@@ -204,9 +204,9 @@ def private(path: str, flags: int) -> int:
     return os.open(path, flags, 0o600)
 
 
-def sync_folder(folder: Path) -> None:
-    """Make new file names in a folder durable: after a power cut a file is lost if its name was not synced."""
-    descriptor = os.open(folder, os.O_RDONLY)
+def sync_path(path: Path) -> None:
+    """Make the content of a file, or the names in a folder, durable: a power cut loses what was not synced."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -12,7 +12,7 @@ import json
 import os
 from pathlib import Path
 
-from gossamer.peer.machine.home import sync_folder
+from gossamer.peer.machine.home import sync_path
 from gossamer.protocol.newest import keep_newest
 
 KEPT = 4096  # meetings; the file holds at most twice as many
@@ -83,7 +83,7 @@ class Journal:
         if self._descriptor >= 0:
             os.close(self._descriptor)
         self._descriptor, self._num_lines = descriptor, len(lines)  # it is in place, even if syncing the folder fails
-        sync_folder(self._path.parent)
+        sync_path(self._path.parent)
 
 
 def _read(path: Path) -> dict[bytes, bytes]:

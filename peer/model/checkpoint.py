@@ -23,7 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor
 
-from gossamer.peer.machine.home import finished_checkpoints, private, sync_folder
+from gossamer.peer.machine.home import finished_checkpoints, private, sync_path
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.layout import Shapes
 
@@ -94,7 +94,7 @@ def save(folder: Path, contents: CheckpointContents) -> Path:
             unfinished.rename(path)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-        sync_folder(folder)
+        sync_path(folder)
     except OSError as error:
         raise BadSettings(
             f"the checkpoint of step {contents.step} could not be written to {folder}: {error.strerror}",
@@ -147,7 +147,7 @@ def _write(folder: Path, contents: CheckpointContents) -> None:
     header = {"format": FORMAT, "run_id": contents.run_id.hex(), "step": contents.step, "state": dict(contents.state), "tensors": digest}
     body = json.dumps(header).encode()
     _write_file(folder / HEADER, [hashlib.sha256(body).hexdigest().encode(), b"\n", body])
-    sync_folder(folder)
+    sync_path(folder)
 
 
 def _read(path: Path, reading: Reading) -> CheckpointContents:

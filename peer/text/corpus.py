@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,7 +27,8 @@ from gossamer.protocol.errors import BadManifest, BadSettings
 from gossamer.protocol.run.fine_tuning import FineTuningDataSection
 
 if TYPE_CHECKING:
-    from gossamer.peer.text.tokenizer import Tokenizer
+    from gossamer.peer.text.documents import Block
+    from gossamer.peer.text.tokenizer import Encoder, Tokenizer
     from gossamer.protocol.run.sections import DataSection, DataSource
 
 NUM_TRIED: Final = 256  # conversations, before a run is hosted
@@ -201,6 +202,24 @@ class TextReading:
 Report = Callable[[TextReading], None]
 
 
+@dataclass(frozen=True, slots=True)
+class _OwnText:
+    """The operator's `--data`, where its tokens are kept, and what reports on its reading."""
+
+    path: Path
+    cache: Path
+    show: ShowProgress
+    report: Report
+
+    def tokens(self, read: Callable[[list[Path], list[str]], Iterator[Block]], encoder: Encoder, columns: str) -> Tokens:
+        """Return the tokens of what `read` yields of its files; `read` adds to a list what it leaves out."""
+        files, skipped = text_files(self.path), list[str]()
+        num_bytes = sum(file.stat().st_size for file in files)
+        tokens = on_disk(files, read(files, skipped), encoder, self.cache, lambda done: self.show(done, num_bytes), columns, skipped)
+        self.report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
+        return tokens
+
+
 def load_corpus(
     section: DataSection,
     tokenizer: Tokenizer,
@@ -216,10 +235,11 @@ def load_corpus(
     text, or if the text is less than one batch. Raises BadManifest for a data set that is neither of the hub nor a folder.
     """
     need_allowed(section, path)
+    own = None if path is None else _OwnText(path, cache, show, report)
     if not section.mixture:
-        return _load(section, tokenizer, draw, path, cache, show, report)
+        return _load(section, tokenizer, draw, own)
     one_window = replace(draw, batch_size=1)
-    parts = [_load(source, tokenizer, one_window, path, cache, show, report) for source in section.mixture]
+    parts = [_load(source, tokenizer, one_window, own) for source in section.mixture]
     return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
 
 
@@ -283,9 +303,7 @@ def _need_consent(folder: Path, path: Path | None) -> None:
         )
 
 
-def _load(
-    source: DataSource, tokenizer: Tokenizer, draw: Draw, path: Path | None, cache: Path, show: ShowProgress, report: Report
-) -> Corpus:
+def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, own: _OwnText | None) -> Corpus:
     if source.source == "huggingface":
         need_extra("text")
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
@@ -296,29 +314,19 @@ def _load(
         return ResidentCorpus(
             with_held_out_part(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw
         )
-    assert path is not None
+    assert own is not None
     if isinstance(source, FineTuningDataSection) and source.has_prompts:
-        return _load_conversations(source, tokenizer, draw, path, cache, show, report)
-    files, skipped = text_files(path), list[str]()
-    num_bytes = sum(file.stat().st_size for file in files)
-    blocks = read_texts(files, source.column, skipped)
-    tokens = on_disk(files, blocks, tokenizer, cache, lambda done: show(done, num_bytes), source.column, skipped)
-    report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
-    return ResidentCorpus(with_held_out_part(tokens, draw, str(path)), draw)
+        return _load_conversations(source, tokenizer, draw, own)
+    tokens = own.tokens(lambda files, skipped: read_texts(files, source.column, skipped), tokenizer, source.column)
+    return ResidentCorpus(with_held_out_part(tokens, draw, str(own.path)), draw)
 
 
-def _load_conversations(
-    data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, path: Path, cache: Path, show: ShowProgress, report: Report
-) -> PackedCorpus:
+def _load_conversations(data: FineTuningDataSection, tokenizer: Tokenizer, draw: Draw, own: _OwnText) -> PackedCorpus:
     from gossamer.peer.text.conversations import ConversationTokenizer, columns_of
 
-    files, skipped = text_files(path), list[str]()
-    num_bytes = sum(file.stat().st_size for file in files)
-    encoder = ConversationTokenizer(tokenizer, data)
-    blocks, columns = read_conversations(files, data, skipped), " ".join(columns_of(data))
-    tokens = on_disk(files, blocks, encoder, cache, lambda done: show(done, num_bytes), columns, skipped)
-    report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
-    return packed_corpus(tokens, tokenizer.document_end, draw, str(path), shares=data.mask_documents)
+    encoder, columns = ConversationTokenizer(tokenizer, data), " ".join(columns_of(data))
+    tokens = own.tokens(lambda files, skipped: read_conversations(files, data, skipped), encoder, columns)
+    return packed_corpus(tokens, tokenizer.document_end, draw, str(own.path), shares=data.mask_documents)
 
 
 def need_answers(data: FineTuningDataSection, tokenizer: Tokenizer, sequence_length: int, path: Path) -> None:

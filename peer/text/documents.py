@@ -7,6 +7,7 @@ content in an operator's text. So text that two peers share is held out at both.
 from __future__ import annotations
 
 import codecs
+import contextlib
 import itertools
 import os
 import sysconfig
@@ -120,13 +121,20 @@ def _reading(file: Path, column: str) -> Iterator[Block]:
     kind = _table_kind(file)
     if kind is not None:
         return _begun(_rows(file, kind, column))
-    try:
+    with _readable(file):
         _need_text(file)
+    return _blocks(file)
+
+
+@contextlib.contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    """Turn the errors of a file that is not text, or cannot be read, into BadSettings."""
+    try:
+        yield
     except UnicodeDecodeError as error:
         raise BadSettings(f"{file} is not UTF-8 text ({error.reason})", hint=f"{GIVE_TEXT} only; take this file out") from error
     except OSError as error:
         raise BadSettings(f"{file} cannot be read: {error.strerror}", hint=GIVE_TEXT) from error
-    return _blocks(file)
 
 
 def _reading_conversations(file: Path, data: FineTuningDataSection) -> Iterator[Block]:
@@ -182,7 +190,7 @@ def _rows(file: Path, kind: str, column: str) -> Iterator[Block]:
 
 
 def _blocks(file: Path) -> Iterator[Block]:
-    with file.open(encoding="utf-8-sig", newline="") as source:  # line ends stay as they are
+    with _readable(file), file.open(encoding="utf-8-sig", newline="") as source:  # line ends stay as they are
         text = _next_text(source)
         while text:
             following = _next_text(source)

@@ -15,6 +15,7 @@ import logging
 import threading
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,7 +27,7 @@ from torch import Tensor
 from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches, num_sequences
 from gossamer.peer.text.document import is_held_out
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings, GossamerError
 
 if TYPE_CHECKING:
     from gossamer.peer.text.tokenizer import Tokenizer
@@ -58,7 +59,8 @@ class StreamedCorpus:
         self._tokenizer = tokenizer
         self._draw = draw
         self._num_buffer_tokens = max(MIN_BUFFER_TOKENS, MIN_BUFFER_BATCHES * draw.num_batch_tokens)
-        self._held_out, self.bytes_per_token = self._read_held_out()
+        with _readable():
+            self._held_out, self.bytes_per_token = self._read_held_out()
         self._closing = threading.Event()
         self._place = Bookmark(0, 0, 0, 0)  # where the current buffer begins
         self._steps: tuple[int, int] | None = None  # its first step, and the first step of the next buffer; None before any
@@ -99,10 +101,8 @@ class StreamedCorpus:
         self._closing.set()
 
     def _begin(self, step: int) -> Buffer:
-        try:
+        with _readable():
             buffer = self._fill(self._place, self._closing)
-        except OSError as error:
-            raise BadSettings(f"the data set cannot be read: {error}", hint="check the network, then start again") from error
         self._steps = self._steps or (step, step + self._num_steps(buffer))
         return self._adopt(buffer)
 
@@ -184,3 +184,16 @@ class StreamedCorpus:
                 hint="choose a larger data set in the manifest",
             )
         return np.concatenate(parts), num_bytes / num_tokens
+
+
+@contextmanager
+def _readable() -> Iterator[None]:
+    """Turn what reading a data set raises into BadSettings: errors of many types, of the network, its host or a decoder."""
+    try:
+        yield
+    except GossamerError:
+        raise
+    except Exception as error:
+        raise BadSettings(
+            f"the data set cannot be read: {' '.join(str(error).split())}", hint="check the network, then start again"
+        ) from error

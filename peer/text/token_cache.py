@@ -15,6 +15,7 @@ from typing import IO, Any
 import numpy as np
 import numpy.typing as npt
 
+from gossamer.peer.machine.home import sync_path
 from gossamer.peer.text.documents import Block
 from gossamer.peer.text.tokenizer import Encoder
 from gossamer.protocol.errors import BadSettings
@@ -86,6 +87,8 @@ def _fill(folder: Path, blocks: Iterable[Block], tokenizer: Encoder, show: ShowB
         (unfinished / "num_bytes").write_text(str(num_bytes))
         if skipped:
             (unfinished / SKIPPED).write_text("\n".join(" ".join(line.splitlines()) for line in skipped), errors="backslashreplace")
+        for path in unfinished.iterdir():
+            sync_path(path)
         unfinished.rename(folder)
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -143,8 +143,8 @@ async def try_to_reach(address: str) -> Reached:
 
 
 def _at_port(address: str, port: int) -> str:
-    """Return the address of the host in `address` with another port; empty if `address` is relayed or the port is 0."""
-    if route(address) == "relayed" or not port:
+    """Return the address of the host in `address` with another port; empty if `address` is relayed or unknown, or the port is 0."""
+    if not address or route(address) == "relayed" or not port:
         return ""
     _, kind, host, *_ = address.split("/")
     return f"/{kind}/{host}/tcp/{port}"

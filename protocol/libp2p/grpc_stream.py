@@ -20,7 +20,7 @@ import grpc.aio
 
 from gossamer.protocol import limits
 from gossamer.protocol.addresses import route
-from gossamer.protocol.errors import PeerGone, Unreachable
+from gossamer.protocol.errors import PeerGone, TransportError, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.streams.transport import Bulk, Inbox, Purpose, Stream
 
@@ -120,10 +120,13 @@ def _why(error: BaseException) -> str:
 
 
 async def start_server(serve: Serve, socket: Path) -> grpc.aio.Server:
-    """Start the service on a Unix socket. Each call is passed to `serve` with its purpose."""
+    """Start the service on a Unix socket. Each call is passed to `serve` with its purpose. Raises TransportError."""
     server = grpc.aio.server(options=_SERVER)
     server.add_generic_rpc_handlers([grpc.method_handlers_generic_handler(SERVICE, {item.value: _method(item, serve) for item in Purpose})])
-    server.add_insecure_port(f"unix:{socket}")
+    try:
+        server.add_insecure_port(f"unix:{socket}")
+    except RuntimeError as error:  # gRPC does not say why
+        raise TransportError(f"could not listen on {socket}", hint="check that its disk is not full") from error
     await server.start()
     return server
 

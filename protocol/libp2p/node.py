@@ -231,6 +231,9 @@ class Libp2pNode:
         try:
             done, _ = await asyncio.wait(watches, return_when=asyncio.FIRST_COMPLETED)
             return done.pop().result()
+        except Exception:  # a bug; without checks this peer would stay offline forever after the next failure of p2pd
+            log.exception("a check of p2pd failed")
+            return "a check of it failed"
         finally:
             await cancel(*watches)
 

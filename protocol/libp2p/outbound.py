@@ -9,7 +9,7 @@ from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from gossamer.protocol.addresses import route
 from gossamer.protocol.errors import Unreachable
@@ -22,6 +22,8 @@ from gossamer.protocol.libp2p.splice import CarriedBytes, Pair, drop, splice, wa
 from gossamer.protocol.streams.admission import LINGER_MOST_S, LINGER_S
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
+
+T = TypeVar("T")
 
 PROTOCOL = "/gossamer/peer/1"
 ACCEPT_S = 30.0  # timeout until the partner accepts a call; on a slow line the reply queues behind the windows of other calls
@@ -56,8 +58,7 @@ class Connection:
     async def call(self, purpose: Purpose, token: bytes, timeout_s: float) -> Any:
         """Start a call named `token` and wait until the partner has accepted it. The first call opens the channel. Raises Unreachable."""
         if self._channel is None:
-            self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
-            self._channel = open_channel(self._socket)
+            await self._open_channel()
         rpc = start_call(self._channel, purpose, token)
         try:
             async with asyncio.timeout(timeout_s):
@@ -65,6 +66,13 @@ class Connection:
         except TimeoutError:
             raise Unreachable(f"the partner did not accept the call within {timeout_s:g} s") from None
         return rpc
+
+    async def _open_channel(self) -> None:
+        try:
+            self._listener = await asyncio.start_unix_server(self._accept, self._socket, limit=BUFFER_BYTES)
+        except OSError as error:  # a full disk, or too many open files
+            raise Unreachable(f"this machine has no socket for the call: {error.strerror}") from error
+        self._channel = open_channel(self._socket)
 
     async def close(self) -> None:
         """Abort the call, and close the channel and the libp2p stream at once."""
@@ -172,7 +180,7 @@ class Outbound:
     def _finish(self, stream: Stream) -> None:
         connection, rpc, pump = self._open.pop(stream)
         lingering = [task for task in self._closing if not task.cancelling()]
-        for task in lingering[: len(lingering) + 1 - MAX_CLOSING]:
+        for task in _to_go(lingering, MAX_CLOSING):
             task.cancel()
         self._close(connection.partner, self._finish_call(connection, rpc, pump))
 
@@ -201,7 +209,7 @@ class Outbound:
 
     def _keep(self, connection: Connection) -> None:
         own = [one for one in self._kept if one.partner == connection.partner]
-        for one in own[: len(own) + 1 - MAX_KEPT_OF_ONE] or list(self._kept)[: len(self._kept) + 1 - MAX_KEPT]:
+        for one in _to_go(own, MAX_KEPT_OF_ONE) or _to_go(list(self._kept), MAX_KEPT):
             self._discard(one)
         self._kept[connection] = asyncio.get_running_loop().call_later(KEEP_S, self._discard, connection)
 
@@ -217,3 +225,8 @@ class Outbound:
     def _discard(self, connection: Connection) -> None:
         self._kept.pop(connection).cancel()
         self._close(connection.partner, connection.close())
+
+
+def _to_go(oldest_first: list[T], most: int) -> list[T]:
+    """Return the oldest, without which there is room for one more."""
+    return oldest_first[: max(0, len(oldest_first) + 1 - most)]

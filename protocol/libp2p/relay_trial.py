@@ -11,7 +11,7 @@ from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 
 from gossamer.protocol.addresses import CIRCUIT
-from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.errors import TransportError, Unreachable
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.libp2p.p2pd import Control, Daemon, DaemonSettings, receiving
 from gossamer.protocol.libp2p.splice import Pair, drop
@@ -25,19 +25,29 @@ PROTOCOL = "/gossamer/relay-trial/1"
 
 async def try_relay(relay: str, folder: Path) -> bool:
     """Return whether the relay at this multiaddr forwards TRIAL_BYTES. Raises GossamerError if the two peers in `folder` cannot start."""
-    with suppress(TimeoutError, OSError, EOFError):
-        async with asyncio.timeout(TRIAL_S), AsyncExitStack() as stack:
+    async with AsyncExitStack() as stack:
+        try:
             called = await stack.enter_async_context(Daemon(_settings(folder / "trial-a", (relay,))))
             caller = await stack.enter_async_context(Daemon(_settings(folder / "trial-b", ())))
-            listener = folder / "trial-a" / "in.sock"
-            got: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-            await stack.enter_async_context(receiving(called.control, PROTOCOL, listener, lambda *pair: _count(pair, got)))
-            reader, writer = await _call(caller.control, called.peer_id, relay + CIRCUIT)
-            stack.callback(drop, writer)
+        except OSError as error:  # a full disk, or too many processes or open files: not the relay's fault
+            raise TransportError(f"the peers of a relay trial could not be started: {error.strerror}") from error
+        with suppress(TimeoutError, OSError, EOFError):
+            async with asyncio.timeout(TRIAL_S):
+                return await _forwards(called, caller, relay)
+    return False
+
+
+async def _forwards(called: Daemon, caller: Daemon, relay: str) -> bool:
+    listener = called.settings.folder / "in.sock"
+    got: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    async with receiving(called.control, PROTOCOL, listener, lambda *pair: _count(pair, got)):
+        _, writer = await _call(caller.control, called.peer_id, relay + CIRCUIT)
+        try:
             writer.write(bytes(TRIAL_BYTES))
             writer.write_eof()
             return await got >= TRIAL_BYTES
-    return False
+        finally:
+            drop(writer)
 
 
 def _settings(folder: Path, through: tuple[str, ...]) -> DaemonSettings:

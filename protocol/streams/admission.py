@@ -169,6 +169,7 @@ class Admission:
             else:
                 self._linger(connection, until_s)
 
+        self._allow(connection, None)  # a call without a message still has its timeout
         connection.deadline = loop.call_later(min(LINGER_S, until_s - loop.time()), look)
 
     def _may_call(self, connection: InboundConnection) -> bool:

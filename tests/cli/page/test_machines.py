@@ -133,6 +133,8 @@ def test_what_is_no_page_of_ours_is_said_to_be_none(content: bytes) -> None:
         (f"ftp://127.0.0.1/?token={TOKEN}", "begins with http"),
         (f"http://me:pass@127.0.0.1/?token={TOKEN}", "begins with http"),
         (f"http://127.0.0.1:eighty/?token={TOKEN}", "no URL"),
+        (f"https://a..example/?token={TOKEN}", "no URL"),
+        (f"http://127.0.0.1:80/caf\xe9/?token={TOKEN}", "no URL"),
         ("not-there.txt", "not a file"),
     ],
 )

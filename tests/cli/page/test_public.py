@@ -318,9 +318,21 @@ def test_a_connection_ends_in_time_whatever_its_other_end_does(view: RunView, mo
     play(view, test)
 
 
-def test_one_network_holds_a_bounded_number_of_connections_and_the_newest_is_served(view: RunView) -> None:
+async def one_by_one(port: int, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    return [await asyncio.open_connection("127.0.0.1", port) for _ in range(number)]
+
+
+async def at_once(port: int, number: int) -> list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Open connections that the server finds in its queue together."""
+    return [await asyncio.open_connection(sock=one) for one in [socket.create_connection(("127.0.0.1", port)) for _ in range(number)]]
+
+
+@pytest.mark.parametrize("opened", [one_by_one, at_once])
+def test_one_network_holds_a_bounded_number_of_connections_and_the_newest_is_served(
+    view: RunView, opened: Callable[[int, int], Awaitable[list[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]]
+) -> None:
     async def test(port: int) -> None:
-        crowd = [await asyncio.open_connection("127.0.0.1", port) for _ in range(5 * public.MAX_OF_ONE)]
+        crowd = await opened(port, 3 * public.MAX_OF_ONE)
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(f"GET / HTTP/1.1\r\nHost: {NAME}\r\n\r\n".encode())
         assert (await reader.readline()).startswith(b"HTTP/1.1 200")

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import uvloop
 
 from gossamer.peer.link import messages
 from gossamer.peer.link import socket as link
@@ -150,6 +151,25 @@ def test_the_trainer_going_away_fails_every_request(folder: Path) -> None:
         pair.node.notify(messages.Drop(9))  # nobody hears it
 
     run(test, folder)
+
+
+def test_a_node_may_send_to_a_trainer_that_has_just_gone(folder: Path) -> None:
+    async def test() -> None:
+        trainer, node = TrainerEnd(folder), NodeEnd(folder)
+        connecting = asyncio.create_task(node.connect())
+        await eventually(lambda: trainer.poll() or trainer.session, "a session")
+        trainer.send(messages.Built(PLAN), trainer.session)
+        await connecting
+        trainer.close()
+        while node.connected:  # nobody reads yet: only writing notices that the trainer has gone
+            node.notify(messages.Drop(1))
+            await asyncio.sleep(0)
+        node.notify(messages.Drop(1))
+        with pytest.raises(LinkLost):
+            await node.request(messages.Check(1))
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:  # as in the node process: its closed transports raise on write
+        runner.run(test())
 
 
 def test_the_node_finds_the_next_trainer(folder: Path) -> None:

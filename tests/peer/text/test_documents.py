@@ -121,6 +121,16 @@ def test_a_file_that_vanishes_is_explained(tmp_path: Path) -> None:
         list(read_texts([tmp_path / "gone"]))
 
 
+def test_a_file_that_changes_while_it_is_read_is_explained(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"line\n" * 100_000)
+    blocks = read_texts([path])
+    next(blocks)
+    path.write_bytes(b"caf\xe9\n" * 100_000)
+    with pytest.raises(BadSettings, match="is not UTF-8 text"):
+        list(blocks)
+
+
 def test_a_mark_at_the_start_is_not_text(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(b"\xef\xbb\xbfhello")
     assert [block.text for block in read(tmp_path)] == ["hello"]

@@ -6,6 +6,7 @@ import json
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import datasets
 import pytest
@@ -138,6 +139,33 @@ def test_a_dead_network_makes_training_read_the_current_buffer_again(
     resumed = corpus_of(section, closing)
     resumed.restore(corpus.cursor())
     assert torch.equal(resumed.batch(num_steps + 3), second[3])
+
+
+class Damaged(DocumentStream):
+    """A data set in which a reader meets an error that is none of the operating system's."""
+
+    def __init__(self, section: DataSection, *, is_held_out_readable: bool) -> None:
+        super().__init__(datasets.load_dataset(section.name, split="train", streaming=True), "text", DRAW)
+        self._is_held_out_readable = is_held_out_readable
+
+    def in_order(self) -> Iterator[Document]:
+        return super().in_order() if self._is_held_out_readable else self._fail()
+
+    def read(self, place: Bookmark) -> Iterator[tuple[Document, Bookmark]]:
+        return self._fail()
+
+    def _fail(self) -> Iterator[Any]:
+        raise ValueError("a shard\nis damaged")
+        yield  # a generator fails where it is read
+
+
+@pytest.mark.parametrize("is_held_out_readable", [False, True])
+def test_a_data_set_that_cannot_be_read_is_no_bug(
+    section: DataSection, closing: list[StreamedCorpus], *, is_held_out_readable: bool
+) -> None:
+    with pytest.raises(BadSettings, match="the data set cannot be read: a shard is damaged"):
+        closing.append(StreamedCorpus(Damaged(section, is_held_out_readable=is_held_out_readable), BYTES, DRAW))
+        closing[-1].batch(0)
 
 
 def test_a_slow_network_is_waited_for_only_so_long(

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -76,3 +77,17 @@ def test_a_full_disk_is_explained_and_leaves_nothing(tmp_path: Path) -> None:
         on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
     assert "free some space" in caught.value.hint
     assert not list((tmp_path / "cache").iterdir())
+
+
+def test_tokens_are_on_the_disk_before_they_can_be_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, synced, sync = write(tmp_path / "text", "some words\n" * 10), set[str](), os.fsync
+
+    def noted(descriptor: int) -> None:
+        sync(descriptor)
+        assert not any("-" not in found.name.removeprefix("tokens-") for found in (tmp_path / "cache").iterdir())
+        synced.add(Path(f"/proc/self/fd/{descriptor}").resolve().name)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
+    [entry] = (tmp_path / "cache").iterdir()
+    assert synced >= {path.name for path in entry.iterdir()}

@@ -118,12 +118,12 @@ def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -
     play(test)
 
 
-def test_relayed_addresses_and_privileged_ports_are_not_dialled() -> None:
+def test_relayed_and_unknown_addresses_and_privileged_ports_are_not_dialled() -> None:
     async def test(p2pd: P2pd) -> None:
         assert (await ask(p2pd, HELPER, 22)).reached is Reached.NOT_TRIED
         assert (await ask(p2pd, HELPER, 0)).reached is Reached.NOT_TRIED
-        p2pd.seen_at = IN_A_RELAY
-        assert await ask(p2pd, HELPER, 4001) == Answer(Reached.NOT_TRIED, "", "")
+        for p2pd.seen_at in (IN_A_RELAY, b"", b"unreadable"):
+            assert await ask(p2pd, HELPER, 4001) == Answer(Reached.NOT_TRIED, "", "")
 
     play(test)
 

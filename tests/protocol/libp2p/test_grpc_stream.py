@@ -15,7 +15,7 @@ import grpc.aio
 import pytest
 
 from gossamer.protocol import limits
-from gossamer.protocol.errors import PeerGone, Unreachable
+from gossamer.protocol.errors import PeerGone, TransportError, Unreachable
 from gossamer.protocol.libp2p.grpc_stream import (
     ACCEPTED,
     BROKEN,
@@ -98,6 +98,12 @@ def test_a_call_to_a_missing_server_is_unreachable() -> None:
         await channel.close()
 
     play(test)
+
+
+def test_a_service_without_a_place_for_its_socket_does_not_start(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match="could not listen on"):
+        asyncio.run(start_server(serve, tmp_path / "missing" / "peer.sock"))
+    gc.collect()
 
 
 def test_a_frame_above_the_limit_ends_the_stream() -> None:

@@ -224,6 +224,26 @@ def test_a_hung_p2pd_is_replaced_too() -> None:
     play(test)
 
 
+def test_a_bug_in_a_check_does_not_end_all_checks() -> None:
+    async def main() -> None:
+        asked = 0
+
+        def bootstraps() -> tuple[str, ...]:
+            nonlocal asked
+            asked += 1
+            if asked == 1:
+                raise ValueError("a bug")
+            return ()
+
+        with home() as folder:
+            async with new_node(folder, bootstraps) as node:
+                pid = node.daemon_pid
+                await eventually(lambda: node.daemon_pid not in (0, pid) and asked > 1, "other p2pd, and further checks")
+
+    asyncio.run(main())
+    gc.collect()
+
+
 def test_a_bootstrap_that_comes_later_is_found() -> None:
     async def main() -> None:
         with home() as folder:

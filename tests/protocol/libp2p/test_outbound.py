@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import gc
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
@@ -125,9 +126,9 @@ class Kept:
         self._far = await self._stack.enter_async_context(Daemon(DaemonSettings(far / "key", far / "run", "127.0.0.1")))
         await self._stack.enter_async_context(tunnel_transport(self._far.control, far / "run", echo, Admission(), CarriedBytes()))
 
-    async def connect(self, number: int) -> Stream:
+    async def connect(self, number: int, purpose: Purpose = Purpose.MEET) -> Stream:
         """Open a stream, and say a number on it."""
-        stream = await self._near.connect(self._far.peer_id, self._far.addresses, Purpose.MEET)
+        stream = await self._near.connect(self._far.peer_id, self._far.addresses, purpose)
         await stream.send(chunk(number))
         assert await number_of(stream) == number
         return stream
@@ -172,6 +173,20 @@ def test_calls_at_the_same_time_take_one_each_and_few_are_kept(monkeypatch: pyte
     play(test)
 
 
+def test_no_connection_goes_while_there_is_room_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    for limit in ("MAX_KEPT", "MAX_KEPT_OF_ONE", "MAX_CLOSING"):
+        monkeypatch.setattr(f"gossamer.protocol.libp2p.outbound.{limit}", 4)
+
+    async def test(world: Kept) -> None:
+        for _ in range(2):
+            await world.end(
+                *[await world.connect(number, purpose) for number, purpose in enumerate((Purpose.MEET, Purpose.MEET, Purpose.FETCH))]
+            )
+        assert world.control.num_opened == 3
+
+    play(test)
+
+
 def test_a_kept_connection_goes_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gossamer.protocol.libp2p.outbound.KEEP_S", 0.0)
 
@@ -210,5 +225,19 @@ def test_a_partner_that_closes_every_connection_is_unreachable() -> None:
         with pytest.raises(Unreachable, match="the connection ended before the partner accepted the call"):
             await world.connect(1)
         assert world.control.num_opened == 2
+
+    play(test)
+
+
+def test_a_partner_is_unreachable_while_this_machine_has_no_socket_for_the_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def full(*_: object, limit: int) -> None:
+        raise OSError(errno.EMFILE, "Too many open files")
+
+    async def test(world: Kept) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "start_unix_server", full)
+            with pytest.raises(Unreachable, match="Too many open files"):
+                await world.connect(1)
+        await world.end(await world.connect(2))
 
     play(test)

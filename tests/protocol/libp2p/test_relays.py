@@ -12,10 +12,11 @@ from pathlib import Path
 import pytest
 
 from gossamer.protocol.addresses import CIRCUIT
-from gossamer.protocol.errors import Unreachable
+from gossamer.protocol.errors import TransportError, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import Daemon, DaemonSettings
 from gossamer.protocol.libp2p.relay_trial import try_relay
+from tests.protocol.peers import seeded
 
 Start = Callable[[str, DaemonSettings], Coroutine[None, None, Daemon]]
 LOCAL = DaemonSettings(Path(), Path(), "127.0.0.1")
@@ -78,3 +79,9 @@ def test_a_trial_detects_a_relay_with_the_default_limits(relays: bool) -> None:
         assert results[-1] is relays
 
     play(test)
+
+
+def test_a_trial_that_this_machine_cannot_start_is_no_result(tmp_path: Path) -> None:
+    (tmp_path / "trial-a").write_text("no folder, as on a full disk")
+    with pytest.raises(TransportError, match="could not be started: File exists"):
+        asyncio.run(try_relay(f"/ip4/127.0.0.1/tcp/9/p2p/{seeded(1).peer_id}", tmp_path))

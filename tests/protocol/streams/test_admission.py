@@ -226,6 +226,20 @@ def test_a_connection_whose_call_is_over_may_start_another() -> None:
     play(test)
 
 
+def test_the_timeout_of_a_call_without_a_message_does_not_end_the_next_call() -> None:
+    async def main() -> None:
+        made = TableUnderTest()
+        connection = made.admitted(A)
+        assert made.table.begin_call(connection, Purpose.MEET)
+        made.table.end_call(connection)
+        assert made.table.begin_call(connection, Purpose.MEET)
+        assert made.table.note_message(connection)
+        await asyncio.sleep(2 * FIRST_FRAME_S)
+        assert not made.dropped_s
+
+    virtual_time.run(main())
+
+
 def test_a_further_call_has_the_timeout_of_a_first_call() -> None:
     async def main() -> None:
         made = TableUnderTest()
