@@ -16,7 +16,8 @@ import gossamer
 from gossamer.lightning import SwarmCallback
 from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
-from tests.api.test_swarm import ROOT, Programs, all_ended
+from tests.api.forked import ROOT
+from tests.api.test_swarm import Programs, all_ended
 
 EXAMPLE = [sys.executable, "-P", str(ROOT / "examples" / "images_lightning.py")]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,10 +10,11 @@ import pytest
 
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
-from tests.api.test_swarm import Programs, Started, all_ended
+from tests.api.forked import Forks
+from tests.api.test_swarm import ForkedPrograms, Started, all_ended
 from tests.peer.waiting import wait_until
 
-PROGRAM = [sys.executable, "-P", str(Path(__file__).with_name("program_of_ranks.py"))]
+PROGRAM = str(Path(__file__).with_name("program_of_ranks.py"))
 LONG = ("--steps", "1000000")
 SLOW = ("--pause-s", "0.01")
 SHARDED = ("--sharded", "rows")
@@ -22,23 +22,23 @@ KINDS = pytest.mark.parametrize("kind", [(), SHARDED], ids=["DDP", "FSDP2"])
 FAR_STEPS = 250  # behind the host, so that its weights are taken over
 
 
-class Ranks(Programs):
+class Ranks(ForkedPrograms):
     """Starts programs of one rank or several."""
 
     def one(self, home: str, *options: str) -> Started:
-        return self.start([*PROGRAM, str(self.folder / home), *options])
+        return self.fork(PROGRAM, str(self.folder / home), *options)
 
     def two(self, home: str, *options: str) -> tuple[Started, Started]:
         store = f"store{len(self.started)}"
-        environments = [f"RANK={rank} WORLD_SIZE=2 STORE={store}".split() for rank in (0, 1)]
-        first, second = (self.start(["env", *environment, *PROGRAM, str(self.folder / home), *options]) for environment in environments)
+        command = (PROGRAM, str(self.folder / home), *options)
+        first, second = (self.fork(*command, RANK=str(rank), WORLD_SIZE="2", STORE=store) for rank in (0, 1))
         return first, second
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Ranks]:
-    with all_ended(Ranks(tmp_path)) as started:
-        assert isinstance(started, Ranks)
+def programs(tmp_path: Path, forks: Forks) -> Iterator[Ranks]:
+    started = Ranks(tmp_path, forks)
+    with all_ended(started):
         yield started
 
 

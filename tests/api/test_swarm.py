@@ -17,22 +17,19 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.protocol.run.manifest import SignedManifest
+from tests.api.forked import ROOT, ForkedProgram, Forks
 from tests.peer.waiting import wait_until
 
-ROOT = Path(__file__).parents[2]
-PROGRAM = [sys.executable, "-P", str(Path(__file__).with_name("small_program.py"))]
-LONG = ("--steps", "1000000")
+PROGRAM = str(Path(__file__).with_name("small_program.py"))
 SLOW = ("--pause-s", "0.01")
+LONG = ("--steps", "1000000", *SLOW)  # paced: it takes no core from what starts meanwhile
 
 
 class Started:
     """A program with what it has printed."""
 
-    def __init__(self, command: list[str], folder: Path, stdin: Path | None = None) -> None:
-        self.printed = folder / f"{len(list(folder.iterdir()))}.out"
-        with self.printed.open("wb") as out, (stdin or Path(os.devnull)).open("rb") as given:
-            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            self.process = subprocess.Popen(command, stdin=given, stdout=out, stderr=subprocess.STDOUT, env=environment)
+    def __init__(self, process: subprocess.Popen[bytes] | ForkedProgram, printed: Path) -> None:
+        self.process, self.printed = process, printed
 
     def lines(self) -> list[str]:
         return self.printed.read_text().splitlines()
@@ -59,12 +56,35 @@ class Programs:
         self.started: list[Started] = []
 
     def start(self, command: list[str], stdin: Path | None = None) -> Started:
+        """Start a command as a user would."""
+        printed = self._printed()
+        with printed.open("wb") as out, (stdin or Path(os.devnull)).open("rb") as given:
+            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+            process = subprocess.Popen(command, stdin=given, stdout=out, stderr=subprocess.STDOUT, env=environment)
+        return self._noted(Started(process, printed))
+
+    def _printed(self) -> Path:
         (self.folder / "out").mkdir(exist_ok=True)
-        self.started.append(Started(command, self.folder / "out", stdin))
-        return self.started[-1]
+        return self.folder / "out" / f"{len(self.started)}.out"
+
+    def _noted(self, started: Started) -> Started:
+        self.started.append(started)
+        return started
+
+
+class ForkedPrograms(Programs):
+    """Starts the tests' own programs, in a process that has imported torch."""
+
+    def __init__(self, folder: Path, forks: Forks) -> None:
+        super().__init__(folder)
+        self._forks = forks
+
+    def fork(self, *command: str, **environment: str) -> Started:
+        printed = self._printed()
+        return self._noted(Started(self._forks.start(command, environment, printed), printed))
 
     def small(self, home: str, *options: str) -> Started:
-        return self.start([*PROGRAM, str(self.folder / home), *options])
+        return self.fork(PROGRAM, str(self.folder / home), *options)
 
 
 @contextmanager
@@ -85,13 +105,14 @@ def all_ended(programs: Programs) -> Iterator[Programs]:
 
 
 @pytest.fixture
-def programs(tmp_path: Path) -> Iterator[Programs]:
-    with all_ended(Programs(tmp_path)) as started:
+def programs(tmp_path: Path, forks: Forks) -> Iterator[ForkedPrograms]:
+    started = ForkedPrograms(tmp_path, forks)
+    with all_ended(started):
         yield started
 
 
 @pytest.mark.timeout(240)
-def test_the_images_example_ends_alike_as_a_file_and_from_stdin(programs: Programs, tmp_path: Path) -> None:
+def test_the_images_example_ends_alike_as_a_file_and_from_stdin(programs: ForkedPrograms, tmp_path: Path) -> None:
     script = ROOT / "examples" / "images.py"
     host = programs.start([sys.executable, "-P", str(script), str(tmp_path / "first")])
     invite = host.says("gossamer1")
@@ -113,7 +134,7 @@ for cell in cells:
 
 
 @pytest.mark.timeout(240)
-def test_the_cells_of_the_notebook_host_and_join_a_run(programs: Programs, tmp_path: Path) -> None:
+def test_the_cells_of_the_notebook_host_and_join_a_run(programs: ForkedPrograms, tmp_path: Path) -> None:
     def start(folder: str, answer: str) -> Started:
         typed = tmp_path / f"{folder}.typed"
         typed.write_text(answer + "\n")
@@ -127,7 +148,7 @@ def test_the_cells_of_the_notebook_host_and_join_a_run(programs: Programs, tmp_p
 
 
 @pytest.mark.timeout(240)
-def test_two_programs_meet_and_end_alike_and_one_that_was_killed_goes_on(programs: Programs, tmp_path: Path) -> None:
+def test_two_programs_meet_and_end_alike_and_one_that_was_killed_goes_on(programs: ForkedPrograms, tmp_path: Path) -> None:
     host = programs.small("host", "--steps", "600", "--peers", "1", *SLOW)
     guest = programs.small("guest", "--invite", host.says("invite"), *SLOW)
     guest.says("trains")
@@ -141,7 +162,7 @@ def test_two_programs_meet_and_end_alike_and_one_that_was_killed_goes_on(program
 
 
 @pytest.mark.timeout(120)
-def test_a_forked_child_does_not_keep_the_peer_of_a_killed_program(programs: Programs, tmp_path: Path) -> None:
+def test_a_forked_child_does_not_keep_the_peer_of_a_killed_program(programs: ForkedPrograms, tmp_path: Path) -> None:
     host = programs.small("host", "--fork", *LONG)
     host.says("trains")
     (child,) = [one for one in psutil.Process(host.process.pid).children() if one.cmdline() == psutil.Process(host.process.pid).cmdline()]
@@ -154,7 +175,7 @@ def test_a_forked_child_does_not_keep_the_peer_of_a_killed_program(programs: Pro
 
 
 @pytest.mark.timeout(120)
-def test_pause_holds_step_and_leave_ends_batches(programs: Programs, tmp_path: Path) -> None:
+def test_pause_holds_step_and_leave_ends_batches(programs: ForkedPrograms, tmp_path: Path) -> None:
     host, home = programs.small("host", *LONG), tmp_path / "host"
     host.says("trains")
     ask(home, {"verb": "pause"})
@@ -174,7 +195,7 @@ def test_pause_holds_step_and_leave_ends_batches(programs: Programs, tmp_path: P
 
 @pytest.mark.timeout(120)
 @pytest.mark.usefixtures("signals_of_a_terminal")
-def test_ctrl_c_saves_and_leaves(programs: Programs, tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_leaves(programs: ForkedPrograms, tmp_path: Path) -> None:
     host = programs.small("host", *LONG)
     host.says("trains")
     host.process.send_signal(signal.SIGINT)
@@ -186,7 +207,7 @@ def test_ctrl_c_saves_and_leaves(programs: Programs, tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(120)
-def test_a_program_whose_supervisor_dies_says_so(programs: Programs, tmp_path: Path) -> None:
+def test_a_program_whose_supervisor_dies_says_so(programs: ForkedPrograms, tmp_path: Path) -> None:
     host = programs.small("host", *LONG)
     host.says("trains")
     supervisor = int(Home(tmp_path / "host").holder().split()[1])
@@ -196,7 +217,7 @@ def test_a_program_whose_supervisor_dies_says_so(programs: Programs, tmp_path: P
 
 
 @pytest.mark.timeout(120)
-def test_a_program_that_diverges_ends_and_keeps_its_good_checkpoints(programs: Programs, tmp_path: Path) -> None:
+def test_a_program_that_diverges_ends_and_keeps_its_good_checkpoints(programs: ForkedPrograms, tmp_path: Path) -> None:
     host = programs.small("host", "--diverges-at", "35", *LONG)
     assert host.process.wait(60) != 0
     assert "10 batches in a row gave no finite loss" in "\n".join(host.lines()[-2:]) and host.lines()[-1].startswith("hint: ")
@@ -208,7 +229,7 @@ def test_a_program_that_diverges_ends_and_keeps_its_good_checkpoints(programs: P
 
 
 @pytest.mark.timeout(120)
-def test_another_model_is_refused_with_both_digests_and_the_first_name(programs: Programs) -> None:
+def test_another_model_is_refused_with_both_digests_and_the_first_name(programs: ForkedPrograms) -> None:
     host = programs.small("host", *LONG)
     other = programs.small("guest", "--width", "33", "--invite", host.says("invite"))
     assert other.process.wait(60) != 0

@@ -19,7 +19,8 @@ from gossamer.peer.machine.home import Home
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import SignedManifest
 from gossamer.transformers import SwarmCallback
-from tests.api.test_swarm import ROOT, Programs, all_ended
+from tests.api.forked import ROOT
+from tests.api.test_swarm import Programs, all_ended
 
 EXAMPLE = [sys.executable, "-P", str(ROOT / "examples" / "sft_lora.py")]
 NUM_ADAPTER_VALUES = 2 * 8 * (2 * (64 + 64) + (128 + 64))  # layers, rank; q_proj and v_proj, down_proj

@@ -1,0 +1,13 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.api.forked import Forks, forking
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with forking() as started:
+        yield started
