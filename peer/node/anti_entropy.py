@@ -94,8 +94,8 @@ class AntiEntropy:
                 peer_list = await source.peer_list(records, time, is_bootstrap=peer in self.bootstraps, group=group)
         except (TransportError, TimeoutError):
             self.peer_exchange.book.note_no_answer(peer, loop_s())
-        except PeerMisbehaved:
-            self.peer_exchange.book.ban(peer, loop_s())
+        except PeerMisbehaved as error:
+            self.peer_exchange.book.ban(peer, loop_s(), str(error))
         except Refused:  # it is up, but cannot answer yet
             self.peer_exchange.book.note_answer(peer, loop_s())
         else:

@@ -336,8 +336,8 @@ class Carrying:
             else:
                 book.note_refusal(partner, loop_s())
             self.report.refused(stage, refusal)
-        except PeerMisbehaved:
-            book.ban(partner, loop_s())
+        except PeerMisbehaved as error:
+            book.ban(partner, loop_s(), str(error))
         except (TransportError, TimeoutError):
             book.note_failure(partner, loop_s(), loop_s() - began_s)
         finally:

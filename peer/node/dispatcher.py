@@ -34,7 +34,7 @@ class Dispatcher:
         except Refused as refusal:
             await send_last(stream, refusal_of(refusal))
         except PeerMisbehaved as error:
-            self.book.ban(stream.partner, loop_s())
+            self.book.ban(stream.partner, loop_s(), str(error))
             await send_last(stream, refusal_of(error))
             raise
         except (TransportError, TimeoutError):

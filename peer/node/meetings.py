@@ -308,8 +308,8 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
     match finish:
         case Finish(outcome=MeetingOutcome.COMPLETED) if hello is not None:
             book.note_meeting(partner, now_s, hello.global_step, took_s=took_s, finished=partner_has_ended(meeting, finish))
-        case Finish(outcome=MeetingOutcome.MISBEHAVED):
-            book.ban(partner, now_s)
+        case Finish(outcome=MeetingOutcome.MISBEHAVED, reason=reason):
+            book.ban(partner, now_s, reason)
         case Finish(refusal=RefusalCode.LEAVING):
             book.note_leaving(partner, now_s)
         case Finish(refusal=code) if code in _NOT_YET:

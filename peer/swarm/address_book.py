@@ -10,6 +10,7 @@ mixing needs random pairs (`optim/noloco.py`); a fixed rotation diverges.
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections import Counter, deque
 from collections.abc import Collection
@@ -22,6 +23,8 @@ from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.run.invite import Credential
+
+log = logging.getLogger(__name__)
 
 MAX_ENTRIES = 256  # a random sample of a larger swarm mixes as well as the whole swarm
 MAX_BANS = 1024
@@ -200,8 +203,9 @@ class AddressBook:
         entry = self._entry(peer_id, now_s)
         entry.seen_s = min(entry.seen_s, now_s - FORGET_S)
 
-    def ban(self, peer_id: PeerId, now_s: float) -> None:
-        """Ban a peer that violated the protocol, for a day."""
+    def ban(self, peer_id: PeerId, now_s: float, why: str) -> None:
+        """Ban a peer that violated the protocol, for a day. The log says why."""
+        log.warning("%s is banned for a day: %s", peer_id.short(), why)
         self._banned_until_s[peer_id] = now_s + BAN_S
         while len(self._banned_until_s) > MAX_BANS:
             del self._banned_until_s[min(self._banned_until_s, key=lambda banned: self._banned_until_s[banned])]

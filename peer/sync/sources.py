@@ -74,8 +74,8 @@ class Sources:
             async with self.client.source(peer.peer_id, peer.addresses) as source:
                 self.book.connected(peer.peer_id, source.stream.observed)
                 yield source
-        except PeerMisbehaved:
-            self.book.ban(peer.peer_id, loop_s())
+        except PeerMisbehaved as error:
+            self.book.ban(peer.peer_id, loop_s(), str(error))
             raise
 
     async def ask(self, peer: KnownPeer, question: Callable[[Source], Awaitable[T]], within_s: float) -> T | GossamerError:

@@ -238,7 +238,7 @@ class StateTransfer:
             (source,) = progress.num_by
             self._refused.add(source)
             if not adopted.is_sound:
-                self.sources.book.ban(source, loop_s())
+                self.sources.book.ban(source, loop_s(), adopted.reason)
                 return BadContents(adopted.reason)
         if not all(source.peer_id in self._refused for source in self._sources_in_order()):
             return NoUse(adopted.reason)

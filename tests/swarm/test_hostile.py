@@ -143,7 +143,7 @@ def test_the_first_message_of_a_bad_caller(tmp_path: Path, is_bad: bool) -> None
             await expect_no(stream, message)
             assert victim.book.is_banned(MALLORY.peer_id, loop_s()) == is_bad, message
         assert not victim.meetings and all(f.meeting is None for f in victim.trainer.replica.fragments)
-        victim.book.ban(MALLORY.peer_id, loop_s())
+        victim.book.ban(MALLORY.peer_id, loop_s(), "a test")
         for purpose in Purpose:
             with pytest.raises(Unreachable):
                 await transport.connect(victim.peer_id, (), purpose)

@@ -126,7 +126,7 @@ def test_two_peers_that_call_each_other_at_once_have_one_meeting(tmp_path: Path)
                 peer.start()
                 peer.book.add_address(other.peer_id, "/ip4/192.0.2.1/tcp/4001", 0.0)
                 for stranger in swarm.peers[:-2]:
-                    peer.book.ban(stranger.peer_id, 0.0)
+                    peer.book.ban(stranger.peer_id, 0.0, "a test")
             await swarm.until(lambda a=a, b=b: a.lifecycle.may_meet and b.lifecycle.may_meet)
             searches = [peer.node.searches.search(0) for peer in (a, b)]
             assert await asyncio.gather(*searches) == [True, True]

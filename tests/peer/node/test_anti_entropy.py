@@ -124,6 +124,6 @@ def test_a_banned_peer_is_not_called() -> None:
     async def ban(network: MemoryNetwork, resident: Resident) -> None:
         await asyncio.sleep(10.0 + AGAIN_S / 2)
         for peer in list(network.peers):
-            resident.book.ban(peer, asyncio.get_running_loop().time())
+            resident.book.ban(peer, asyncio.get_running_loop().time(), "a test")
 
     assert not calls_of(ban, 200.0)

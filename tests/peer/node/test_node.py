@@ -62,7 +62,7 @@ def test_a_banned_peer_gets_no_manifest(tmp_path: Path) -> None:
         (peer,) = swarm.start(1)
         asker = FetchClient(MALLORY, swarm.terms.run_id, OwnCredential(), swarm.network.start_peer(MALLORY.peer_id, nobody))
         assert (await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)).total_bytes == len(swarm.signed.to_bytes())
-        peer.book.ban(MALLORY.peer_id, loop_s())
+        peer.book.ban(MALLORY.peer_id, loop_s(), "a test")
         with pytest.raises(Unreachable, match="rejected the stream"):
             await header_of(asker, peer.peer_id, ContentsKind.MANIFEST)
 

@@ -87,7 +87,7 @@ def test_the_last_partners_are_skipped_in_a_large_swarm_only() -> None:
 
 def test_excluded_and_banned_peers_and_those_in_back_off_are_not_chosen() -> None:
     book = book_of(A, B, C, D)
-    book.ban(A.peer_id, 0.0)
+    book.ban(A.peer_id, 0.0, "a test")
     book.note_failure(B.peer_id, 0.0)
     book.note_leaving(C.peer_id, 0.0)
     entry = book.choose(0.0, random.Random(0))
@@ -198,7 +198,7 @@ def test_a_peer_that_left_is_live_again_with_a_newer_record() -> None:
 
 def test_a_ban_lasts_a_day() -> None:
     book = book_of(A)
-    book.ban(A.peer_id, 0.0)
+    book.ban(A.peer_id, 0.0, "a test")
     book.learn(record(A, 2), 1.0)
     assert book.is_banned(A.peer_id, BAN_S - 1) and not book.is_banned(A.peer_id, BAN_S) and not book.is_banned(B.peer_id, 0.0)
     assert not book.live(1.0)
@@ -224,7 +224,7 @@ def test_strangers_do_not_replace_a_partner(monkeypatch: pytest.MonkeyPatch) -> 
 def test_addresses_and_bans_outlive_the_session(tmp_path: Path) -> None:
     book = book_of(A, B)
     book.note_meeting(A.peer_id, 10.0, 5)
-    book.ban(C.peer_id, 10.0)
+    book.ban(C.peer_id, 10.0, "a test")
     (tmp_path / "peers.json").write_bytes(book.to_bytes(110.0))
     later = AddressBook(ME.peer_id)
     later.load(tmp_path / "peers.json", 5.0)  # another loop: its clock starts at 0

@@ -56,7 +56,7 @@ def test_the_choice_is_uniform_over_the_ready_peers() -> None:
     peers = others(8)
     book, rng = book_of(peers), random.Random(0)
     book.note_failure(peers[0], 0.0)
-    book.ban(peers[1], 0.0)
+    book.ban(peers[1], 0.0, "a test")
     chosen = [book.choose(0.5, rng, exclude={peers[2]}) for _ in range(5000)]
     counts = Counter(entry.peer_id for entry in chosen if entry)
     assert set(counts) == set(peers[3:])
@@ -115,7 +115,7 @@ def test_a_call_does_not_end_a_back_off_and_new_weights_end_that_after_refusals(
 def test_a_ban_lasts_a_day_whatever_the_peer_announces() -> None:
     identity = seeded(2)
     book = book_of([identity.peer_id])
-    book.ban(identity.peer_id, 0.0)
+    book.ban(identity.peer_id, 0.0, "a test")
     book.learn(record(identity), BAN_S - 2)
     book.note_call(identity.peer_id, BAN_S - 1, 0)
     assert book.is_banned(identity.peer_id, BAN_S - 1) and book.live(BAN_S - 1) == []
@@ -166,7 +166,7 @@ def test_bans_are_bounded_and_the_latest_stay(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(partners, "MAX_BANS", 4)
     book, peers = AddressBook(ME), others(10)
     for number, peer in enumerate(peers):
-        book.ban(peer, float(number))
+        book.ban(peer, float(number), "a test")
     assert [peer for peer in peers if book.is_banned(peer, 10.0)] == peers[6:]
 
 
@@ -174,7 +174,7 @@ def test_the_best_peers_and_the_rest_of_the_bans_outlive_the_session(tmp_path: P
     path, peers = tmp_path / "peers.json", others(KEPT + 10)
     book = book_of(peers, 100.0)
     book.note_meeting(peers[-1], 101.0, 0)
-    book.ban(peers[0], 101.0)
+    book.ban(peers[0], 101.0, "a test")
     path.write_bytes(book.to_bytes(111.0))
     again = AddressBook(ME)
     again.load(path, 5.0)  # another clock

@@ -38,7 +38,7 @@ def reported(*batches: list[MemberRecord], banned: bool = False, late: list[Memb
         reporter = MemberReporter(events.append, exchange)
         for batch in (*batches, late or []):
             if banned and batch is late:
-                exchange.book.ban(B.peer_id, loop_s())
+                exchange.book.ban(B.peer_id, loop_s(), "a test")
             for one in batch:
                 if one.peer_id == A.peer_id:
                     exchange.own = one
@@ -78,7 +78,7 @@ def test_a_peer_whose_ban_is_over_is_reported_again() -> None:
 
     async def story() -> None:
         exchange = PeerExchange(OPEN, AddressBook(A.peer_id), SwarmTime(lambda: float(NOW_S)), random.Random(0))
-        exchange.book.ban(B.peer_id, loop_s() - BAN_S - 1.0)
+        exchange.book.ban(B.peer_id, loop_s() - BAN_S - 1.0, "a test")
         exchange.take(record(B))
         MemberReporter(events.append, exchange).report()
 
