@@ -321,13 +321,14 @@ class Carrying:
         try:
             async with asyncio.timeout(CONNECT_S):
                 stream = await self.transport.connect(partner, entry.addresses, Purpose.PASS)
-            theirs = await self._own_side(partner).open(stream, stage, self.rng)
+            own = self._own_side(partner)
+            theirs = await own.open(stream, stage, self.rng)
             if self.stage.value_bytes >= BESIDE_BYTES:
                 self._agreed.add(partner)
                 await stream.open_bulk()
             self._calling.discard(partner)
             self._agreed.discard(partner)
-            await self._carry(stream, theirs, is_called=True)
+            await self._carry(stream, theirs, own.window, is_called=True)
         except Refused as refusal:
             if refusal.code is not RefusalCode.LEAVING:
                 book.note_answer(partner, loop_s())
@@ -361,7 +362,7 @@ class Carrying:
             await own.answer(stream, first, self.rng)
         finally:
             del self._greeting[stream.partner]
-        await self._carry(stream, first, window=own.window)
+        await self._carry(stream, first, own.window, is_called=False)
 
     def _need_room(self, partner: PeerId, first: Lane) -> None:
         """Raise Refused unless we may carry hops with a holder now. An older lane of the same holder has broken, and ends."""
@@ -415,8 +416,8 @@ class Carrying:
         records = exchange.records_for(partner)
         return LaneSide(self.membership, lifecycle.global_step, lifecycle.phase, window, records, exchange.time.now_s())
 
-    async def _carry(self, stream: Stream, theirs: Lane, window: int = 0, *, is_called: bool = False) -> None:
-        """Carry hops on a lane whose sides have greeted each other, and learn from how it ends."""
+    async def _carry(self, stream: Stream, theirs: Lane, window: int, *, is_called: bool) -> None:
+        """Carry hops on a lane whose sides have greeted each other, and learn from how it ends. `window`: what our own Lane granted."""
         number, partner, book = next(self._numbers), stream.partner, self.peer_exchange.book
         book.note_call(partner, loop_s(), theirs.global_step)
         book.shows(partner, theirs.credential)
@@ -443,7 +444,7 @@ class Carrying:
 
     def _lane(self, number: int, partner: PeerId, theirs: Lane, window: int) -> UpLane | DownLane:
         if theirs.stage < self.membership.terms.own_stage:
-            return UpLane(number, partner, window or self.pipeline.carrier.window)
+            return UpLane(number, partner, window)
         return DownLane.opened(number, partner, theirs.window, self.stage, self.peer_exchange.book.get(partner).typical_s)
 
     def _learn(self, partner: PeerId, end: CloseLane) -> None:

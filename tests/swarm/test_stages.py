@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from pathlib import Path
 
 import pytest
@@ -11,13 +12,17 @@ from gossamer.peer.link.messages import HopFile
 from gossamer.peer.machine.config import NODE
 from gossamer.peer.machine.states import NO_HOLDER, NO_LINE
 from gossamer.peer.meeting.line import Direction
+from gossamer.peer.node import carrying
 from gossamer.peer.node.carrying import LOOK_S
+from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.hop import HopState
 from gossamer.peer.supervisor.supervisor import LEAVE_S
 from gossamer.peer.sync.state_sync import FOUND_S
 from gossamer.protocol.identity import Identity
+from gossamer.protocol.messages.messages import Lane
 from gossamer.protocol.messages.records import MemberRecord
 from gossamer.protocol.messages.terms import BATCHES_AWAY
+from gossamer.protocol.streams.transport import Stream
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, StagedRun, play
 
 
@@ -97,6 +102,32 @@ def test_no_step_that_a_neighbour_tells_leads_to_the_end_of_the_run(tmp_path: Pa
             assert middle.trainer.followed[-1] == 99
 
     play(StagedRun(tmp_path, 3, 3, total_steps=100), story)
+
+
+def test_a_holder_that_opens_a_lane_downwards_holds_to_the_window_that_it_has_granted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it bans the driver for its second hop, where another driver's lane has opened since the greeting."""
+    greet, run = LaneSide.open, StagedRun(tmp_path, 2, 3)
+    for holder, stage in zip(run.holders, (0, 0, 1), strict=True):
+        holder.fits = (stage,)
+
+    async def slowly(side: LaneSide, stream: Stream, stage: int, rng: random.Random) -> Lane:
+        theirs = await greet(side, stream, stage, rng)
+        if stage < side.membership.terms.own_stage:
+            monkeypatch.setattr(carrying, "DOWN_LANES", 4)  # the other driver calls meanwhile
+            await run.until(lambda: run.holders[-1].pipeline.carrier.up)
+        return theirs
+
+    monkeypatch.setattr(LaneSide, "open", slowly)
+    monkeypatch.setattr(carrying, "DOWN_LANES", 0)
+
+    async def story(run: StagedRun) -> None:
+        (last,) = run.of(1)
+        await run.until(lambda: all(holder.trainer.steps >= 5 for holder in run.holders))
+        assert not any(last.peer.book.is_banned(driver.peer_id, asyncio.get_running_loop().time()) for driver in run.of(0))
+
+    play(run, story)
 
 
 @pytest.mark.parametrize("stage", [0, 1, 2])
