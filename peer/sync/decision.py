@@ -71,7 +71,7 @@ class Wanted:
 
     def check(self, header: Contents) -> None:
         """Raise BadMessage for a state that cannot exist, NoUse for one of another time, before any of its bytes arrive."""
-        need_size(header, self.state_bytes)
+        header.need_size(self.state_bytes)
         self.check_global_step(header)
 
     def check_global_step(self, header: Contents) -> None:
@@ -82,12 +82,6 @@ class Wanted:
             raise NoUse(f"its clock shows {header.global_step} steps, others are at {self.earliest_step} or more")
         if header.global_step > self.latest_step:
             raise NoUse(f"its clock shows {header.global_step} steps, others are at {self.latest_step} or less")
-
-
-def need_size(header: Contents, state_bytes: int) -> None:
-    """Raise BadMessage for a state of another size than the manifest implies."""
-    if header.total_bytes != state_bytes:
-        raise BadMessage(f"a state of {header.total_bytes} bytes; the manifest implies {state_bytes}")
 
 
 class Act(Enum):

@@ -19,7 +19,6 @@ from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
-from gossamer.peer.sync.decision import need_size
 from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
@@ -141,7 +140,7 @@ async def compare(sources: Sources, state_bytes: int, at_once: int) -> SourcesCo
     async def sample(source: Source) -> np.ndarray:
         for offset, size in spans:
             await source.ask(ContentsKind.STATE, offset, size)
-        taken = b"".join([(await source.take(lambda header: need_size(header, state_bytes)))[1] for _ in spans])
+        taken = b"".join([(await source.take(lambda header: header.need_size(state_bytes)))[1] for _ in spans])
         halves = np.frombuffer(taken, dtype="<u2").astype(np.uint32) << 16
         return halves.view(np.float32).astype(np.float64)  # bf16 is the upper half of a float
 

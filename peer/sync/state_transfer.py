@@ -194,10 +194,7 @@ class StateTransfer:
         return await transfer.run(sources, self._num_sources)
 
     async def _adopt(self, pieces: Pieces, wanted: Callable[[], Wanted], *, is_kept: bool = False) -> GossamerError | None:
-        """Have the trainer adopt the state; return why it did not. What it refuses is not kept, what it adopts only if `is_kept`.
-
-        Raises LinkLost.
-        """
+        """Have the trainer adopt the state; return why it did not. Keep it only if it is adopted and `is_kept`. Raises LinkLost."""
         await self.ask_global_steps()
         target = wanted()  # once: the bound on the global step holds for where the others are now, not after the meetings
         oldest, now = min(pieces.global_steps.values()), target.typical_steps

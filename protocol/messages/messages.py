@@ -234,6 +234,11 @@ class Contents(Signed):
     name: bytes = b""  # SHA-256 of a result's concatenated piece hashes, empty if there is none; or of all revocations; else empty
     signature: bytes = b""  # the source's, over `FetchRequest.asked` and the fields above
 
+    def need_size(self, num_bytes: int) -> None:
+        """Raise BadMessage for a state of another size than the manifest implies."""
+        if self.total_bytes != num_bytes:
+            raise BadMessage(f"a state of {self.total_bytes} bytes; the manifest implies {num_bytes}")
+
 
 @dataclass(frozen=True, slots=True)
 class Lane(Signed):
