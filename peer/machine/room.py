@@ -155,5 +155,5 @@ def size_of(folder: Path) -> int:
     for place, _, names in os.walk(folder):
         for name in names:
             with suppress(FileNotFoundError):
-                total += os.stat(os.path.join(place, name)).st_size  # noqa: PTH118
+                total += Path(place, name).stat().st_size
     return total

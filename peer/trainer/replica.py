@@ -108,9 +108,9 @@ class Replica:
 
     def rule_of(self, fragment: int, phase: RunPhase) -> NoLoCo:
         """Return the rule of a fragment's outer step in this phase."""
-        if phase is RunPhase.FINISH:
-            return FINISH
-        return AVERAGE if self.fragments[fragment].codec.fragment.holds_statistics else self._rule
+        if self.weighs_tokens(fragment, phase):
+            return self._rule
+        return FINISH if phase is RunPhase.FINISH else AVERAGE
 
     def weighs_tokens(self, fragment: int, phase: RunPhase) -> bool:
         """Whether a fragment's outer step weighs both sides by their tokens: not at the end of a run, and never for statistics."""

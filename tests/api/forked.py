@@ -22,6 +22,11 @@ from tests.peer.waiting import wait_until
 ROOT = Path(__file__).parents[2]
 
 
+def environment() -> dict[str, str]:
+    """Return the variables of a program that imports this tree and computes on one thread."""
+    return os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
 class ForkedProgram:
     """A running program, as a subprocess.Popen."""
 
@@ -68,9 +73,8 @@ class Forks:
 
 @contextmanager
 def forking() -> Iterator[Forks]:
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-P", __file__]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment(), text=True) as process:
         yield Forks(process)
 
 

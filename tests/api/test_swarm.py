@@ -17,7 +17,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.protocol.run.manifest import SignedManifest
-from tests.api.forked import ROOT, ForkedProgram, Forks
+from tests.api.forked import ROOT, ForkedProgram, Forks, environment
 from tests.peer.waiting import wait_until
 
 PROGRAM = str(Path(__file__).with_name("small_program.py"))
@@ -59,8 +59,7 @@ class Programs:
         """Start a command as a user would."""
         printed = self._printed()
         with printed.open("wb") as out, (stdin or Path(os.devnull)).open("rb") as given:
-            environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-            process = subprocess.Popen(command, stdin=given, stdout=out, stderr=subprocess.STDOUT, env=environment)
+            process = subprocess.Popen(command, stdin=given, stdout=out, stderr=subprocess.STDOUT, env=environment())
         return self._noted(Started(process, printed))
 
     def _printed(self) -> Path:
