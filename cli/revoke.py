@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import time
 from collections.abc import Mapping
@@ -12,11 +11,12 @@ import typer
 
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.held_manifest import need_manifest
-from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.home import Home
 from gossamer.peer.swarm.issued_invites import IssuedInvites
-from gossamer.protocol.errors import BadSettings, PeerMisbehaved
+from gossamer.peer.swarm.membership import keep_revocations
+from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.identity import Identity, PeerId
-from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
+from gossamer.protocol.messages.revocations import Revocation
 from gossamer.protocol.run.invite import PREFIX, Invite, closing_of
 from gossamer.protocol.run.manifest import SignedManifest
 
@@ -44,13 +44,12 @@ def revoke(what: What, home: HomeFolder = DEFAULT_HOME, keep_members: KeepMember
     signed, identity = need_manifest(folder), Identity.load_or_create(folder.identity)
     need_issuer(signed, identity.peer_id)
     names, words = find_member(what, signed.run_id, identity.peer_id, IssuedInvites(folder).admitted(), keep_members=keep_members)
-    held = load_revocations(folder)
-    new = [held.add(Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity)) for name in names]
-    write_whole(folder.revocations, held.to_bytes())
+    signed_now = [Revocation(signed.run_id, identity.peer_id, name, int(time.time())).signed(identity) for name in names]
+    are_new = keep_revocations(folder, signed_now)
     if as_json:
-        print(json.dumps({"revoked": [str(name) for name in names], "is_new": any(new), "run_id": signed.run_id.hex()}))
+        print(json.dumps({"revoked": [str(name) for name in names], "is_new": any(are_new), "run_id": signed.run_id.hex()}))
     else:
-        print(f"{words}; this peer notifies the others while it runs" if any(new) else "it was already revoked")
+        print(f"{words}; this peer notifies the others while it runs" if any(are_new) else "it was already revoked")
 
 
 def need_issuer(signed: SignedManifest, me: PeerId) -> None:
@@ -97,12 +96,3 @@ def _peer(peer: PeerId, admitted: Mapping[PeerId, PeerId]) -> tuple[list[PeerId]
     num_others = list(admitted.values()).count(bearer) - 1
     stay = f"other peers that came by it and stay: {num_others}"
     return [peer, closing_of(bearer)], f"{peer.short()} is no longer a member, and its invite is closed ({stay})"
-
-
-def load_revocations(folder: Home) -> Revocations:
-    """Return the revocations that this home holds."""
-    held = Revocations()
-    with contextlib.suppress(OSError, PeerMisbehaved):
-        for revocation in read_revocations(folder.revocations.read_bytes()):
-            held.add(revocation)
-    return held

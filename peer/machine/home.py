@@ -129,6 +129,19 @@ class Home:
         finally:
             os.close(descriptor)
 
+    @contextlib.contextmanager
+    def updating(self) -> Iterator[None]:
+        """Wait until no other process reads, changes and writes a file that `peer` commands and the running peer both write.
+
+        Blocks for as long as such an update takes. Raises OSError where the folder cannot be opened or locked.
+        """
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
+
     def read_generation(self) -> int:
         """Return the home's generation, which each restore from a backup raises: of two homes of one identity the higher one goes on.
 

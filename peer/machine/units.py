@@ -27,6 +27,7 @@ LEAST_LIKENESS: Final = 0.4  # of a unit that is offered in place of an unknown 
 SIZE_EXAMPLES: Final = ("kB", "MB", "GB", "TB", "KiB", "MiB", "GiB", "TiB")
 
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?|\.\d+)\s*(\S*)")
+_NUMBER = re.compile(r"\s*(\d+(\.\d*)?|\.\d+)(e[+-]?\d{1,2})?\s*", re.ASCII | re.IGNORECASE)  # neither "nan" nor "-1"
 _RATE = re.compile(r"([kmg]i?)?(bits?|bytes?|b)(/s|/sec|ps)", re.IGNORECASE)
 _SIZE = re.compile(r"([kmgt]i?)?(b|bytes?)", re.IGNORECASE)
 
@@ -48,10 +49,7 @@ def rate_bytes_per_s(text: str) -> float:
 
 def mbit_per_s(text: str) -> float:
     """Read a rate in Mbit/s: a plain number, or a rate with its unit. Raises ValueError."""
-    try:
-        return float(text)
-    except ValueError:
-        return rate_bytes_per_s(text) * 8e-6
+    return float(text) if _NUMBER.fullmatch(text) else rate_bytes_per_s(text) * 8e-6
 
 
 def size_bytes(text: str) -> float:
@@ -78,10 +76,7 @@ def duration_s(text: str) -> float:
 
 def seconds(text: str) -> float:
     """Read a number of seconds: a plain number, or a duration with its unit. Raises ValueError."""
-    try:
-        return float(text)
-    except ValueError:
-        return duration_s(text)
+    return float(text) if _NUMBER.fullmatch(text) else duration_s(text)
 
 
 def _parts(text: str, example: str) -> tuple[str, str]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from gossamer.peer.machine.events import Event, Warned
 from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.swarm.issued_invites import IssuedInvites
-from gossamer.peer.swarm.membership import Membership
+from gossamer.peer.swarm.membership import Membership, keep_revocations
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.sync.client import FetchClient
 from gossamer.protocol.errors import BadMessage, GossamerError, PeerMisbehaved, RefusalCode, Refused, RunRefusesUs
@@ -123,10 +123,9 @@ class CredentialRenewal:
                 await self._keep()
 
     async def _keep(self) -> None:
-        """Write the revocations, with what `peer revoke` has written since. A failing disk loses the copy: they hold nevertheless."""
-        self.load_revocations()
+        """Add the revocations to those in the home. A failing disk loses the copy: they hold nevertheless."""
         with contextlib.suppress(OSError):
-            await asyncio.to_thread(write_whole, self.home.revocations, self.terms.revocations.to_bytes())
+            await asyncio.to_thread(keep_revocations, self.home, list(self.terms.revocations))
 
     async def _renew(self) -> None:
         """Ask the issuer for a credential that lasts longer, and at once for one in this peer's name."""

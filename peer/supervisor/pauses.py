@@ -16,8 +16,9 @@ from gossamer.peer.machine.home import Home, write_whole
 from gossamer.peer.machine.schedule import Schedule
 from gossamer.peer.machine.states import RESUMES
 from gossamer.peer.machine.status import Status
-from gossamer.peer.machine.units import bytes_text, size_bytes
+from gossamer.peer.machine.units import MAX_DURATION_S, bytes_text, size_bytes
 from gossamer.peer.supervisor.surroundings import CALM_S, COOLER_C, Lookout, Surroundings
+from gossamer.protocol.errors import BadSettings
 
 SAVE_S = 30.0  # between two writes of the traffic: a power cut loses this much
 
@@ -157,6 +158,17 @@ class Pauses:
         self.month = MonthlyTraffic(home.traffic, time.time())
         self._lookout = Lookout(home.path, now_s)
         self._around = Surroundings()
+
+    def ask(self, seconds: object) -> None:
+        """Pause for so many seconds, or, with None, until the operator resumes.
+
+        Raises BadSettings for what is no duration, and while a leave waits for its meeting.
+        """
+        if not (seconds is None or (isinstance(seconds, int | float) and 0.0 <= seconds <= MAX_DURATION_S)):  # nor NaN
+            raise BadSettings(f"{seconds!r} is not a duration", hint="give a number of seconds, at most a hundred years")
+        if self.asked == LAST_PAUSE:
+            raise BadSettings("this peer leaves as soon as its meeting is over", hint="`peer resume` first, to keep it running")
+        self.asked = asked_pause(time.time(), seconds)
 
     def look(self, status: Status) -> Iterator[Event]:
         """Yield a warning for each setting whose measurement fails now, and its end; and the power of the GPUs, where it has changed."""

@@ -35,7 +35,7 @@ from gossamer.peer.supervisor.condition import Condition
 from gossamer.peer.supervisor.guest import GuestProcess
 from gossamer.peer.supervisor.housekeeping import Housekeeping, earlier
 from gossamer.peer.supervisor.notices import Notices
-from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, asked_pause, refused_pause
+from gossamer.peer.supervisor.pauses import LAST_PAUSE, Pauses, refused_pause
 from gossamer.peer.supervisor.run_watch import RunWatch
 from gossamer.protocol.errors import BadSettings, ExitCode, GossamerError, classified
 from gossamer.protocol.identity import Identity
@@ -443,10 +443,10 @@ class Supervisor:
             case _:
                 return {"error": f"there is no verb {request.get('verb')!r}"}
 
-    def _pause(self, seconds: float | None) -> dict[str, Any]:
+    def _pause(self, seconds: object) -> dict[str, Any]:
         if not self._config.trains:
             raise BadSettings("a bootstrap node does not train, so there is nothing to pause", hint="`peer leave` stops it")
-        self._pauses.asked = asked_pause(time.time(), seconds)
+        self._pauses.ask(seconds)
         self._update_pause()
         return {"state": self.status.state, "reason": self.status.reason}
 

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Self
 
+from gossamer.peer.machine.home import Home, write_whole
+from gossamer.protocol.errors import PeerMisbehaved
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.messages.records import GENERATION, MemberRecord, announceable
+from gossamer.protocol.messages.revocations import Revocation, Revocations, read_revocations
 from gossamer.protocol.messages.terms import ModelPlan, RunTerms
 from gossamer.protocol.run.invite import Credential
 from gossamer.protocol.run.manifest import RunManifest
@@ -65,3 +69,18 @@ class Membership:
             credential=self.credential,
             paused=True,
         ).signed(self.identity)
+
+
+def keep_revocations(home: Home, new: Iterable[Revocation]) -> list[bool]:
+    """Add revocations to those in the home; return for each whether it is new there. Raises OSError; blocks for the disk.
+
+    `peer revoke` and the running peer both write the file, and neither loses what the other has written.
+    """
+    with home.updating():
+        held = Revocations()
+        with suppress(OSError, PeerMisbehaved):  # none yet, or damaged
+            for revocation in read_revocations(home.revocations.read_bytes()):
+                held.add(revocation)
+        are_new = [held.add(revocation) for revocation in new]
+        write_whole(home.revocations, held.to_bytes())
+    return are_new

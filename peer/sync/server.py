@@ -68,7 +68,6 @@ class FetchServer:
             last_s: float | None = None
             while True:
                 request = await receive(stream)
-                began_s = loop_s()
                 if not isinstance(request, FetchRequest):
                     raise BadMessage(f"a fetch consists of FetchRequests, not of a {type(request).__name__}")
                 if not self._brings_piece(request) and not self._requests.take(1, stream.partner):
@@ -85,7 +84,9 @@ class FetchServer:
                 else:
                     if last_s is None and request.kind is not ContentsKind.SLOW:  # a fragment sync asks on two streams at once
                         serving.enter_context(source.serving(stream))
-                    await self._send(stream, request, await source.answer(stream, request, last_s or 0.0))
+                    answer = await source.answer(stream, request, last_s or 0.0)
+                    began_s = loop_s()  # after the wait for meetings, which would otherwise grow with each piece
+                    await self._send(stream, request, answer)
                     last_s = loop_s() - began_s
 
     def _brings_piece(self, request: FetchRequest) -> bool:

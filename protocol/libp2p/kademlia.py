@@ -40,7 +40,8 @@ IN_ALL = Allowance(1e6, 7.8125)  # bytes of replies: 128 kB/s
 PER_PEER = Allowance(64e3, 8.0)  # a look-up takes one reply of 8 kB from each of three peers, at most every 20 s
 PER_NETWORK = Allowance(256e3, 8.0)
 CARD_LEFT_S = 10.0  # a record that expires sooner is replaced before it is presented
-CONNECTIONS_S = 1.0  # maximum age of the cached list of connections
+CONNECTIONS_S = 1.0  # maximum age of the cached list of connections, for a peer that it does not name
+ENDS_S = 60.0  # and for one that it names, which may have come back from another network
 
 
 class Overload(GossamerError):
@@ -127,7 +128,7 @@ class RecordProtocol:
 
     async def _end_of(self, peer: PeerId) -> str:
         """Return the remote multiaddr of the connection to a peer; empty if unknown."""
-        if peer not in self._ends and self.clock() - self._ends_at_s >= CONNECTIONS_S:
+        if self.clock() - self._ends_at_s >= (ENDS_S if peer in self._ends else CONNECTIONS_S):
             self._ends_at_s, self._ends = self.clock(), {}
             with suppress(Unreachable):
                 self._ends = await self.dialer.connected()

@@ -43,7 +43,14 @@ def test_a_rate_is_read_as_people_write_it(text: str) -> None:
 
 
 def test_a_plain_number_is_in_the_unit_of_its_option() -> None:
-    assert (mbit_per_s("20"), seconds("1.5"), seconds("2 min")) == (20.0, 1.5, 120.0)
+    assert (mbit_per_s("20"), seconds("1.5"), seconds("1e3"), seconds("2 min")) == (20.0, 1.5, 1000.0, 120.0)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf", "-1", "1e999", ""])
+def test_what_is_no_finite_amount_is_refused(text: str) -> None:
+    for read in (seconds, mbit_per_s):
+        with pytest.raises(ValueError, match="write it like"):
+            read(text)
 
 
 @pytest.mark.parametrize("text", ["2s", "2 s", "2 sec", "2 seconds", "2 Seconds"])

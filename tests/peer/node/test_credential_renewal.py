@@ -12,6 +12,7 @@ import pytest
 from gossamer.peer.machine.home import Home
 from gossamer.peer.node import credential_renewal as module
 from gossamer.peer.node.credential_renewal import DAY_S, CredentialRenewal, latest_credential, membership_warning
+from gossamer.peer.swarm import membership
 from gossamer.peer.swarm.issued_invites import IssuedInvites
 from gossamer.peer.sync import server
 from gossamer.peer.sync.server import MEMBER_S, FetchServer
@@ -230,7 +231,7 @@ def test_a_full_disk_ends_no_issuer_that_closes_an_invite(tmp_path: Path, monkey
     def full(path: Path, content: bytes) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module, "write_whole", full)
+    monkeypatch.setattr(membership, "write_whole", full)
 
     async def story(swarm: Swarm) -> None:
         host, member = (swarm.add() for _ in range(2))

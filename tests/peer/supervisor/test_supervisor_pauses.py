@@ -17,6 +17,7 @@ from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.events import TrainerRestarted
 from gossamer.peer.machine.home import Home
 from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor.pauses import Pauses
 from gossamer.protocol.errors import BadSettings
 from tests.peer.supervised import Running, peer, run, until_training
 from tests.peer.waiting import eventually
@@ -187,6 +188,26 @@ def test_a_bootstrap_node_cannot_pause(tmp_path: Path) -> None:
             await eventually(lambda: running.status.state == "serving", "a bootstrap node")
             with pytest.raises(BadSettings, match="does not train"):
                 await control(running, verb="pause", seconds=None)
+
+    run(test())
+
+
+@pytest.mark.parametrize("seconds", [float("nan"), float("inf"), -1.0, "an hour"])
+def test_what_is_no_duration_does_not_pause(tmp_path: Path, seconds: object) -> None:
+    pauses = Pauses(Home(tmp_path))
+    with pytest.raises(BadSettings, match="is not a duration"):
+        pauses.ask(seconds)
+    assert pauses.asked is None
+
+
+def test_a_pause_does_not_replace_a_leave_that_waits_for_its_meeting(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, node="meets") as (running, _):
+            await until_training(running)
+            await control(running, verb="leave", finish=True)
+            with pytest.raises(BadSettings, match="leaves as soon as its meeting is over"):
+                await control(running, verb="pause", seconds=60.0)
+            assert running.status.state == "leaving"
 
     run(test())
 
