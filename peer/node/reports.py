@@ -56,7 +56,7 @@ class NodeReports:
         traffic, throttle = self._traffic, self._peer.throttle
         traffic.look()
         for bucket, passed in ((throttle.up, traffic.sent), (throttle.down, traffic.received)):
-            bucket.count(max(0, passed - bucket.num_bytes))
+            bucket.owe(max(0, passed - bucket.num_bytes))
         if (traffic.sent, traffic.received) != self._reported:
             self._reported = traffic.sent, traffic.received
             self._emit(TrafficCounted(*self._reported))
