@@ -419,7 +419,7 @@ def test_an_error_of_the_watch_is_no_decision_to_move(tmp_path: Path, monkeypatc
         await asyncio.sleep(2 * ASK_S)
         assert not moved(run)
         for holder in run.holders:
-            assert isinstance(holder.failure, ExceptionGroup) and holder.home.stage.read_text().strip() == str((holder.trainer.stage or 0) + 1)
+            assert isinstance(holder.failure, ExceptionGroup)
             holder.failure = None
 
     play(staged(tmp_path, 0, 1, 0), story)
