@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import time
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -31,10 +31,11 @@ class NodeReports:
     def __init__(self, network: Libp2pNode, peer: NodePeer, trainer: OwnSide | None, home: Home, emit: Callable[[Event], None]) -> None:
         self._network, self._peer, self._trainer, self._home, self._emit = network, peer, trainer, home, emit
         self._traffic = NodeTraffic(network)
+        self._time = NodeTime(network)
         self._members: MemberReporter | None = None  # once the run is known
         self._reported = 0, 0
         self._routes: dict[str, str] = {}
-        self._start_s = time.process_time() + cpu_s(network.daemon_pid)
+        self._start_s = self._time.used_s()
 
     async def run(self) -> None:
         """Report and save until cancelled."""
@@ -56,7 +57,7 @@ class NodeReports:
         traffic, throttle = self._traffic, self._peer.throttle
         traffic.look()
         for bucket, passed in ((throttle.up, traffic.sent), (throttle.down, traffic.received)):
-            bucket.count(max(0, passed - bucket.num_bytes))
+            bucket.owe(max(0, passed - bucket.num_bytes))
         if (traffic.sent, traffic.received) != self._reported:
             self._reported = traffic.sent, traffic.received
             self._emit(TrafficCounted(*self._reported))
@@ -79,9 +80,9 @@ class NodeReports:
 
     def _report_cost(self, trainer: OwnSide) -> None:
         """Report the line's rate and the processor time of this process and p2pd."""
-        used_s = time.process_time() + cpu_s(self._network.daemon_pid)
+        used_s = self._time.used_s()
         trainer.link.notify(messages.NodeReport(trainer.line.slower_bytes_per_s, used_s, trainer.line.feeding_bytes_per_s))
-        self._emit(NodeSpent(max(0.0, used_s - self._start_s)))
+        self._emit(NodeSpent(used_s - self._start_s))
 
     async def _save_for_ever(self) -> None:
         through: tuple[str, ...] | None = None
@@ -134,3 +135,16 @@ class NodeTraffic:
             return self._last
         except AttributeError:  # a system that does not count them
             return _Reading(-1, carried.sent, carried.received)
+
+
+class NodeTime:
+    """The processor time of this process and of the daemon, over all lives of the daemon: it never falls."""
+
+    def __init__(self, network: Libp2pNode) -> None:
+        self._network = network
+        self._used_s = 0.0
+
+    def used_s(self) -> float:
+        """Return it, in seconds. That of a daemon that has ended counts as a child's, from when the system has told its exit code."""
+        self._used_s = max(self._used_s, cpu_s(os.getpid()) + cpu_s(self._network.daemon_pid))
+        return self._used_s

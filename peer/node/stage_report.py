@@ -227,7 +227,8 @@ class StageReport:
             odd=self._num_odd,
         )
         self._reported_s = loop_s()
-        if self._reported is None or now.outcomes != self._reported.outcomes or now.lanes_above != self._reported.lanes_above:
+        last = self._reported
+        if last is None or (now.outcomes, now.lanes_below, now.lanes_above) != (last.outcomes, last.lanes_below, last.lanes_above):
             self._reported = now
             self.emit(now)
 

@@ -162,7 +162,7 @@ class AddressBook:
     def note_refusal(self, peer_id: PeerId, now_s: float, most_s: float = BACK_OFF_REFUSED_S) -> None:
         """Back off from a peer that answers but does not meet us: longer each time, at most `most_s`."""
         entry = self._entry(peer_id, now_s)
-        entry.backs_off_until_s = now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16))
+        entry.backs_off_until_s = max(entry.rests_until_s, now_s + min(most_s, BACK_OFF_S * 2 ** min(entry.refusals, 16)))
         entry.failures = 0
         entry.refusals += 1
         self._learn_success(entry, met=False)
@@ -174,10 +174,10 @@ class AddressBook:
         entry.backs_off_until_s = max(entry.backs_off_until_s, now_s + BACK_OFF_S)
 
     def forget_refusals(self, now_s: float) -> None:
-        """End every back-off after a refusal: our weights have changed."""
+        """End every back-off after a refusal, but no rest: our weights have changed."""
         for entry in self._entries.values():
             if entry.refusals:
-                entry.refusals, entry.backs_off_until_s = 0, now_s
+                entry.refusals, entry.backs_off_until_s = 0, max(entry.rests_until_s, now_s)
 
     def note_no_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Back off from a peer that did not answer a request other than a meeting; adds no entry."""

@@ -93,11 +93,14 @@ class _Table(Generic[V]):
             status = os.stat(self.file)
             version = status.st_mtime_ns, status.st_size, status.st_ino
             if version != self._version:
+                content = self.file.read_bytes()
                 self._version, self._read = version, {}
-                self._read = {PeerId.from_text(peer): self.value(text) for peer, text in json.loads(self.file.read_text()).items()}
+                self._read = {PeerId.from_text(peer): self.value(text) for peer, text in json.loads(content).items()}
         except FileNotFoundError:
             self._version, self._read = None, {}
-        except (OSError, ValueError, RecursionError, TypeError, AttributeError, GossamerError):
+        except OSError as error:  # too many open files, say: what was read last stands, and the next call tries again
+            log.warning("%s cannot be read now: %s", self.file, error.strerror)
+        except (ValueError, RecursionError, TypeError, AttributeError, GossamerError):
             log.warning("%s is damaged: %s; restore the file, or delete it", self.file, self.without)
         return dict(self._read)
 

@@ -3,7 +3,7 @@
     UNKNOWN -- update --> WAITING <-- update --> TRAINING
                              |                      |
                              +--- begin_takeover ---+--> TAKING_OVER -- end_takeover --> WAITING or TRAINING, as last reported
-    any but LEAVING -- pause --> PAUSED -- resume --> UNKNOWN, until the next trainer reports
+    any but LEAVING -- pause --> PAUSED -- resume --> UNKNOWN, until the next trainer reports; then TAKING_OVER, if that has begun
     any -- leave --> LEAVING, which is final
 
 Only a TRAINING peer meets; in every other state `refusal` is the code for a partner that calls.
@@ -46,6 +46,7 @@ class Lifecycle:
         self.has_agreed = False  # it has the agreed result and meets no more
         self.stale: set[int] = set()  # fragments whose weights are too old to meet with or to serve
         self.finished = False  # the trainer has reached the end of the schedule
+        self._num_takeovers = 0  # that have begun and not ended
         self._changes = Changes()
 
     @property
@@ -82,11 +83,13 @@ class Lifecycle:
         self._enter(self.state if self.state in (LifecycleState.TAKING_OVER, LifecycleState.PAUSED) else self._as_reported())
 
     def begin_takeover(self) -> None:
-        """Begin no meeting until the trainer has adopted or rejected other weights."""
-        self._enter(LifecycleState.TAKING_OVER)
+        """Begin no meeting until the trainer has adopted or rejected other weights. A pause, or a wait for a trainer, stays one."""
+        self._num_takeovers += 1
+        self._enter(self.state if self.is_paused else LifecycleState.TAKING_OVER)
 
     def end_takeover(self) -> None:
         """Note that the trainer has adopted or rejected them."""
+        self._num_takeovers -= 1
         if self.state is LifecycleState.TAKING_OVER:
             self._enter(self._as_reported())
 
@@ -109,6 +112,8 @@ class Lifecycle:
         self._enter(LifecycleState.LEAVING)
 
     def _as_reported(self) -> LifecycleState:
+        if self._num_takeovers:
+            return LifecycleState.TAKING_OVER
         return LifecycleState.TRAINING if self.has_begun else LifecycleState.WAITING
 
     def _enter(self, state: LifecycleState) -> None:

@@ -48,7 +48,7 @@ MISSED_SHARE = 1.25  # of what our own rate gives since we left: partners that w
 BACK_S = 120.0  # after an absence, to look for partners that went on without us
 OLD_SHARE = 10  # of the allowed gap: a meeting of weights so far apart would take the newer ones back by half of that
 MATES_S = 10.0  # after a restart, for the mates to tell their global steps: they may start at the same time
-UNSYNCED_S = 60.0  # in which no mate gives a fragment, until a restarted holder of a stage meets with its own weights
+UNSYNCED_S = 60.0  # in which no peer within reach gives a newer fragment, until stale ones are met about as they are
 COMPANY_KEPT_S = 20.0  # after a completed meeting, no announced global step makes us doubt that we are in step with the others
 
 
@@ -66,7 +66,6 @@ class RestoredWeights:
     """Weights of a checkpoint that is older than those of a mate."""
 
     least_step: int  # of weights that are of use
-    synced_s: float  # when a fragment was last brought up to date; loop time
 
 
 @dataclass(slots=True)
@@ -108,6 +107,7 @@ class StateSync:
     _met_s: float = -math.inf  # when the last meeting completed
     _own_steps: int = 0  # at the last look while training
     _restored: RestoredWeights | None = None  # of a stage, while they are brought up to date
+    _unsynced_s: float | None = None  # since when no peer within reach has given a newer fragment; loop time
     _began: tuple[int, float] | None = None  # our global step when we first looked while training, and that loop time
 
     def on_meeting(self, partner: PeerId, finish: Finish, *, initiated: bool) -> None:
@@ -138,7 +138,7 @@ class StateSync:
         if self._left_s is not None:
             before_s = self.away_s if self._returned is None else 0.0  # it has not trained since the absence before
             self.away_s = before_s + self._back_s - self._left_s
-        self._returned = self._waiting_s = None
+        self._returned = self._waiting_s = self._unsynced_s = None
         self._is_unserved = False
         self._forget_refusals()
 
@@ -193,7 +193,7 @@ class StateSync:
         if lifecycle.stale:
             return
         own_step = lifecycle.global_step
-        restored = RestoredWeights(own_step + gap_steps // OLD_SHARE, loop_s())
+        restored = RestoredWeights(own_step + gap_steps // OLD_SHARE)
         lifecycle.stale = set(range(len(self.membership.terms.fragments)))
         try:
             await self.presence.first_look(FIRST_LOOK_S)
@@ -204,18 +204,20 @@ class StateSync:
             lifecycle.stale = lifecycle.stale if is_old else set()
 
     async def _sync_fragments(self) -> None:
-        """Bring stale fragments up to date. Restored weights are met with as they are where no mate gives newer ones."""
+        """Bring stale fragments up to date. They are met about as they are where no peer gives newer ones: all others may be stale too.
+
+        Restored weights of a stage are, even where no mate is within reach.
+        """
         restored, stale = self._restored, set(self.lifecycle.stale)
+        self._unsynced_s = loop_s() if self._unsynced_s is None else self._unsynced_s
         least_step = restored.least_step if restored else 0
         await self.fragments.run(lambda header: fragment_to_sync(self.view(), least_step).check_global_step(header))
-        if restored is None:
-            return
-        if self.lifecycle.stale != stale:
-            restored.synced_s = loop_s()
-        elif loop_s() - restored.synced_s >= UNSYNCED_S:
+        if self.lifecycle.stale != stale or not (restored or self.groups.book.reachable(loop_s())):
+            self._unsynced_s = loop_s()
+        elif loop_s() - self._unsynced_s >= UNSYNCED_S:
             self.lifecycle.stale = set()
         if not self.lifecycle.stale:
-            self._restored = None
+            self._restored = self._unsynced_s = None
 
     async def _begin(self) -> None:
         """Have a trainer that waits begin. Raises as `_carry_out`.

@@ -89,7 +89,10 @@ class StateTransfer:
             return NoUse(f"the copy cannot be read: {error.strerror}")
 
     async def ask_everybody(self, wanted: Callable[[], Wanted]) -> list[GossamerError] | None:
-        """Fetch what all live peers can give; return None once it is adopted, else their errors. Raises BadSettings for a full disk."""
+        """Fetch what all live peers can give; return None once it is adopted, else their errors.
+
+        Raises BadSettings where the disk has no room and the trainer has no weights yet.
+        """
         sources = await self._choose_sources()
         if not sources:
             return []
@@ -105,6 +108,10 @@ class StateTransfer:
             errors = [NoUse("our own trainer is being restarted")]
         except OSError as full:
             errors = [NoUse(f"no room for the weights here: {full.strerror}")]
+        except BadSettings as full:
+            if not self.lifecycle.has_begun:
+                raise  # the operator must act; a trainer that trains goes on with its own weights
+            errors = [full]
         return self._report_errors("no weights yet", errors)
 
     async def ask_global_steps(self) -> list[GossamerError] | None:

@@ -17,6 +17,7 @@ from gossamer.protocol.streams.transport import Purpose, Stream, StreamHandler, 
 from gossamer.protocol.tasks import loop_s
 
 SAVED_S = 1.0  # seconds of unused rate that may be used later
+MOST_OWED_S = 10.0  # that streams pay for bytes outside of streams: a flood of those must not stop all meetings long after its end
 CALM_SHARE = 0.1  # a low-priority frame waits until the line was idle for this share of the frame's own time
 
 
@@ -34,6 +35,12 @@ class Bucket:
         now_s = loop_s()
         self.num_bytes += int(num_bytes)
         self._paid_s = max(self._paid_s, now_s - SAVED_S) + num_bytes / self.bytes_per_s
+
+    def owe(self, num_bytes: int) -> None:
+        """Count bytes that have passed outside of streams. Later frames wait longer instead, for MOST_OWED_S at most."""
+        most_s = max(self._paid_s, loop_s() + MOST_OWED_S)
+        self.count(num_bytes)
+        self._paid_s = min(self._paid_s, most_s)
 
     async def take(self, num_bytes: int, *, is_low_priority: bool) -> None:
         """Wait until a frame may pass, and count it. Cancel-safe: a cancelled frame is not counted."""

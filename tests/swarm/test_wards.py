@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from gossamer.peer.machine.states import NO_LINE
 from gossamer.peer.node import ward
 from gossamer.peer.node.mates import ASKED, RANK_S
-from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, SIGN_S
+from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, SIGN_S, Ward
 from tests.swarm.claims import STRANGER, STRANGERS, claim, claim_of, claiming, forge, staged, stay_silent
 from tests.swarm.holders import Holder, StagedRun, play
 
@@ -405,3 +406,31 @@ def test_a_copy_is_adopted_again_after_each_crash_however_old_it_is(tmp_path: Pa
             mover.start()
 
     play(staged(tmp_path, 0, 1, 0), story)
+
+
+def test_an_error_of_the_watch_is_no_decision_to_move(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The node ends with the error, and its supervisor starts it anew, in the same stage."""
+
+    async def story(run: StagedRun) -> None:
+        def fails(self: Ward) -> None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+        monkeypatch.setattr(Ward, "find_empty_stage", fails)
+        await asyncio.sleep(2 * ASK_S)
+        assert not moved(run)
+        for holder in run.holders:
+            assert isinstance(holder.failure, ExceptionGroup)
+            holder.failure = None
+
+    play(staged(tmp_path, 0, 1, 0), story)
+
+
+def test_a_holder_that_cannot_tell_whether_it_has_moved_once_stays(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        await asyncio.sleep(2 * MOVED_S)
+        assert not moved(run)
+
+    run = staged(tmp_path, 0, 0)
+    for holder in run.holders:
+        holder.home.filled.mkdir()  # nothing can be read there
+    play(run, story)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
 
 import psutil
 import pytest
 
-from gossamer.peer.node.reports import NodeTraffic
+from gossamer.peer.machine.energy import cpu_s
+from gossamer.peer.node.reports import NodeTime, NodeTraffic
 from gossamer.protocol.libp2p.splice import CarriedBytes
 
 WRITTEN = 1_000_000
@@ -51,3 +54,28 @@ def test_a_daemon_that_is_gone_changes_nothing() -> None:
         network.daemon_pid = pid
         traffic.look()
     assert (traffic.sent, traffic.received) == (0, 0)
+
+
+def worker() -> subprocess.Popen[bytes]:
+    """A process that has used some time of a processor, and waits for its end."""
+    busy = subprocess.Popen(
+        [sys.executable, "-S", "-c", "sum(range(5_000_000)); print(flush=True); input()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert busy.stdout is not None and busy.stdout.readline()
+    return busy
+
+
+def test_the_time_of_a_daemon_counts_once_when_another_one_follows_it() -> None:
+    network = Network()
+    spent = NodeTime(network)
+    before_s = spent.used_s()
+    for num_lives in (1, 2):
+        with worker() as busy:
+            network.daemon_pid = busy.pid
+            together_s, own_s = spent.used_s(), cpu_s(busy.pid)
+            assert own_s > 0.03 and together_s >= before_s + own_s
+            network.daemon_pid = 0
+            assert spent.used_s() >= together_s, "while there is none"
+            busy.kill()
+        assert spent.used_s() == pytest.approx(together_s, abs=own_s / 2), num_lives
+        before_s = spent.used_s()

@@ -277,3 +277,15 @@ def test_lanes_and_holders_are_reported_when_they_change() -> None:
         assert (hops.repeated, hops.late, hops.outcomes) == (2, 3, {"declined": 1})
 
     play(story)
+
+
+def test_lanes_that_have_ended_are_told_without_another_hop() -> None:
+    async def story() -> None:
+        scene = Scene([1, 1, 3])
+        scene.down[1], scene.up[9] = lane_to(3), UpLane(9, LAST, 2, last=6)
+        await scene.look_for(2 * HOPS_S)
+        scene.up.clear()
+        await scene.look_for(2 * HOPS_S)
+        assert [event.lanes_below for event in scene.events if isinstance(event, HopsCarried)] == [1, 0]
+
+    play(story)

@@ -91,3 +91,14 @@ def test_the_typical_step_of_other_stages_is_that_of_those_that_carried_hops_wit
     assert book.get(PEERS[0].peer_id).has_worked and not book.get(PEERS[0].peer_id).is_partner
     assert groups.typical_of_other_stages(11.0, 10_000) == 500
     assert groups.typical_of_other_stages(2000.0, 10_000) == 0
+
+
+def test_a_refusal_and_new_weights_of_ours_end_no_rest() -> None:
+    book = book_of([2], own=1)
+    (entry,) = book.holders(2, 11.0)
+    book.note_refusal(entry.peer_id, 11.0)
+    book.rest(entry.peer_id, 12.0, 600.0)
+    book.note_refusal(entry.peer_id, 13.0)
+    assert entry.backs_off_until_s == 612.0
+    book.forget_refusals(14.0)
+    assert entry.backs_off_until_s == 612.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
@@ -75,3 +77,19 @@ def test_the_record_is_bounded(home: Home, monkeypatch: pytest.MonkeyPatch) -> N
         issued.limit(FIRST, 100)
         issued.admit(peer(number), FIRST)
     assert list(issued.admitted()) == [peer(number) for number in range(4, 9)]
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_loses_no_count(home: Home, monkeypatch: pytest.MonkeyPatch) -> None:
+    issued = IssuedInvites(home)
+    issued.limit(FIRST, 2)
+    assert issued.admit(peer(1), FIRST) and issued.admitted()
+    IssuedInvites(home).admit(peer(2), FIRST)
+
+    def fails(self: Path) -> bytes:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "read_bytes", fails)
+        assert issued.admitted() == {peer(1): FIRST}, "as it was read last"
+    assert issued.admitted() == {peer(1): FIRST, peer(2): FIRST}
+    assert not issued.admit(peer(3), FIRST)

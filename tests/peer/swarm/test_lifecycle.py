@@ -40,6 +40,21 @@ def test_the_end_of_a_takeover_does_not_end_a_pause() -> None:
     assert lifecycle.state is LifecycleState.PAUSED
 
 
+def test_a_takeover_does_not_end_a_pause_and_goes_on_after_it() -> None:
+    lifecycle = training()
+    lifecycle.pause()
+    lifecycle.begin_takeover()
+    assert lifecycle.is_paused
+    lifecycle.end_takeover()
+    assert lifecycle.state is LifecycleState.PAUSED
+    lifecycle.begin_takeover()
+    lifecycle.resume()
+    lifecycle.update(4, RunPhase.TRAIN, True)
+    assert lifecycle.state is LifecycleState.TAKING_OVER, "its trainer is back, and is to adopt other weights"
+    lifecycle.end_takeover()
+    assert lifecycle.may_meet
+
+
 def test_leaving_is_final() -> None:
     lifecycle = training()
     lifecycle.leave()

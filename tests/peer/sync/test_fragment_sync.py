@@ -11,6 +11,7 @@ import torch
 from gossamer.peer.machine.events import FragmentSynced
 from gossamer.peer.sync import pieces as files
 from gossamer.peer.sync.fragment_sync import is_enough
+from gossamer.peer.sync.state_sync import UNSYNCED_S
 from gossamer.protocol.memory.conversation import Link as Wire
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
@@ -127,3 +128,20 @@ def test_a_fragment_sync_moves_one_side_and_keeps_its_progress(tmp_path: Path, c
         return torch.cat([slow[name] for name in peer.trainer.replica.parameters])
 
     play(Swarm(tmp_path, manifest=manifest(codec)), story)  # type: ignore[arg-type]
+
+
+def test_joiners_whose_only_source_has_left_meet_each_other(tmp_path: Path) -> None:
+    """The fragments of both are stale, so neither gives the other any."""
+
+    async def story(swarm: Swarm) -> None:
+        source, *joiners = swarm.start(3)
+        await swarm.until(lambda: all(peer.num_completed >= 2 for peer in swarm.peers))
+        source.kill()
+        for joiner in joiners:
+            joiner.lifecycle.stale = {0, 1, 2}
+        await asyncio.sleep(UNSYNCED_S / 2)
+        met = [joiner.num_completed for joiner in joiners]
+        assert all(joiner.lifecycle.stale for joiner in joiners), "a source may be on its way back"
+        await swarm.until(lambda: all(joiner.num_completed > num for joiner, num in zip(joiners, met, strict=True)), 2 * UNSYNCED_S)
+
+    play(Swarm(tmp_path, manifest=manifest()), story)  # type: ignore[arg-type]

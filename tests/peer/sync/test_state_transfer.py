@@ -209,6 +209,25 @@ def test_a_full_disk_is_reported_before_anything_is_fetched(tmp_path: Path, monk
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
+def test_a_peer_that_trains_goes_on_while_its_disk_has_no_room_for_newer_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def story(swarm: Swarm) -> None:
+        residents = swarm.start(2)
+        await swarm.until(lambda: min(resident.global_step for resident in residents) >= 80)
+        for resident in residents:
+            resident.trainer.frozen = True
+        monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
+        behind = swarm.add()
+        behind.trainer.frozen = True
+        behind.start()
+        await swarm.until(lambda: any("kB are free" in reported.reason for reported in behind.reported), 60.0)
+        await asyncio.sleep(30.0)
+        assert behind.failure is None and not behind.transfers
+        monkeypatch.undo()
+        await swarm.until(lambda: behind.transfers, 60.0)
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_a_newcomer_rejects_weights_that_predict_worse_than_its_own(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         resident = await frozen_source(swarm)

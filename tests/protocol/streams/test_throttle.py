@@ -11,7 +11,7 @@ from gossamer.protocol.identity import Identity
 from gossamer.protocol.limits import CHUNK_BYTES
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.memory.virtual_time import run
-from gossamer.protocol.streams.throttle import SAVED_S, Bucket, Throttle
+from gossamer.protocol.streams.throttle import MOST_OWED_S, SAVED_S, Bucket, Throttle
 from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
 from tests.protocol.peers import chunk
@@ -112,6 +112,22 @@ def test_a_rate_may_change_and_be_removed() -> None:
         before_s = now_s()
         await one.take(1 << 40, is_low_priority=False)
         assert now_s() == before_s
+
+    run(main())
+
+
+def test_a_flood_outside_of_streams_holds_them_up_for_some_seconds_only() -> None:
+    """An hour of ten times the rate, as of a relay or a stranger that p2pd listens to."""
+
+    async def main() -> None:
+        one = bucket()
+        for _ in range(1800):
+            one.owe(int(2 * 10 * RATE))
+            await asyncio.sleep(2.0)
+        before_s = now_s()
+        await one.take(CHUNK_BYTES, is_low_priority=False)
+        assert now_s() - before_s <= MOST_OWED_S
+        assert await pour(one, 60.0) == pytest.approx(60 * RATE, rel=0.1)
 
     run(main())
 
