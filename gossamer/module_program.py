@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +26,7 @@ from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import BadSettings
 
-Evaluate = Callable[[], float | Sequence[float] | Tensor]
+Evaluate = Callable[[], float | Sequence[float] | Tensor | npt.NDArray[Any]]
 Model = nn.Module | Mapping[str, Tensor]
 
 PROBE_SHARE: Final = 0.005  # of the time of training, that judging messages by `evaluate` may take
@@ -85,7 +86,7 @@ class Evaluation:
 
 
 def _losses_of(value: object) -> Losses:
-    numbers = value.flatten().tolist() if isinstance(value, Tensor) else value
+    numbers = value.flatten().tolist() if isinstance(value, Tensor | np.ndarray) else value
     values = tuple(map(float, numbers)) if isinstance(numbers, Sequence) else (float(numbers),)  # type: ignore[arg-type]
     if not values:
         raise ValueError("it returned no number")

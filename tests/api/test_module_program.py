@@ -61,7 +61,9 @@ def test_evaluate_runs_without_dropout_and_gradients_and_leaves_modes_and_genera
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(("value", "losses"), [(1.5, (1.5,)), (torch.tensor(2.0), (2.0,)), ([1, -2.5], (1.0, -2.5))])
+@pytest.mark.parametrize(
+    ("value", "losses"), [(1.5, (1.5,)), (torch.tensor(2.0), (2.0,)), ([1, -2.5], (1.0, -2.5)), (np.ones(2), (1.0, 1.0))]
+)
 def test_evaluate_returns_a_number_or_several(value: Any, losses: tuple[float, ...]) -> None:
     assert evaluation(Net(), lambda: value)() == Losses(losses)
 
