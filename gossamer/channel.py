@@ -83,7 +83,7 @@ class Ranks:
 
     def call(self, called: Called) -> list[Called]:
         """Tell rank 0 what this rank calls; return there what each rank does."""
-        row = torch.tensor([called.call, called.tokens, called.is_leaving])
+        row = torch.tensor([called.call, called.tokens, called.is_leaving], device="cpu")
         rows = [torch.empty_like(row) for _ in range(self.count)] if self.is_first else None
         with _watching():
             dist.gather(row, rows, FIRST, self._group)
@@ -93,21 +93,21 @@ class Ranks:
         """On rank 0: have the others do the same; arguments fit into JSON. Elsewhere nothing: the order has come."""
         if self.is_first and self.count > 1:
             text = json.dumps([name, arguments]).encode()
-            self.broadcast(torch.tensor([len(text), *([0] * len(News.__slots__))]))
+            self.broadcast(torch.tensor([len(text), *([0] * len(News.__slots__))], device="cpu"))
             self.broadcast(_as_tensor(text))
 
     def end(self, news: News) -> None:
         """End a call, on rank 0 alone."""
-        self.broadcast(torch.tensor([0, *map(int, astuple(news))]))
+        self.broadcast(torch.tensor([0, *map(int, astuple(news))], device="cpu"))
 
     def next(self) -> Order | News:
         """Wait for what rank 0 sends next, on another rank."""
-        numbers = torch.empty(1 + len(News.__slots__), dtype=torch.int64)
+        numbers = torch.empty(1 + len(News.__slots__), dtype=torch.int64, device="cpu")
         self.broadcast(numbers)
         num_bytes, failed, closed, over, global_step, since_join = numbers.tolist()
         if not num_bytes:
             return News(bool(failed), bool(closed), bool(over), global_step, since_join)
-        text = torch.empty(num_bytes, dtype=torch.uint8)
+        text = torch.empty(num_bytes, dtype=torch.uint8, device="cpu")
         self.broadcast(text)
         return Order(*json.loads(_as_text(text)))
 
@@ -116,7 +116,7 @@ class Ranks:
         if self.is_first:
             return [text, *(self._receive_text(number) for number in range(1, self.count))]
         own = _as_tensor(text.encode())
-        self.send(torch.tensor([len(own)]), FIRST)
+        self.send(torch.tensor([len(own)], device="cpu"), FIRST)
         if len(own):
             self.send(own, FIRST)
         return []
@@ -124,9 +124,9 @@ class Ranks:
     def share(self, text: str = "") -> str:
         """Return the text of rank 0, not an empty one, on all ranks."""
         own = _as_tensor(text.encode())
-        num_bytes = torch.tensor([len(own)])
+        num_bytes = torch.tensor([len(own)], device="cpu")
         self.broadcast(num_bytes)
-        shared = own if self.is_first else torch.empty(int(num_bytes), dtype=torch.uint8)
+        shared = own if self.is_first else torch.empty(int(num_bytes), dtype=torch.uint8, device="cpu")
         self.broadcast(shared)
         return _as_text(shared)
 
@@ -155,8 +155,8 @@ class Ranks:
         dist.destroy_process_group(group)
 
     def _receive_text(self, sender: int) -> str:
-        num_bytes = int(self.receive(torch.empty(1, dtype=torch.int64), sender))
-        return _as_text(self.receive(torch.empty(num_bytes, dtype=torch.uint8), sender)) if num_bytes else ""
+        num_bytes = int(self.receive(torch.empty(1, dtype=torch.int64, device="cpu"), sender))
+        return _as_text(self.receive(torch.empty(num_bytes, dtype=torch.uint8, device="cpu"), sender)) if num_bytes else ""
 
     def _over(self, tensor: Tensor) -> dist.ProcessGroup | None:
         return self._group if tensor.device.type == "cpu" else None
@@ -168,7 +168,7 @@ def bytes_of(tensor: Tensor) -> Tensor:
 
 
 def _as_tensor(text: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8)
+    return torch.frombuffer(bytearray(text), dtype=torch.uint8) if text else torch.empty(0, dtype=torch.uint8, device="cpu")
 
 
 def _as_text(values: Tensor) -> str:

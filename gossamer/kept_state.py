@@ -8,8 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from gossamer.peer.model.checkpoint import DTYPES
 from gossamer.protocol.errors import BadSettings
 
 PLAIN = (str, int, float, bool, type(None))
@@ -22,6 +24,7 @@ def pack(value: object, name: str, tensors: dict[str, Tensor]) -> Any:
     """
     match value:
         case Tensor():
+            _need_storable(value, name)
             while name in tensors:  # keys 1 and "1", or "a/b" and "b" in "a"
                 name += "'"
             tensors[name] = value.detach()
@@ -53,6 +56,14 @@ def unpack(packed: Any, tensors: Mapping[str, Tensor]) -> Any:
         case "value":
             return content
     raise ValueError(f"unknown kind {kind!r}")
+
+
+def _need_storable(tensor: Tensor, name: str) -> None:
+    if tensor.dtype not in DTYPES or tensor.layout is not torch.strided or tensor.is_meta:
+        kind = "on the meta device" if tensor.is_meta else f"of {tensor.dtype}" if tensor.dtype not in DTYPES else str(tensor.layout)
+        raise BadSettings(
+            f"a checkpoint cannot keep {name}: it is a tensor {kind}", hint="return a dense tensor of a common type from state_dict()"
+        )
 
 
 def _plain(value: object, name: str) -> object:

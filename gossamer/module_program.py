@@ -11,21 +11,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, Protocol
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from gossamer.kept_state import pack, unpack
-from gossamer.optim.fragments import Fragment
+from gossamer.optim.fragments import STATISTICS, Fragment
 from gossamer.peer.model.accelerator import forked_generators
-from gossamer.peer.model.trainable import base_digest, trainable_tensors
+from gossamer.peer.model.trainable import base_digest, frozen_tensors, trainable_tensors
 from gossamer.peer.trainer.losses import Losses, MeasureFailed, measured_with
 from gossamer.peer.trainer.probe import Gain, Probe
 from gossamer.peer.trainer.program import Kept
 from gossamer.peer.trainer.weights import Weights
 from gossamer.protocol.errors import BadSettings
 
-Evaluate = Callable[[], float | Sequence[float] | Tensor]
+Evaluate = Callable[[], float | Sequence[float] | Tensor | npt.NDArray[Any]]
 Model = nn.Module | Mapping[str, Tensor]
 
 PROBE_SHARE: Final = 0.005  # of the time of training, that judging messages by `evaluate` may take
@@ -85,7 +86,7 @@ class Evaluation:
 
 
 def _losses_of(value: object) -> Losses:
-    numbers = value.flatten().tolist() if isinstance(value, Tensor) else value
+    numbers = value.flatten().tolist() if isinstance(value, Tensor | np.ndarray) else value
     values = tuple(map(float, numbers)) if isinstance(numbers, Sequence) else (float(numbers),)  # type: ignore[arg-type]
     if not values:
         raise ValueError("it returned no number")
@@ -121,12 +122,13 @@ class EvaluateProbe(Probe):
 
     def draw(self) -> Sequence[Tensor]:
         """Return an empty tensor, once: `evaluate` has its own data, always the same."""
-        return (torch.empty(0),)
+        return (torch.empty(0, device="cpu"),)
 
     def losses(self, fragment: Fragment, shift: Tensor, data: Tensor) -> Tensor:
         """Return the losses with a fragment shifted; the weights are as they were."""
         weights, names = self._weights, [piece.name for piece in fragment.pieces]
-        return torch.tensor(measured_with(lambda: weights.add(fragment, shift), weights, self._measure, names).values)
+        losses = measured_with(lambda: weights.add(fragment, shift), weights, self._measure, names)
+        return torch.tensor(losses.values, device="cpu")
 
     def gain(self, before: Tensor, after: Tensor) -> Gain:
         """Return the gain, measured against the spread of the losses or their mean, whichever is larger or was so lately."""
@@ -148,6 +150,7 @@ class ModuleProgram:
         if len(devices) > 1:
             raise BadSettings(f"the model is spread over {' and '.join(devices)}", hint="put all trainable tensors on one device")
         self.device = next(iter(self.parameters.values())).device
+        self._need_finite_statistics()
         self.weights = Weights(self.parameters)
         self._evaluation = None if evaluate is None else Evaluation(evaluate, model, self.device)
         self.num_cleared = 0  # how often the optimizers' state was cleared
@@ -220,9 +223,19 @@ class ModuleProgram:
     def close(self) -> None:
         """Leave all that is the program's as it is."""
 
+    def _need_finite_statistics(self) -> None:
+        """Raise BadSettings for a buffer that never averages, and that no state brings to another peer, such as a mask with -inf."""
+        for name, tensor in self.parameters.items():
+            if name.startswith(STATISTICS) and not bool(tensor.bfloat16().isfinite().all()):
+                raise BadSettings(
+                    f"the buffer {name.removeprefix(STATISTICS)} has values that are not finite in bf16, so no peer can average it",
+                    hint="register it with persistent=False, so that it stays here, or write other values into it",
+                )
+
     def _need_same_tensors(self) -> None:
-        now = trainable_tensors(self._model)
-        if other := [name for name in now.keys() | self.parameters.keys() if now.get(name) is not self.parameters.get(name)]:
+        trains = trainable_tensors(self._model)
+        now = frozen_tensors(self._model) | trains  # programs of several models freeze some of them for a part of the step
+        if other := [name for name in trains.keys() | self.parameters.keys() if now.get(name) is not self.parameters.get(name)]:
             raise BadSettings(
                 f"{min(other)} is another tensor than when the program joined: what trains now does not travel",
                 hint="load weights in place (load_state_dict without assign=True), and unfreeze layers before you join",

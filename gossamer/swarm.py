@@ -35,6 +35,7 @@ from gossamer.peer.machine.port import free_port
 from gossamer.peer.model.accelerator import try_coding
 from gossamer.peer.model.trainable import is_sharded, need_model_of, shapes_of
 from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
+from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.replica import Replica, peer_seed
 from gossamer.peer.trainer.stopwatch import InnerStep
 from gossamer.protocol.errors import BadInvite, BadSettings
@@ -369,14 +370,15 @@ class Swarm:
         """End the time in which others may read the weights: an optimizer is about to move them."""
         if self._reading is not None:
             self._boundary.watch.add(time.monotonic() - self._since_s)
-            reading, self._reading = self._reading, None  # whatever interrupts its end, it ends: the weights are ours
-            with self._boundary.ending_to_read():
+            with uninterrupted(), self._boundary.ending_to_read():
+                reading, self._reading = self._reading, None
                 reading.close()
             self._since_s = time.monotonic()
 
     def _let_others_read(self) -> None:
-        self._reading = contextlib.ExitStack()
-        self._reading.enter_context(self._boundary.reading())
+        with uninterrupted():
+            self._reading = contextlib.ExitStack()
+            self._reading.enter_context(self._boundary.reading())
 
     @contextlib.contextmanager
     def _standing_still(self) -> Iterator[None]:

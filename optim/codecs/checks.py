@@ -82,7 +82,8 @@ def _digits(device: torch.device) -> Tensor:
 def _columns(device: torch.device) -> Tensor:
     """Return for each shift the column that it identifies, plus one, with the sign of the window to add; 0 for none: int64[65536]."""
     whole = weights(torch.device("cpu")).long()
-    table = torch.zeros(MODULUS, dtype=torch.int64)
-    table[whole] = torch.arange(1, NUM_VALUES + 1)
-    table[MODULUS - whole] = -torch.arange(1, NUM_VALUES + 1)
+    table = torch.zeros(MODULUS, dtype=torch.int64, device=whole.device)
+    columns = torch.arange(1, NUM_VALUES + 1, device=whole.device)
+    table[whole] = columns
+    table[MODULUS - whole] = -columns
     return table.to(device)

@@ -24,7 +24,7 @@ _PRODUCTS: Final = (torch.backends.cuda.matmul, torch.backends.mkldnn.matmul)  #
 @cache
 def hadamard_matrix(device: torch.device) -> Tensor:
     """Return the 32 x 32 Sylvester-Hadamard matrix of +1 and -1 in f32."""
-    matrix = torch.ones(1, 1)
+    matrix = torch.ones(1, 1, dtype=torch.float32, device="cpu")
     while len(matrix) < SIDE:
         matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
     return matrix.to(device)

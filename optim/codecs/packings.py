@@ -23,7 +23,7 @@ from torch.nn import functional
 from gossamer.optim.codecs.interface import MAX_MAGNITUDE, Packing, aligned, require_bounded
 
 LARGEST_CODE = 127
-UNIT = float(torch.tensor(1.0 / LARGEST_CODE, dtype=torch.float32))
+UNIT = float(torch.tensor(1.0 / LARGEST_CODE, dtype=torch.float32, device="cpu"))
 LEVELS_BLOCK_VALUES = 128
 NF4_LEVELS = (
     *(-1.0, -0.6961928, -0.5250731, -0.3949175, -0.2844414, -0.1847734, -0.0910500, 0.0),
@@ -92,7 +92,7 @@ class Levels(Packing):
         self.name = name
         self.wire_id = wire_id
         self._bits = len(levels).bit_length() - 1
-        self._levels = torch.tensor(levels, dtype=torch.float32)
+        self._levels = torch.tensor(levels, dtype=torch.float32, device="cpu")
         self._edges = (self._levels[1:] + self._levels[:-1]) / 2
         self._measure = {4: largest, 2: root_mean_square, 1: mean_magnitude}[self._bits]
 

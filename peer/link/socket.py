@@ -48,6 +48,7 @@ class TrainerEnd:
         self._node: socket.socket | None = None
         self._num_sessions = 0
         self._using = threading.Lock()
+        self._cannot_accept = False  # a node that connects
         self._has_ended = False  # the node has disconnected; some of its requests may still be unread
         self._received = bytearray()
         self._unsent = bytearray()
@@ -82,7 +83,8 @@ class TrainerEnd:
     def wait(self, seconds: float) -> None:
         """Wait until the node sends something or `seconds` pass: for a thread with nothing else to do."""
         poll = select.poll()
-        poll.register(self._node or self._listener, select.POLLIN)
+        if not self._cannot_accept:  # else a connection that waits would end the wait at once
+            poll.register(self._node or self._listener, select.POLLIN)
         poll.poll(seconds * 1000)
 
     def wait_for_stage(self, fits: messages.Fits) -> int:
@@ -110,10 +112,18 @@ class TrainerEnd:
         self._listener.close()
 
     def _accept(self) -> None:
-        with contextlib.suppress(BlockingIOError, ConnectionError):
+        try:
             self._node, _ = self._listener.accept()
-            self._node.setblocking(False)
-            self._num_sessions += 1
+        except (BlockingIOError, ConnectionError):
+            return
+        except OSError as error:  # this process has no descriptor left, or the system no memory: the node's connection waits
+            if not self._cannot_accept:
+                log.warning("the node cannot be answered yet: %s", error.strerror)
+            self._cannot_accept = True
+            return
+        self._cannot_accept = False
+        self._node.setblocking(False)
+        self._num_sessions += 1
 
     def _receive(self) -> None:
         try:

@@ -34,6 +34,7 @@ from gossamer.protocol.errors import ExitCode, GossamerError, OperatorError, cla
 
 OURS = Path(__file__).parents[3]  # the folder with the package gossamer
 _PR_SET_PDEATHSIG = 1
+_ERROR_CHARS = 10_000  # of an error, which may list every tensor of a model: the supervisor reads lines of a bounded length
 _UNSENT_BYTES = 1 << 16  # of events kept while the supervisor does not read; beyond it, new events are dropped
 _LAST_WORDS_S = 2.0
 _READ_BYTES = 1 << 16
@@ -167,7 +168,7 @@ class SupervisorPipes:
         if error is not None:
             shown = classified(error)
             code, final = shown.exit_code, isinstance(shown, OperatorError)  # the operator must act
-            self._unsent += to_line(ProcessFailed(str(shown), shown.hint, int(code), final))
+            self._unsent += to_line(ProcessFailed(str(shown)[:_ERROR_CHARS], shown.hint[:_ERROR_CHARS], int(code), final))
         with contextlib.suppress(OSError):
             while self._unsent and _is_ready(self._events_fd, select.POLLOUT, _LAST_WORDS_S):
                 self._unsent = self._unsent[os.write(self._events_fd, self._unsent) :]

@@ -49,19 +49,24 @@ Partners = Mapping[str, Partner]  # by peer id
 
 
 def after_meeting(partners: Partners, done: MeetingDone) -> Partners:
-    """Return the rows after a meeting: at most MAX_PARTNERS, without the one that was seen longest ago."""
-    rows = {**partners, done.partner: partners.get(done.partner, Partner(done.partner)).met(done)}
-    if len(rows) > MAX_PARTNERS:
-        del rows[min(rows, key=lambda peer_id: rows[peer_id].seen)]
-    return rows
+    """Return the rows after a meeting, MAX_PARTNERS at most."""
+    return _newest({**partners, done.partner: partners.get(done.partner, Partner(done.partner)).met(done)})
 
 
 def with_routes(partners: Partners, changed: ConnectionsChanged) -> Partners:
-    """Return the rows with the routes of the connections that are open now."""
-    rows = {peer_id: replace(row, route=changed.routes.get(peer_id, "")) for peer_id, row in partners.items()}
-    room = MAX_PARTNERS - len(rows)
-    news = [peer_id for peer_id in changed.routes if peer_id not in rows][: max(0, room)]
-    return rows | {peer_id: Partner(peer_id, changed.routes[peer_id], seen=changed.ts) for peer_id in news}
+    """Return the rows with the routes of the connections that are open now, MAX_PARTNERS at most."""
+    known = {peer_id: replace(row, route=changed.routes.get(peer_id, "")) for peer_id, row in partners.items()}
+    news = {peer_id: Partner(peer_id, route, seen=changed.ts) for peer_id, route in changed.routes.items() if peer_id not in known}
+    return _newest(known | news)
+
+
+def _newest(rows: Partners) -> Partners:
+    """Return MAX_PARTNERS of the rows: those without a connection make room first, and then those that were seen longest ago."""
+    if len(rows) <= MAX_PARTNERS:
+        return rows
+    order = sorted(rows, key=lambda peer_id: (bool(rows[peer_id].route), rows[peer_id].seen))
+    dropped = set(order[: len(rows) - MAX_PARTNERS])
+    return {peer_id: row for peer_id, row in rows.items() if peer_id not in dropped}
 
 
 def without_routes(partners: Partners) -> Partners:

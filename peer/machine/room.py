@@ -150,10 +150,10 @@ def _disk_of(path: Path) -> tuple[Path, os.statvfs_result]:
 
 
 def size_of(folder: Path) -> int:
-    """Return the bytes of all files below a folder, of which some may be replaced meanwhile; 0 where there is none."""
+    """Return the bytes of the files below a folder, of which some may be replaced meanwhile or out of reach; 0 where there is none."""
     total = 0
     for place, _, names in os.walk(folder):
         for name in names:
-            with suppress(FileNotFoundError):
+            with suppress(OSError):
                 total += Path(place, name).stat().st_size
     return total

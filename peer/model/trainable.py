@@ -6,6 +6,7 @@ Names are those of the bare model, whatever it is wrapped in, so that peers on o
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -34,7 +35,8 @@ def trainable_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
 
     Of a module, these are the parameters that require a gradient and the persistent buffers of floats, such as the statistics of a batch
     norm. The names of the latter begin with `statistics/`: peers average them and nobody extrapolates them. Of a mapping, all tensors.
-    Raises BadSettings, with the reason, for tensors that no meeting can move: not in float32, without storage, sparse, or empty.
+    Raises BadSettings, with the reason, for tensors that no meeting can move: not in float32, without storage, sparse, empty, or parts of
+    each other.
     """
     given = _of_module(model) if isinstance(model, nn.Module) else model.items()
     tensors = _named_once(given)
@@ -42,6 +44,7 @@ def trainable_tensors(model: nn.Module | Mapping[str, Tensor]) -> dict[str, Tens
         raise BadSettings("the model has nothing to train", hint="pass a model with parameters that require a gradient")
     for name, tensor in tensors.items():
         _need_f32(name, tensor)
+    tensors = _each_value_once(tensors)
     num_values = sum(tensor.numel() for tensor in tensors.values())
     if len(tensors) > limits.TENSORS or num_values > limits.PARAMETERS:
         most = f"{limits.TENSORS} tensors of {limits.PARAMETERS / 1e9:.0f} billion values"
@@ -138,6 +141,29 @@ def _named_once(given: Iterable[tuple[str, Tensor]]) -> dict[str, Tensor]:
     for name in sorted(named):
         owners.setdefault(id(named[name]), name)
     return {name: named[name] for name in sorted(owners.values())}
+
+
+def _each_value_once(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return tensors without those that see the same values as an earlier one: so `state_dict` gives tied ones.
+
+    A meeting would move values twice that have two names. Raises BadSettings for contiguous tensors that overlap in part.
+    """
+    kept: dict[str, Tensor] = {}
+    places: dict[tuple[object, ...], str] = {}
+    spans: list[tuple[str, int, int, str]] = []  # of memory: device, first and last byte, name
+    for name, tensor in tensors.items():
+        if type(tensor.data) is not Tensor:  # sharded, or of another kind without an address
+            kept[name] = tensor
+            continue
+        device, start = str(tensor.device), tensor.data_ptr()
+        if places.setdefault((device, start, tensor.shape, tensor.stride()), name) == name:
+            kept[name] = tensor
+            if tensor.is_contiguous():
+                spans.append((device, start, start + tensor.nbytes, name))
+    for (device, _, end, one), (place, start, _, other) in itertools.pairwise(sorted(spans)):
+        if place == device and start < end:
+            raise BadSettings(f"{one} and {other} share some of their values", hint="pass each value once: the whole tensor or its parts")
+    return kept
 
 
 def _bare(name: str) -> str:

@@ -70,11 +70,11 @@ class ChildProcess:
     async def wait(self) -> ChildExit:
         """Forward its events until it ends; return how it ended. Cancel-safe: the child keeps running."""
         assert self._process is not None and self._process.stdout is not None
-        while line := await self._process.stdout.readline():
+        while line := await next_line(self._process.stdout):
             event = from_line(line)
             if isinstance(event, ProcessFailed):
                 self._failure = event
-            elif event is not None:  # else it was killed in the middle of a line
+            elif event is not None:  # else it was killed in the middle of a line, or the line was too long
                 self._on_event(event)
         code = await self._process.wait()
         return ChildExit(code, self._reason(code), self._failure)
@@ -107,3 +107,11 @@ class ChildProcess:
             names = {number.value: number.name for number in signal.Signals}
             return f"killed by {names.get(-code, f'signal {-code}')}"
         return f"exit code {code}"
+
+
+async def next_line(reader: asyncio.StreamReader) -> bytes:
+    """Return the next line; an empty event for a part of one that is too long; nothing at the end."""
+    try:
+        return await reader.readline()
+    except ValueError:
+        return b"{}\n"

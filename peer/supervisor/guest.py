@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from gossamer.peer.machine.child import FAILED, STOP, GuestRequest
 from gossamer.peer.machine.events import ENDED, OVER, Event, ProcessFailed, ProcessReported, from_line
-from gossamer.peer.supervisor.child_process import LINE_BYTES, ChildExit
+from gossamer.peer.supervisor.child_process import LINE_BYTES, ChildExit, next_line
 from gossamer.protocol.errors import ExitCode
 
 KILLED = -9
@@ -77,7 +77,7 @@ class GuestProcess:
 
     async def wait(self) -> ChildExit:
         """Forward its events until its pipe ends; return how it ended. Cancel-safe."""
-        while line := await self._line():
+        while line := await next_line(self._reader):
             event = from_line(line)
             if isinstance(event, ProcessFailed):
                 self._failure = event
@@ -91,13 +91,6 @@ class GuestProcess:
         if self._last_words is not None:
             return ChildExit(ExitCode.DONE, self._last_words, None)
         return ChildExit(KILLED, "the program that trains was killed", None)
-
-    async def _line(self) -> bytes:
-        """Return the next line; an empty event for one that is too long; nothing at the end."""
-        try:
-            return await self._reader.readline()
-        except ValueError:
-            return b"{}\n"
 
     async def stop(self, grace_s: float) -> ChildExit | None:
         """Ask the program to stop training; return how it ended, None if it has not after `grace_s`."""

@@ -56,7 +56,10 @@ def conversation(data: FineTuningDataSection, row: Mapping[str, Any]) -> str:
         parts = [{"role": message["role"], "content": message["content"]} for message in messages]
     elif not all(isinstance(part, str) for part in parts):
         raise ValueError("prompt and completion should be text")
-    return json.dumps(parts, ensure_ascii=False)
+    text = json.dumps(parts, ensure_ascii=False)
+    if not text.isascii():
+        text.encode()  # raises UnicodeEncodeError, a ValueError, for half a surrogate pair
+    return text
 
 
 def _is_text(value: object) -> bool:

@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.text.batches import Draw, IndexArray, WindowOrder, cut, held_out_batches, num_sequences, permutation, random_stream
 from gossamer.peer.text.document import HELD_OUT_SHARE
-from gossamer.peer.text.documents import GIVE_TEXT, read_conversations, read_texts, standard_library, text_files
+from gossamer.peer.text.documents import GIVE_TEXT, file_status, read_conversations, read_texts, standard_library, text_files
 from gossamer.peer.text.packing import PackedSequences
 from gossamer.peer.text.token_cache import Tokens, in_memory, on_disk
 from gossamer.protocol.errors import BadManifest, BadSettings
@@ -214,7 +214,7 @@ class _OwnText:
     def tokens(self, read: Callable[[list[Path], list[str]], Iterator[Block]], encoder: Encoder, columns: str) -> Tokens:
         """Return the tokens of what `read` yields of its files; `read` adds to a list what it leaves out."""
         files, skipped = text_files(self.path), list[str]()
-        num_bytes = sum(file.stat().st_size for file in files)
+        num_bytes = sum(file_status(file).st_size for file in files)
         tokens = on_disk(files, read(files, skipped), encoder, self.cache, lambda done: self.show(done, num_bytes), columns, skipped)
         self.report(TextReading(len(files) - len(tokens.skipped), tokens.num_bytes, tokens.skipped))
         return tokens

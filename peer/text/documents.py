@@ -77,6 +77,12 @@ def text_files(path: Path) -> list[Path]:
     return files
 
 
+def file_status(file: Path) -> os.stat_result:
+    """Return size and time of a file of an operator's text. Raises BadSettings if it cannot be read, such as one that is gone."""
+    with _readable(file):
+        return file.stat()
+
+
 def _visible_files(root: Path) -> Iterator[Path]:
     for folder, folders, files in os.walk(root, onerror=_raise_unreadable):
         folders[:] = [name for name in folders if not name.startswith(".")]

@@ -85,7 +85,7 @@ def _from_json(value: object) -> Document:
 
 def _parquet(file: Path, column: str) -> Iterator[Document]:
     schema = pyarrow.parquet.read_schema(file)
-    fields: dict[str, Any] = {field.name: "" if _is_text(field.type) else [] if _is_tokens(field.type) else None for field in schema}
+    fields: dict[str, Any] = {field.name: "" if _is_text(field.type) else [] if _is_tokens(field.type) else 0 for field in schema}
     need_column(str(file), column, fields)
     once = [column] if fields[column] == "" else []  # a text that is repeated stays in memory once
     with pyarrow.parquet.ParquetFile(file, read_dictionary=once) as table:
@@ -95,10 +95,13 @@ def _parquet(file: Path, column: str) -> Iterator[Document]:
 
 
 def _parquet_rows(file: Path) -> Iterator[dict[str, Any]]:
-    with pyarrow.parquet.ParquetFile(file) as table:
+    columns = pyarrow.parquet.read_metadata(file).schema
+    once = [column.path for column in map(columns.column, range(len(columns))) if column.physical_type == "BYTE_ARRAY"]
+    with pyarrow.parquet.ParquetFile(file, read_dictionary=once) as table:
         _need_small_groups(table.metadata)
         for batch in table.iter_batches(batch_size=ROWS):
-            yield from batch.to_pylist()
+            for row in range(batch.num_rows):
+                yield from batch.slice(row, 1).to_pylist()  # a text that is repeated in many rows is long in one row at a time
 
 
 def _need_small_groups(metadata: Any, column: str | None = None) -> None:
@@ -129,8 +132,8 @@ def from_arrow(value: Any) -> Document:
 
 
 def need_column(name: str, column: str, row: Mapping[str, Any]) -> None:
-    """Raise BadManifest, with the columns of text, if a row has neither text nor tokens in the manifest's column."""
-    if is_document(row.get(column)):
+    """Raise BadManifest, with the columns of text, if a row has anything but text, tokens or nothing in the manifest's column."""
+    if is_document(row.get(column)) or (column in row and row[column] is None):  # an empty document says nothing of the column
         return
     columns = ", ".join(name for name, value in row.items() if is_document(value))
     raise BadManifest(

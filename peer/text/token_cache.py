@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from gossamer.peer.machine.home import sync_path
-from gossamer.peer.text.documents import Block
+from gossamer.peer.text.documents import Block, file_status
 from gossamer.peer.text.tokenizer import Encoder
 from gossamer.protocol.errors import BadSettings
 
@@ -57,7 +57,7 @@ def on_disk(
     column: str = "text",
     skipped: list[str] | None = None,
 ) -> Tokens:
-    """Tokenize a text into `cache`, unless it is there, and map it. Raises BadSettings when the disk is full.
+    """Tokenize a text into `cache`, unless it is there, and map it. Raises BadSettings when the disk is full or a file is gone.
 
     `skipped`: to which `blocks` adds sentences about files that it leaves out; they are kept with the tokens.
     """
@@ -109,6 +109,6 @@ def _tokenize(blocks: Iterable[Block], tokenizer: Encoder, sinks: tuple[IO[bytes
 def _fingerprint(files: list[Path], tokenizer: Encoder, column: str) -> str:
     digest = hashlib.sha256(f"{tokenizer.name}\0{tokenizer.digest}\0{column}".encode())
     for file in files:
-        stat = file.stat()
+        stat = file_status(file)
         digest.update(f"\0{file}\0{stat.st_size}\0{stat.st_mtime_ns}".encode(errors="surrogateescape"))
     return PREFIX + digest.hexdigest()[:32]

@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.accelerator import has_own_memory
+from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.weights import Weights
 
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
@@ -197,7 +198,7 @@ class FragmentState:
         """Return values where slow weights rest: a pinned copy on the host if the device has its own memory, else the values themselves."""
         if not has_own_memory(self.device.type):
             return values
-        host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+        host = torch.empty(values.shape, dtype=values.dtype, device="cpu", pin_memory=True)
         return host.copy_(values)  # waits for the GPU
 
     def on_device(self, values: Tensor) -> Tensor:
@@ -227,9 +228,10 @@ class FragmentState:
 
         Takes ownership of its tensors. The model itself is moved by `move_fast_weights`.
         """
-        self._owed = step.shift if self._owed is None else self._owed.add_(step.shift)
-        self.slow, self.momentum = step.slow, step.momentum
-        self.since -= since
+        with uninterrupted():
+            self._owed = step.shift if self._owed is None else self._owed.add_(step.shift)
+            self.slow, self.momentum = step.slow, step.momentum
+            self.since -= since
 
     @property
     def owes_move(self) -> bool:
@@ -241,9 +243,10 @@ class FragmentState:
         if self._owed is not None:
             if has_own_memory(self.device.type):  # made on another stream: not to be reused there before this stream has read it
                 self._owed.record_stream(torch.accelerator.current_stream(self.device))
-            self._weights.add(self.codec.fragment, self._owed)
-            self._owed = None
-            self.num_writes += 1
+            with uninterrupted(unless=self._weights.is_sharded):  # other ranks may let us wait for long
+                self._weights.add(self.codec.fragment, self._owed)
+                self._owed = None
+                self.num_writes += 1
 
     def in_slabs(self, snapshot: Tensor, step: Callable[[Tensor, Tensor, slice], tuple[Tensor, Tensor]]) -> OuterStep:
         """Compute an outer step from a snapshot of the fast weights, slab by slab.

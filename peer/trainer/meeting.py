@@ -24,6 +24,7 @@ from gossamer.peer.trainer.probe import Judgement, Probe, ProbeGate, Shifts
 
 BEHIND: Final = 0.6  # of a gap leads back along our own movement: the partner has not come as far
 LAG_STEPS: Final = 10  # at least: the global steps of peers that train together differ by a few
+MEAN: Final = "mean"  # how the names of means end in batch norms and their like: running_mean
 MAX_TOKEN_RATIO = 16  # the speeds of peers that train together differ by less
 
 
@@ -99,11 +100,15 @@ class MeetingSide:
         return ""
 
     def _signs(self, message: Tensor, gap: Tensor) -> str:
-        """Return why statistics cannot be those of the same model: values below zero where ours have none, as in a variance."""
+        """Return why statistics cannot be those of the same model: values below zero where ours have none, as in a variance.
+
+        A mean may have any sign, and those of a few channels often have the same by chance.
+        """
         fragment, start = self.state.codec.fragment, 0
         for piece in fragment.pieces if fragment.holds_statistics else ():
             place = slice(start, start + piece.numel)
-            if bool((self.snapshot[place] >= 0.0).all()) and bool((message[place] + gap[place] < 0.0).any()):
+            ours, theirs = self.snapshot[place], message[place] + gap[place]
+            if not piece.name.endswith(MEAN) and bool((ours >= 0.0).all()) and bool((theirs < 0.0).any()):
                 return f"{piece.name} has values below zero, ours has none"
             start += piece.numel
         return ""

@@ -6,6 +6,7 @@ import threading
 from dataclasses import dataclass, field
 
 from gossamer.peer.trainer.fragment_state import OuterStep
+from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.meeting import MeetingSide
 
 
@@ -25,13 +26,6 @@ class OpenMeeting:
 
 
 def acquire(lock: threading.Lock) -> None:
-    """Acquire a lock, whatever interrupts the wait; raise the interrupt afterwards."""
-    interrupt: KeyboardInterrupt | None = None
-    while True:
-        try:
-            lock.acquire()
-            break
-        except KeyboardInterrupt as error:
-            interrupt = error
-    if interrupt is not None:
-        raise interrupt
+    """Acquire a lock; Ctrl-C waits until it is ours."""
+    with uninterrupted():
+        lock.acquire()

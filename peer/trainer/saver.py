@@ -63,6 +63,7 @@ class Saver:
         self._readying: Future[dict[str, Tensor]] | None = None
         self._write: Write | None = None
         self._is_wanted = False
+        self._is_prepared = False  # for the checkpoint that is wanted, places for the copies were made
 
     @property
     def trouble(self) -> str:
@@ -95,8 +96,10 @@ class Saver:
         started_s, (tensors, state) = self._now_s(), replica.kept()
         moving = {name: tensor.detach() for name, tensor in tensors.items() if replica.changes(name)}
         lacking = {name: tensor for name, tensor in moving.items() if not _has_same_layout(self._copies.get(name), tensor)}
-        if lacking:
+        if lacking and not self._is_prepared:
             self._readying = _run_beside(lambda: _allocate_copies(lacking))
+            return
+        if lacking and not self._keep_places(lambda: _allocate_copies(lacking)):  # of a state that has grown meanwhile
             return
         state = copy.deepcopy(state)  # of the same moment as `tensors`: a merge meanwhile replaces slow weights
         with reading:
@@ -104,25 +107,34 @@ class Saver:
                 self._copies[name].copy_(tensor, non_blocking=True)
             for device in {tensor.device for tensor in moving.values()}:  # a program's states may lie on several
                 finish(device)
+        self._copies = {name: self._copies[name] for name in moving}
         copied = {name: self._copies.get(name, tensor) for name, tensor in tensors.items()}
         contents = CheckpointContents(replica.manifest.run_id, replica.own_steps, copied, state)
-        self._is_wanted, self._saved_s, self._saved_step = False, self._now_s(), replica.own_steps
+        self._is_wanted = self._is_prepared = False
+        self._saved_s, self._saved_step = self._now_s(), replica.own_steps
         self._write = Write(replica.own_steps, self._saved_s - started_s, _run_beside(lambda: self._written(contents)))
 
     def look(self) -> None:
         """Take the results of the threads, and report them."""
         if self._readying is not None and self._readying.done():
             readying, self._readying = self._readying, None
-            try:
-                self._copies |= readying.result()
-            except RuntimeError as error:
-                if not is_out_of_memory(error):
-                    raise
-                self._is_wanted, self._saved_s = False, self._now_s()
-                self._fail(self._saved_step, f"not enough memory for a copy of the weights: {error}")
+            self._is_prepared = self._keep_places(readying.result)
         if self._write is not None and self._write.path.done():
             write, self._write = self._write, None
             self._report(write.step, write.stopped_s, write.path.result)
+
+    def _keep_places(self, made: Callable[[], dict[str, Tensor]]) -> bool:
+        """Keep what is made as the copies' places; return whether there is memory for it. Without, the next checkpoint tries again."""
+        try:
+            self._copies |= made()
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            self._is_wanted = self._is_prepared = False
+            self._saved_s = self._now_s()
+            self._fail(self._saved_step, f"not enough memory for a copy of the weights: {error}")
+            return False
+        return True
 
     def save(self, replica: Replica) -> None:
         """Save now, and wait for it. An event reports a disk error, which leaves the earlier checkpoints untouched."""
@@ -200,6 +212,6 @@ def _has_same_layout(place: Tensor | None, tensor: Tensor) -> bool:
 def _allocate_copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Allocate copies of tensors on the host, and write to them: the first write to new memory is slow."""
     return {
-        name: torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=has_own_memory(tensor.device.type)).zero_()
+        name: torch.empty(tensor.shape, dtype=tensor.dtype, device="cpu", pin_memory=has_own_memory(tensor.device.type)).zero_()
         for name, tensor in tensors.items()
     }

@@ -18,6 +18,7 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
+from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.losses import Losses, measured_with, try_change
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.weights import Weights
@@ -117,8 +118,9 @@ def adopt(replica: Replica, request: messages.Adopt, before_taking: Callable[[],
     measure = replica.program.losses
     reason = _judge_result(replica, parts, request) if request.is_result else try_on(parts, replica.weights, measure, TOLERANCE)
     if not reason:
-        before_taking()
-        replica.take_over(parts, global_step)
+        with uninterrupted(unless=replica.weights.is_sharded):  # other ranks may let us wait for long
+            before_taking()
+            replica.take_over(parts, global_step)
         return messages.Adopted(request.name, True, "")
     begins = not replica.own_steps and request.may_begin and isinstance(replica.manifest, ProgramManifest)
     if request.is_result or not request.takes_clock or not (replica.own_steps or begins):

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import Fragment, add, gather, scatter
+from gossamer.peer.trainer.interrupts import uninterrupted
 
 
 class Weights:
@@ -57,7 +58,7 @@ class Weights:
 
     def put_back(self) -> None:
         """Put the values back."""
-        with torch.no_grad():
+        with uninterrupted(), torch.no_grad():
             for name, part in self._parts(self._remembered).items():
                 part.copy_(self._remembered[name])
 

@@ -44,7 +44,17 @@ def test_the_states_of_optimizers_come_back_with_their_live_tensors() -> None:
         assert all(name.startswith("optimizer0/state/") for name in tensors)
 
 
-@pytest.mark.parametrize("value", [object(), {"inner": [1, lambda: None]}, {(1, 2): 3}])
+@pytest.mark.parametrize(
+    "value",
+    [
+        object(),
+        {"inner": [1, lambda: None]},
+        {(1, 2): 3},
+        torch.zeros(2, dtype=torch.complex64),
+        [torch.zeros(2).to_sparse()],
+        torch.zeros(2, device="meta"),
+    ],
+)
 def test_what_a_checkpoint_cannot_keep_is_named(value: Any) -> None:
     with pytest.raises(BadSettings, match="a checkpoint cannot keep loader") as caught:
         pack({"loader": value}["loader"], "loader", {})

@@ -61,7 +61,9 @@ def test_evaluate_runs_without_dropout_and_gradients_and_leaves_modes_and_genera
     assert torch.is_grad_enabled()
 
 
-@pytest.mark.parametrize(("value", "losses"), [(1.5, (1.5,)), (torch.tensor(2.0), (2.0,)), ([1, -2.5], (1.0, -2.5))])
+@pytest.mark.parametrize(
+    ("value", "losses"), [(1.5, (1.5,)), (torch.tensor(2.0), (2.0,)), ([1, -2.5], (1.0, -2.5)), (np.ones(2), (1.0, 1.0))]
+)
 def test_evaluate_returns_a_number_or_several(value: Any, losses: tuple[float, ...]) -> None:
     assert evaluation(Net(), lambda: value)() == Losses(losses)
 
@@ -163,6 +165,30 @@ def test_tensors_that_were_replaced_after_joining_are_named() -> None:
     with pytest.raises(BadSettings, match=r"body\.0\.bias is another tensor") as caught:
         own.evaluation()
     assert "in place" in caught.value.hint
+
+
+def test_a_model_that_is_frozen_for_a_part_of_each_step_travels_on() -> None:
+    model = Net()
+    model.frozen.requires_grad_(False)
+    own, _ = program(model)
+    model.body.requires_grad_(False)  # as the discriminator, while the generator steps
+    model.frozen.weight.requires_grad_(False)
+    assert own.evaluation() is not None
+    model.frozen.requires_grad_(True)
+    own._next_report_s = 0.0
+    with pytest.raises(BadSettings, match=r"frozen\.bias is another tensor"):
+        own.evaluation()
+
+
+@pytest.mark.parametrize("value", [-math.inf, math.nan, torch.finfo(torch.float32).min])
+def test_a_buffer_that_no_meeting_averages_is_named(value: float) -> None:
+    model = Net()
+    model.body.register_buffer("mask", torch.tensor([0.0, value]))
+    with pytest.raises(BadSettings, match=r"buffer body\.mask has values that are not finite") as caught:
+        program(model)
+    assert "persistent=False" in caught.value.hint
+    model.body.register_buffer("mask", torch.tensor([0.0, value]), persistent=False)
+    program(model)
 
 
 def test_reports_wait_where_evaluate_takes_long(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from gossamer.peer.machine.events import ProcessReported, SoloStep
 from gossamer.protocol.errors import BadSettings, TransportError
 
 NUM_CHATTER = 20_000
+LONG = 2 << 20  # characters, more than a line of an event may have
 STDOUT = os.dup(1)  # before it is moved away
 
 
@@ -45,6 +46,9 @@ def act(child: Child) -> None:
             child.emit(SoloStep(1, ""))
             os.write(STDOUT, b'{"event": "So')
             os.kill(os.getpid(), signal.SIGKILL)
+        case "verbose":
+            child.emit(SoloStep(1, "x" * LONG))
+            raise BadSettings("y" * LONG, hint="be brief")
         case "operator":
             raise BadSettings("the port is busy", hint="choose another")
         case "network":

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.optim.codecs import Gap, codec
+from gossamer.optim.codecs import Gap, checks, codec
 from gossamer.optim.codecs.hadamard import hadamard_matrix, sign_pool, window
 from gossamer.optim.codecs.modulo import Modulo
 from tests.optim.codecs.test_interface import exchange
@@ -31,6 +31,15 @@ def near_pair(num_values: int, spread: float, seed: int = 0) -> tuple[Tensor, Te
 def noise(gap: Gap, true: Tensor) -> float:
     kept = ~gap.failed.repeat_interleave(1024)[: len(true)]
     return float((gap.values - true)[kept].square().sum() / true[kept].square().sum())
+
+
+def test_a_programs_default_device_is_not_that_of_the_codec() -> None:
+    first, second = near_pair(4096, 1e-3)
+    for cached in (hadamard_matrix, checks._columns, checks._digits):
+        cached.cache_clear()
+    with torch.device("meta"):
+        gap = exchange(codec("modulo4"), first, second)[0]
+    assert noise(gap, second - first) < 0.1 and not gap.failed.any()
 
 
 @pytest.mark.parametrize(("name", "bits"), [("modulo8", 8), ("modulo6", 6), ("modulo4", 4), ("modulo3", 3)])

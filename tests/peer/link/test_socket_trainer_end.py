@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import resource
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -156,4 +159,25 @@ def test_waiting_ends_at_a_message_of_the_node(folder: Path) -> None:
     trainer.wait(60.0)
     trainer.poll()
     assert trainer.session == 0
+    trainer.close()
+
+
+def test_a_node_that_connects_while_no_descriptor_is_left_is_answered_later(folder: Path) -> None:
+    trainer = TrainerEnd(folder)
+    node = raw_node(folder)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest = os.open(os.devnull, os.O_RDONLY)
+    os.close(lowest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest, hard))
+    try:
+        assert trainer.poll() == [] and trainer.session == 0
+        began_s = time.monotonic()
+        trainer.wait(0.02)
+        assert time.monotonic() - began_s >= 0.015, "the wait would take a processor"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    node.sendall(messages.REQUESTS.write(messages.Open(1, 0)))
+    assert trainer.poll() == [messages.Open(1, 0)]
+    assert trainer.session == 1
+    node.close()
     trainer.close()

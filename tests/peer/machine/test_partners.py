@@ -33,3 +33,14 @@ def test_the_partner_seen_longest_ago_is_dropped_first() -> None:
     assert "1" not in rows and "2" in rows
     everybody = ConnectionsChanged({str(number): "direct" for number in range(2 * MAX_PARTNERS)})
     assert len(with_routes(rows, everybody)) == MAX_PARTNERS
+
+
+def test_a_connected_partner_has_a_row_however_many_were_met_before() -> None:
+    rows: Partners = {}
+    for number in range(MAX_PARTNERS):
+        rows = after_meeting(rows, met(str(number), "completed", 100 + number))
+    rows = with_routes(rows, ConnectionsChanged({"0": "direct", "new": "relayed"}, ts=50))
+    assert routes(rows) == {"direct": 1, "relayed": 1} and len(rows) == MAX_PARTNERS
+    assert "0" in rows and "1" not in rows
+    rows = after_meeting(rows, met("another", "completed", 1000))
+    assert routes(rows) == {"direct": 1, "relayed": 1} and "another" in rows

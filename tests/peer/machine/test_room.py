@@ -94,6 +94,12 @@ def test_the_disk_of_a_folder_that_is_not_there_yet(tmp_path: Path) -> None:
     assert free_files(tmp_path / "a") != 0
 
 
+def test_a_file_out_of_reach_counts_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(100))
+    (tmp_path / "loop").symlink_to("loop")
+    assert size_of(tmp_path) == 100
+
+
 def test_the_size_of_a_folder(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "file").write_bytes(bytes(1000))

@@ -94,6 +94,22 @@ def test_names_and_tensors_are_those_of_the_bare_model(how: str) -> None:
     assert base_digest(wrapped) == base != ""
 
 
+def test_tied_weights_travel_once_also_where_a_state_dict_gives_each_a_tensor() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    model[1].weight = model[0].weight
+    assert list(trainable_tensors(model.state_dict())) == list(trainable_tensors(model)) == ["0.bias", "0.weight", "1.bias"]
+    model[1].weight = nn.Parameter(model[0].weight.data)
+    assert list(trainable_tensors(model)) == ["0.bias", "0.weight", "1.bias"]
+
+
+def test_tensors_that_overlap_in_part_are_refused_and_parts_of_one_tensor_are_not() -> None:
+    whole = torch.zeros(6, 4)
+    assert "a and b share some of their values" in str(fault({"a": whole[:4], "b": whole[3:]}))
+    assert "whole and rows share" in str(fault({"whole": whole, "rows": whole[2:3]}))
+    assert len(trainable_tensors({"a": whole[:3], "b": whole[3:]})) == 2
+    assert len(trainable_tensors({"left": whole[:, :2], "right": whole[:, 2:]})) == 2
+
+
 def test_a_mapping_gives_names_of_its_own_in_any_order() -> None:
     one, other = torch.zeros(3), torch.zeros(2, 2)
     assert [*trainable_tensors({"b": other, "a": one})] == ["a", "b"]

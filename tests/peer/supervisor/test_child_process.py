@@ -141,6 +141,13 @@ def test_a_truncated_event_is_skipped(tmp_path: Path) -> None:
     assert child.events[1:] == [SoloStep(1, "")]
 
 
+def test_an_event_that_is_too_long_is_skipped_and_a_long_error_is_cut(tmp_path: Path) -> None:
+    end, child = started_and_ended(tmp_path, "verbose")
+    assert end.failure is not None and end.failure.final and end.failure.hint == "be brief"
+    assert end.reason.startswith("yyy") and len(end.reason) < 20_000
+    assert len(child.events) == 1
+
+
 def test_what_a_child_prints_goes_to_the_log(tmp_path: Path) -> None:
     end, child = started_and_ended(tmp_path, "print")
     assert end.code == 0

@@ -148,3 +148,9 @@ def test_other_files_and_malformed_rows_are_named(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="row 1: a conversation is a list of messages") as caught:
         list(read_conversations([written(tmp_path, "jsonl", [ROWS[0], {"messages": bad}])], data()))
     assert caught.value.hint
+
+
+def test_half_a_surrogate_pair_is_named_as_an_error_of_its_row(tmp_path: Path) -> None:
+    (tmp_path / "rows.jsonl").write_text(json.dumps(ROWS[0]) + "\n" + json.dumps({"prompt": "hello", "completion": "\ud83d"}) + "\n")
+    with pytest.raises(BadSettings, match="row 1: .*surrogates not allowed"):
+        list(read_conversations([tmp_path / "rows.jsonl"], data("pairs")))

@@ -26,11 +26,12 @@ READ = """
 import resource, sys
 from itertools import islice
 from pathlib import Path
-from gossamer.peer.text.tables import table_documents
+from gossamer.peer.text import tables
 from gossamer.protocol.errors import GossamerError
 resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[3]),) * 2)
 try:
-    print(sum(1 for _ in islice(table_documents(Path(sys.argv[1]), sys.argv[2], "text"), 20)))
+    column = ["text"] if sys.argv[4] == "table_documents" else []
+    print(sum(1 for _ in islice(getattr(tables, sys.argv[4])(Path(sys.argv[1]), sys.argv[2], *column), 20)))
 except GossamerError as error:
     print(type(error).__name__, error)
 """
@@ -41,9 +42,9 @@ def documents(file: Path, kind: str, column: str = "text") -> list[Any]:
     return [document if isinstance(document, str) else document.tolist() for document in found]
 
 
-def read_within_bounds(file: Path, kind: str) -> str:
+def read_within_bounds(file: Path, kind: str, reader: str = "table_documents") -> str:
     """Read the start of a table in a process with little memory; return what it says."""
-    command = [sys.executable, "-P", "-c", READ, str(file), kind, str(MEMORY_BYTES)]
+    command = [sys.executable, "-P", "-c", READ, str(file), kind, str(MEMORY_BYTES), reader]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr[-500:]
     return done.stdout
@@ -62,6 +63,13 @@ def test_text_and_tokens_are_read_line_by_line(ending: str, tmp_path: Path) -> N
     with pyarrow.output_stream(str(file), compression="detect") as out:
         out.write(content)
     assert documents(file, "json") == ["one", "", "", [1, 2], "caf\u00e9"]
+
+
+def test_a_first_row_without_text_says_nothing_of_the_column(jsonl: Path) -> None:
+    jsonl.write_text('{"text": null, "n": 1}\n{"text": "two", "n": 2}\n')
+    assert documents(jsonl, "json") == ["", "two"]
+    with pytest.raises(BadManifest, match="no text in a column 'n'"):
+        documents(jsonl, "json", "n")
 
 
 @pytest.mark.parametrize("options", [{}, {"use_dictionary": False}, {"compression": "zstd", "data_page_version": "2.0"}])
@@ -123,6 +131,15 @@ def test_a_small_file_with_gigabytes_of_text_stays_within_bounded_memory(tmp_pat
     pyarrow.parquet.write_table(pyarrow.table({"text": text}), tmp_path / "x.parquet", compression="zstd")
     assert (tmp_path / "x.parquet").stat().st_size < 1 << 20
     assert read_within_bounds(tmp_path / "x.parquet", "parquet") == "20\n"
+
+
+def test_a_small_file_with_gigabytes_of_conversations_stays_within_bounded_memory(tmp_path: Path) -> None:
+    text = pyarrow.DictionaryArray.from_arrays(pyarrow.array(np.zeros(5000, np.int32)), ["a" * (4 << 20)])
+    message = pyarrow.StructArray.from_arrays([text], ["content"])
+    column = pyarrow.ListArray.from_arrays(np.arange(5001, dtype=np.int32), message)
+    pyarrow.parquet.write_table(pyarrow.table({"text": column}), tmp_path / "x.parquet", compression="zstd")
+    assert (tmp_path / "x.parquet").stat().st_size < 1 << 20
+    assert read_within_bounds(tmp_path / "x.parquet", "parquet", "table_rows") == "20\n"
 
 
 def test_a_row_group_with_too_many_tokens_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -91,3 +91,10 @@ def test_tokens_are_on_the_disk_before_they_can_be_found(tmp_path: Path, monkeyp
     on_disk(files, read_texts(files), BYTES, tmp_path / "cache")
     [entry] = (tmp_path / "cache").iterdir()
     assert synced >= {path.name for path in entry.iterdir()}
+
+
+def test_a_file_that_is_gone_before_it_is_read_is_named(tmp_path: Path) -> None:
+    files = write(tmp_path / "text", "some words\n")
+    files[0].unlink()
+    with pytest.raises(BadSettings, match=r"cannot be read: No such file"):
+        on_disk(files, read_texts(files), BYTES, tmp_path / "cache")

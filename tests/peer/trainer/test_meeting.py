@@ -208,6 +208,13 @@ def test_a_variance_below_zero_is_refused(mean: float, variance: float, refused:
     assert (reason == f"{STATISTICS}var has values below zero, ours has none") == refused and bool(reason) == refused
 
 
+def test_means_of_other_signs_are_merged() -> None:
+    sides = [MeetingSide(each) for each in (statistics(0.01, 0.8), statistics(-0.01, 0.8))]
+    sketches = [side.prepare(AVERAGE, 0.5, 1) for side in sides]
+    payloads = [side.encode(other) for side, other in zip(sides, reversed(sketches), strict=True)]
+    assert [side.judge(payload) for side, payload in zip(sides, reversed(payloads), strict=True)] == ["", ""]
+
+
 def test_statistics_meet_in_their_mean_and_carry_no_momentum() -> None:
     states = statistics(0.75, 1.75), statistics(1.25, 2.25)
     sides = [MeetingSide(each) for each in states]

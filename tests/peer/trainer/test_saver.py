@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gossamer.peer.link import messages
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import CheckpointFailed, CheckpointRejected, CheckpointSaved, Event
 from gossamer.peer.machine.home import Home
 from gossamer.peer.model.checkpoint import load_latest
+from gossamer.peer.trainer.program import Kept as KeptState
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.saver import Saver
 from gossamer.protocol.errors import BadSettings
@@ -137,6 +139,22 @@ def test_a_second_one_waits_for_the_first(tmp_path: Path) -> None:
     steps = [event.step for event in kept.events if isinstance(event, CheckpointSaved)]
     assert steps == sorted(steps)
     assert steps[-1] == 6
+
+
+def test_a_state_that_is_larger_at_each_step_is_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = Kept(tmp_path)
+    replica, kept_now = kept.replica, kept.replica.kept
+
+    def growing() -> KeptState:
+        tensors, state = kept_now()
+        return KeptState(tensors | {f"fast/log of {replica.own_steps}": torch.zeros(replica.own_steps)}, state)
+
+    monkeypatch.setattr(replica, "kept", growing)
+    for _ in range(4):
+        kept.step()
+        kept.saver.begin(replica)
+        kept.saver.finish()
+    assert [event.step for event in kept.events if isinstance(event, CheckpointSaved)] == [2, 4]
 
 
 def test_what_a_checkpoint_costs_decides_how_often_there_is_one(tmp_path: Path) -> None:
