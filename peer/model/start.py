@@ -56,6 +56,7 @@ def initial_model(manifest: Manifest, folder: Path | None) -> PreTrainedModel:
     """
     section, seed = manifest.model, manifest.run.seed
     need_base(section, folder)
+    need_no_folder(section)
     return build_model(section, seed) if folder is None or not _given_digest(section) else load_start(section, folder, seed)
 
 
@@ -68,6 +69,15 @@ def need_base(section: ModelSection, folder: Path | None) -> None:
         raise BadSettings(
             f"this run fine-tunes a model that each peer has in a folder, and none was given; the digest of its weights is {section.base}",
             hint="pass --model FOLDER with the weights of the run's host as transformers saves them, in any number format",
+        )
+
+
+def need_no_folder(section: ModelSection) -> None:
+    """Raise BadManifest if a run's model is not of the hub, but in a folder of this machine: its weights would go to the other members."""
+    if section.hub is not None and Path(section.hub).exists():
+        raise BadManifest(
+            f"the manifest names {section.hub} as a model of the hub, and that is a folder of this machine: its weights would be shared",
+            hint="set [model] hub to org/name; as the host, `peer init --from FOLDER` names the weights in a folder by their digest",
         )
 
 

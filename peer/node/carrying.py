@@ -11,10 +11,10 @@ import asyncio
 import itertools
 import logging
 import random
-from collections import deque
-from collections.abc import Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from gossamer.peer.link.messages import FollowClock
 from gossamer.peer.link.socket import NodeEnd
@@ -30,6 +30,7 @@ from gossamer.peer.swarm.lifecycle import Lifecycle, LifecycleState
 from gossamer.peer.swarm.membership import Membership
 from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.sybil_groups import SybilGroups
+from gossamer.protocol.addresses import network_seen
 from gossamer.protocol.errors import BadMessage, PeerMisbehaved, RefusalCode, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import RECORD_LIFETIME_S
@@ -356,7 +357,7 @@ class Carrying:
             raise BadMessage(f"a lane begins with a Lane, not with a {type(first).__name__}")
         own = self._own_side(stream.partner)
         own.check(stream, first)
-        self._need_room(stream.partner, first)
+        self._need_room(stream, first)
         self._greeting[stream.partner] = self._is_from_below(first)
         try:
             await own.answer(stream, first, self.rng)
@@ -364,9 +365,9 @@ class Carrying:
             del self._greeting[stream.partner]
         await self._carry(stream, first, own.window, is_called=False)
 
-    def _need_room(self, partner: PeerId, first: Lane) -> None:
+    def _need_room(self, stream: Stream, first: Lane) -> None:
         """Raise Refused unless we may carry hops with a holder now. An older lane of the same holder has broken, and ends."""
-        carrier, is_from_below = self.pipeline.carrier, self._is_from_below(first)
+        carrier, is_from_below, partner = self.pipeline.carrier, self._is_from_below(first), stream.partner
         if (code := self.lifecycle.refusal) is not None:
             raise Refused(code)
         if is_from_below and not carrier.is_complete:
@@ -382,24 +383,36 @@ class Carrying:
             raise Refused(RefusalCode.BUSY, "there is a lane between us")
         for open_lane in own:
             self.pipeline.end_lane(open_lane, "replaced by a newer lane")
+        newcomer = replace(self.peer_exchange.book.get(partner), network=network_seen(stream.observed))
         if is_from_below:
-            self._make_room(list(carrier.up), MOST_UP_LANES, is_from_below=True)
+            self._make_room(newcomer, list(carrier.up), MOST_UP_LANES, is_from_below=True)
         else:
             inbound = [number for number in carrier.down if not self._times[number].is_called]
-            self._make_room(inbound, MOST_INBOUND_DOWN_LANES, is_from_below=False)
+            self._make_room(newcomer, inbound, MOST_INBOUND_DOWN_LANES, is_from_below=False)
 
-    def _make_room(self, lanes: list[int], most: int, *, is_from_below: bool) -> None:
-        """Raise Refused unless one more lane fits, or one without hops can end: of the largest Sybil group the one that is idle longest."""
+    def _make_room(self, newcomer: KnownPeer, lanes: list[int], most: int, *, is_from_below: bool) -> None:
+        """Raise Refused unless one more lane fits, or one can end: of the largest Sybil group the one that is idle longest.
+
+        One that carries hops ends only where its group has more lanes than the newcomer's would have: identities are free.
+        """
         if len(lanes) + list(self._greeting.values()).count(is_from_below) < most:
             return
         there = [self.pipeline.lanes[number] for number in lanes if number in self.pipeline.lanes]
-        partners = [self.peer_exchange.book.get(one.lane.partner) for one in there]
-        sizes = {entry.peer_id: len(group) for group in self.groups.group(partners) for entry in group}
+        sizes = self._group_sizes([*(self.peer_exchange.book.get(one.lane.partner) for one in there), newcomer])
         idle = [one for one in there if not one.lane.unanswered and loop_s() - self._active_s(one) >= IDLE_S]
-        if not idle:
+        crowded = [one for one in there if sizes[one.lane.partner] > sizes[newcomer.peer_id]]
+        if not idle and not crowded:
             raise Refused(RefusalCode.BUSY, "as many lanes as I allow")
-        longest = min(idle, key=lambda one: (-sizes[one.lane.partner], self._active_s(one)))
-        self.pipeline.end_lane(longest, "idle, and others want a lane")
+        longest = min(idle or crowded, key=lambda one: (-sizes[one.lane.partner], self._active_s(one)))
+        self.pipeline.end_lane(longest, "others want a lane")
+
+    def _group_sizes(self, entries: Sequence[KnownPeer]) -> dict[PeerId, int]:
+        """Return how many of these peers each one's Sybil group has; where all are one group, how many are in its network."""
+        groups = self.groups.group(entries)
+        if len(groups) == 1:
+            places = Counter(entry.place for entry in entries)
+            return {entry.peer_id: places[entry.place] for entry in entries}
+        return {entry.peer_id: len(group) for group in groups for entry in group}
 
     def _active_s(self, one: OpenLane) -> float:
         """Return when a lane was opened, or carried its last hop or answer."""

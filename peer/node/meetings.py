@@ -302,7 +302,7 @@ async def send_last(stream: Stream, message: Refusal | Outcome) -> None:
 def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float, took_s: float, silent_s: float) -> None:
     """Update the address book after a meeting: `took_s` is its duration, `silent_s` how long the partner was silent at its end.
 
-    A meeting that our side abandoned, or a busy partner, changes nothing.
+    A meeting that our side abandoned changes nothing. Nor does a busy partner, unless it is the caller, or keeps us waiting for its answer.
     """
     partner, hello = meeting.partner, meeting.partner_hello
     match finish:
@@ -320,8 +320,10 @@ def learn_from(book: AddressBook, meeting: Meeting, finish: Finish, now_s: float
             book.note_refusal(partner, now_s)
         case Finish(outcome=MeetingOutcome.FAILED):
             book.note_broken_meeting(partner, now_s, silent_s)
-    if hello is not None and finish.outcome is not MeetingOutcome.ABANDONED:
-        book.note_held(partner, now_s, took_s)
+    if finish.outcome is not MeetingOutcome.ABANDONED:
+        is_refused = finish.refusal is not None and not meeting.has_commitment(finish)  # after it, the partner's record tells
+        breaks_off = hello is not None and (is_refused or finish.outcome is MeetingOutcome.FAILED)
+        book.note_held(partner, now_s, took_s if hello is not None else took_s - LINE_UP_S, breaks_off=breaks_off)
 
 
 def partner_has_ended(meeting: Meeting, finish: Finish) -> bool:

@@ -124,16 +124,18 @@ class AddressBook:
         entry.global_step, entry.global_step_at_s = global_step, now_s
         entry.seen_s = now_s
         entry.failures = entry.refusals = 0
+        entry.breaks_off = False
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s
         self._last.append(peer_id)
 
-    def note_held(self, peer_id: PeerId, now_s: float, took_s: float) -> None:
-        """Put a known peer behind the others after a long meeting with it, however that ended: it held a fragment meanwhile."""
+    def note_held(self, peer_id: PeerId, now_s: float, took_s: float, *, breaks_off: bool = False) -> None:
+        """Put a known peer behind the others after a meeting that was long, or that it broke off: it held a fragment meanwhile."""
         entry = self._entries.get(peer_id)
-        if entry is not None and took_s >= LONG_S:
+        if entry is not None and (breaks_off or took_s >= LONG_S):
+            entry.breaks_off = entry.breaks_off or breaks_off
             entry.typical_s = max(entry.typical_s, took_s)
             partners = [other for other in self.live(now_s) if other.has_met and other is not entry]
-            self._turns.note_long(entry, partners, now_s, took_s)
+            self._turns.note_held(entry, partners, now_s, took_s)
 
     def note_carried(self, peer_id: PeerId, now_s: float) -> None:
         """Note that a hop was answered between a known peer and us. It gets no vote by that: it holds another stage."""

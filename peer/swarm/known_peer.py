@@ -36,6 +36,7 @@ class KnownPeer:
     num_hops: int = 0  # in a staged run: answered between us, in this session or earlier ones; one in HOP_S, PARTNER_HOPS at most
     hop_s: float = -math.inf  # when the last one of these was
     meetings: int = 0  # completed with it
+    breaks_off: bool = False  # whether it broke off the last meeting
     typical_s: float = 0.0  # recent duration of its meetings; the last one's, if that was longer
     record: MemberRecord | None = None  # its newest, for peer exchange
     shown: Credential | None = None  # in its last Hello

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.swarm.swarm_time import SwarmTime
-from gossamer.protocol.addresses import network_of
+from gossamer.protocol.addresses import network_seen
 from gossamer.protocol.errors import (
     BadContents,
     BadMessage,
@@ -132,7 +132,8 @@ class Source:
     async def peer_list(self, records: tuple[bytes, ...], time: SwarmTime, *, is_bootstrap: bool, group: PeerId | None) -> PeerList:
         """Exchange member records, and give the time of the source to `time`. The records are unchecked. Raises as `take`.
 
-        `group`: the key of the source's Sybil group; None: it is unknown.
+        `group`: the key of the source's Sybil group; None: it is unknown. All sources behind relays count as of one network: a member
+        chooses its relays.
         """
         asked_s = loop_s()
         await self.ask(ContentsKind.PEER_LIST, 0, PEER_LIST_BYTES, records=records)
@@ -140,7 +141,7 @@ class Source:
         peer_list = PeerList.from_bytes(data)
         took_s = loop_s() - asked_s
         there_s = peer_list.unix_ms / 1000 + took_s / 2
-        time.add_reading(network_of(self.stream.observed), group, there_s, is_bootstrap=is_bootstrap)
+        time.add_reading(network_seen(self.stream.observed), group, there_s, is_bootstrap=is_bootstrap)
         return peer_list
 
     async def echo(self, num_bytes: int) -> tuple[float, float]:

@@ -243,10 +243,14 @@ class Libp2pNode:
             return "it failed the relay trial"
         try:
             if not self.settings.announce and not unit.daemon.settings.is_local:  # announced addresses are trusted
-                return await self._reachability.until_role_changes(unit.daemon.control, unit.daemon.port)
+                return await self._reachability.until_role_changes(unit.daemon.control, unit.daemon.port, self._is_member)
         except Unreachable as error:
             log.debug("p2pd's role: %s", error)
         return await asyncio.Future()  # p2pd has ended: another check reports it
+
+    def _is_member(self, peer: PeerId) -> bool:
+        """Return whether a peer has shown that it is a member: by a record, or in a meeting."""
+        return self.record_store.latest(peer) is not None or self.has_met(peer)
 
     async def _is_good_relay(self, unit: _Unit) -> bool:
         relay = with_peer(unit.daemon.addresses[0], unit.daemon.peer_id)

@@ -1,7 +1,8 @@
 """Determine whether other peers can reach this one directly, and choose relays if they cannot.
 
-Partners are asked periodically to dial us (`dial_back.py`); the majority of the latest results decides. An unreachable peer has
-reservations at up to two relays. Known limit: a router that accepts connections from any host that we have dialled looks open.
+Partners are asked periodically to dial us (`dial_back.py`); the majority of the latest results decides. Identities are free, networks are
+not: each network has one vote, and strangers have none where members are connected. An unreachable peer has reservations at up to two
+relays. Known limit: a router that accepts connections from any host that we have dialled looks open.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
+from typing import TypeVar
 
-from gossamer.protocol.addresses import host_of, read_address, route
+from gossamer.protocol.addresses import host_of, network_of, port_of, read_address, route
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dial_back import Answer, Reached, ask
@@ -20,10 +22,12 @@ from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.newest import keep_newest
 from gossamer.protocol.tasks import loop_s
 
+T = TypeVar("T")
+
 ASKED_AT_ONCE = 3  # partners that are asked concurrently
 TICK_S = (1.0, 5.0)  # interval of checks: while the role is unsettled, and afterwards
 AGAIN_S = (6.0, 300.0)  # time until the same partner is asked again, likewise
-NUM_ANSWERS = 7  # latest results of different partners, whose majority decides
+NUM_ANSWERS = 7  # latest results of different partners of one network, and networks, whose majority decides
 NUM_RELAYS = 2  # relays with a reservation of ours
 KNOWN_RELAYS = 32  # relay addresses that are remembered
 FIRST_S, LOST_S = 4.0, 8.0  # timeout without a relay reservation, at first and after losing one, before p2pd restarts with new relays
@@ -39,26 +43,28 @@ class Reachability:
         self.through = tuple(through)  # relays, with their ids, at which p2pd shall have a reservation; empty if none is needed or known
         self._timeout_s = FIRST_S
         self._relays: dict[PeerId, str] = {}
-        self._answers: dict[PeerId, bool] = {}
-        self._seen_at: dict[PeerId, str] = {}
+        self._answers: dict[str, dict[PeerId, bool]] = {}  # by the network of the partner's connection, like the next one
+        self._seen_at: dict[str, dict[PeerId, str]] = {}
         self._asked_s: dict[PeerId, float] = {}
         for relay in through:
             self._add_relay(relay)
 
     @property
     def public_host(self) -> str:
-        """Our public IP address as most of the last partners observe it; empty if unknown."""
-        counts = Counter(self._seen_at.values())
-        return max(counts, key=lambda host: (counts[host], host), default="")
+        """Our public IP address as most of the last networks observe it; empty if unknown."""
+        return _most_common(_most_common(seen.values()) for seen in self._seen_at.values())
 
-    async def until_role_changes(self, control: Control, port: int) -> str:
-        """Track our reachability at `port` and our relays until p2pd needs another role; return the reason. Raises Unreachable."""
+    async def until_role_changes(self, control: Control, port: int, is_member: Callable[[PeerId], bool] = lambda peer: True) -> str:
+        """Track our reachability at `port` and our relays until p2pd needs another role; return the reason. Raises Unreachable.
+
+        Peers that are no members are asked only while no member is connected.
+        """
         loop = asyncio.get_running_loop()
         reserved_s, had_reservation = loop.time(), False  # loop time at which we last had a reservation, or needed none
         while True:
             await asyncio.sleep(TICK_S[self._is_reachable and (self.is_open is True or had_reservation or self._timeout_s > FIRST_S)])
             connected = await control.connected()
-            await self._ask_some(control, connected, port)
+            await self._ask_some(control, connected, port, is_member)
             _, addresses = await control.identify()
             has_reservation = any(route(address) == "relayed" for address in addresses)  # p2pd lists one for each reservation
             if self.is_open is not False or has_reservation:
@@ -81,38 +87,54 @@ class Reachability:
     def _is_reachable(self) -> bool:
         return self.is_open is True or (self.is_open is False and bool(self.through))
 
-    async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int) -> None:
+    async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int, is_member: Callable[[PeerId], bool]) -> None:
         now_s = loop_s()
         again_s = AGAIN_S[self._is_reachable]
         direct = [peer for peer, end in connected.items() if route(end) == "direct"]
+        if members := list(filter(is_member, direct)):
+            direct = members
+            self._forget_strangers(is_member)
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]
-        asked = random.sample(due, min(len(due), ASKED_AT_ONCE))
+        random.shuffle(due)
+        asked = _one_of_each_network_first(due, connected.__getitem__)[:ASKED_AT_ONCE]
         for peer in asked:
             keep_newest(self._asked_s, peer, now_s, KNOWN_RELAYS * 4)
         answers = await asyncio.gather(*(self._ask(control, peer, port) for peer in asked))
         for peer, answer in zip(asked, answers, strict=True):
             if answer is not None:
-                self._take_answer(peer, answer)
+                self._take_answer(peer, network_of(connected[peer]), answer, port)
+
+    def _forget_strangers(self, is_member: Callable[[PeerId], bool]) -> None:
+        for answers in (self._answers, self._seen_at):
+            for network, of_network in list(answers.items()):
+                for peer in [peer for peer in of_network if not is_member(peer)]:
+                    del of_network[peer]
+                if not of_network:
+                    del answers[network]
 
     async def _ask(self, control: Control, peer: PeerId, port: int) -> Answer | None:
         with suppress(Unreachable, BadMessage):  # a peer of another version, or one that has just left the run
             return await ask(control, peer, port)
         return None
 
-    def _take_answer(self, peer: PeerId, answer: Answer) -> None:
+    def _take_answer(self, peer: PeerId, network: str, answer: Answer, port: int) -> None:
+        """Take in an answer of a peer in a network to whether it can reach us at `port`."""
         self._relays.pop(peer, None)
         if answer.relay:
             self._add_relay(answer.relay)
-        if route(answer.seen_at) == "direct" and answer.seen_at:
-            keep_newest(self._seen_at, peer, host_of(answer.seen_at), NUM_ANSWERS)
+        is_direct = bool(answer.seen_at) and route(answer.seen_at) == "direct"
+        if is_direct:
+            _note(self._seen_at, network, peer, host_of(answer.seen_at))
         if answer.reached is Reached.NOT_TRIED:
             return
-        keep_newest(self._answers, peer, answer.reached is Reached.YES, NUM_ANSWERS)
-        if answer.reached is Reached.YES:
+        is_reached = answer.reached is Reached.YES
+        _note(self._answers, network, peer, is_reached)
+        if is_reached and is_direct and (host_of(answer.seen_at), port_of(answer.seen_at)) == (self.public_host, port):
             self.open_at = answer.seen_at
-        num_yes = sum(self._answers.values())
-        if 2 * num_yes != len(self._answers):
-            self.is_open = 2 * num_yes > len(self._answers)
+        votes = [2 * sum(reached.values()) - len(reached) for reached in self._answers.values()]
+        num_yes, num_no = sum(vote > 0 for vote in votes), sum(vote < 0 for vote in votes)
+        if num_yes != num_no:
+            self.is_open = num_yes > num_no
         if not self.is_open:
             self.open_at = ""
 
@@ -123,11 +145,34 @@ class Reachability:
                 keep_newest(self._relays, peer, relay, KNOWN_RELAYS)
 
     async def _choose_relays(self, control: Control) -> tuple[str, ...]:
-        """Return relays that respond now. Those that we do not use yet come first, because we have lost the others."""
+        """Return relays that respond now. Those that we do not use yet come first, because we have lost the others.
+
+        The first of each network precedes others of that network: the owner of a network chooses how many relays it offers.
+        """
         candidates = random.sample(list(self._relays.items()), len(self._relays))
         candidates.sort(key=lambda known: known[1] in self.through)
+        candidates = _one_of_each_network_first(candidates, lambda known: known[1])
         responses = await asyncio.gather(*(_responds(control, peer, relay) for peer, relay in candidates[: 2 * NUM_RELAYS]))
         return tuple(relay for (_, relay), responds in zip(candidates, responses, strict=False) if responds)[:NUM_RELAYS]
+
+
+def _note(answers: dict[str, dict[PeerId, T]], network: str, peer: PeerId, answer: T) -> None:
+    of_network = answers.get(network, {})
+    keep_newest(of_network, peer, answer, NUM_ANSWERS)
+    keep_newest(answers, network, of_network, NUM_ANSWERS)
+
+
+def _most_common(hosts: Iterable[str]) -> str:
+    """Return the most common host, empty if there is none."""
+    counts = Counter(hosts)
+    return max(counts, key=lambda host: (counts[host], host), default="")
+
+
+def _one_of_each_network_first(peers: Sequence[T], address_of: Callable[[T], str]) -> list[T]:
+    """Return the peers with the earliest of each network first."""
+    networks = [network_of(address_of(peer)) for peer in peers]
+    order = sorted(range(len(peers)), key=lambda number: networks.index(networks[number]) != number)
+    return [peers[number] for number in order]
 
 
 async def _responds(control: Control, peer: PeerId, relay: str) -> bool:

@@ -26,7 +26,7 @@ FEWEST_OF_SLOW = 8  # meetings of a peer with a slow line
 
 
 def let_nobody_go_first(caller: Peer) -> None:
-    caller.book.note_held = lambda *held: None  # type: ignore[method-assign]
+    caller.book.note_held = lambda *held, **more: None  # type: ignore[method-assign]
     caller.book.is_welcome = lambda *caller: True  # type: ignore[method-assign]
 
 

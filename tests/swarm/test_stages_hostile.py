@@ -23,6 +23,7 @@ from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, Ho
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.streams.admission import StreamCaps
 from gossamer.protocol.streams.transport import Purpose, Stream
+from gossamer.protocol.tasks import cancel
 from tests.swarm.claims import STRANGERS
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, Holder, StagedRun, play
 
@@ -209,6 +210,37 @@ def test_an_idle_lane_of_the_largest_group_makes_room_first(tmp_path: Path, monk
     for holder, stage in zip(run.holders, (0, 1, 0), strict=True):
         holder.fits = (stage,)
     play(run, story)
+
+
+async def keep_sending(stream: Stream) -> None:
+    """Send a hop, wait for its answer, and again."""
+    with suppress(PeerGone):
+        for number in range(1, 10_000):
+            for message in forward(1):
+                await stream.send(HopForward(number, random.randbytes(16), False, 0) if isinstance(message, HopForward) else message)
+            while not isinstance(await stream.receive(), HopAnswer | HopNotice):
+                pass
+
+
+def test_identities_of_one_network_keep_no_other_lower_holder_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their lanes carry hops all the time, so none is idle."""
+
+    async def story(run: StagedRun) -> None:
+        (holder,) = run.of(1)
+        *alike, late, other = [Identity(number.to_bytes(4, "little") * 8) for number in (3, 4, 5, 6, 7)]
+        run.network.places |= {who.peer_id: "/ip4/198.51.100.9/tcp/1" for who in (*alike, other)}
+        await run.until(lambda: len(holder.pipeline.carrier.up) == 1)
+        monkeypatch.setattr(carrying, "MOST_UP_LANES", 4)
+        work = [asyncio.create_task(keep_sending(await greeted(run, 1, 0, who))) for who in alike]
+        await asyncio.sleep(IDLE_S + 5.0)
+        assert await is_refused(run, 1, 0, other), "one more of that network"
+        assert not await is_refused(run, 1, 0, late)
+        await asyncio.sleep(1.0)
+        kept = {one.lane.partner for one in holder.pipeline.lanes.values()}
+        assert kept >= {run.of(0)[0].peer_id, late.peer_id} and len(kept) == 4
+        await cancel(*work)
+
+    play(StagedRun(tmp_path, 2, 2, others=[Identity(number.to_bytes(4, "little") * 8) for number in (6, 7)]), story)
 
 
 def test_lanes_that_strangers_open_from_above_replace_none_of_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import torch
 from transformers import BertConfig, BertLMHeadModel, PreTrainedConfig, T5Config, ViTConfig
 
 from gossamer.peer.model.model import build_model, parameter_shapes, state_tensors
-from gossamer.peer.model.start import load_start, started_from
+from gossamer.peer.model.start import initial_model, load_start, started_from
 from gossamer.peer.model.weights import set_weights
 from gossamer.peer.text.tokenizer import BYTES, byte_tokenizer, load_tokenizer
 from gossamer.protocol.errors import BadManifest
@@ -60,6 +60,14 @@ def test_other_weights_and_another_tokenizer_are_refused_with_both_digests(folde
     byte_tokenizer().save_pretrained(tmp_path)
     with pytest.raises(BadManifest, match=rf"its digest is [0-9a-f]{{64}}, not {manifest.tokenizer.digest}"):
         load_tokenizer(manifest.tokenizer, tmp_path)
+
+
+def test_a_manifest_does_not_share_the_weights_of_a_folder_that_it_names(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder.parent)
+    for named in (str(folder), f"./{folder.name}", folder.name):
+        section = ModelSection(hub=named, revision="0" * 40)
+        with pytest.raises(BadManifest, match="is a folder of this machine"):
+            initial_model(Manifest(model=section), None)
 
 
 def test_a_folder_without_a_model_or_a_tokenizer_is_refused(folder: Path, tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
 from gossamer.peer.swarm.swarm_time import GROUPS, LATELY_S, NETWORKS, SwarmTime
+from gossamer.peer.sync.client import Source
 from gossamer.protocol.limits import CLOCK_SKEW_S
 from gossamer.protocol.memory.virtual_time import run
+from gossamer.protocol.messages.replies import PeerList
 from tests.peer.neighbours import somebody
 
 UNIX_S = 1_800_000_000.0
@@ -112,3 +115,26 @@ def test_the_readings_are_bounded() -> None:
         assert f"peers in {NETWORKS} networks" in clock.warning
 
     run(main())
+
+
+def test_a_member_does_not_set_the_clocks_of_others_through_many_relays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever calls through a relay is seen in the relay's network, and chooses the relay."""
+
+    async def nothing(*asked: object, **more: object) -> None:
+        return None
+
+    async def main() -> float:
+        clock = SwarmTime(at())
+        for number, ahead_s in ((1, 0.5), (2, 0.4), *((number, -HOUR_S) for number in range(10, 16))):
+            relay = f"/ip4/20.{number}.0.1/tcp/1"
+            stream = SimpleNamespace(observed=relay if ahead_s > 0 else f"{relay}/p2p/{somebody(number).peer_id}/p2p-circuit")
+
+            async def take(source: Source, there_s: float = at(ahead_s)()) -> tuple[None, bytes]:
+                return None, PeerList((), round(1000 * there_s)).to_bytes()
+
+            monkeypatch.setattr(Source, "ask", nothing)
+            monkeypatch.setattr(Source, "take", take)
+            await Source(None, stream).peer_list((), clock, is_bootstrap=False, group=somebody(9).peer_id)  # type: ignore[arg-type]
+        return clock.ahead_s
+
+    assert run(main()) == pytest.approx(0.0, abs=1.0)

@@ -130,3 +130,19 @@ def test_a_stranger_that_is_in_no_book_has_no_turn() -> None:
     book = book_of(somebody(1))
     book.note_held(somebody(2).peer_id, 0.0, 100 * LONG_S)
     assert len(book) == 1 and book.is_welcome(somebody(2).peer_id, 0.0)
+
+
+def test_a_caller_that_breaks_off_goes_behind_the_others_until_it_completes_a_meeting() -> None:
+    """A short meeting is no sign of anything; one that it breaks off costs others a place, and itself nothing but a message."""
+    group = [met(invite=INVITE) for _ in range(2)]
+    book = book_with(*group, *(met() for _ in range(4)))
+    short_s = HONEST_S / 5
+    book.note_held(group[0][0], 0.0, short_s)
+    assert waits_s(book, group[0][0]) == 0.0
+    for peer, *_ in group:
+        book.note_held(peer, 0.0, short_s, breaks_off=True)
+    assert waits_s(book, group[0][0]) == waits_s(book, group[1][0]) == pytest.approx(5 * short_s)
+    book.note_meeting(group[1][0], 10.0, 0, took_s=HONEST_S)
+    book.note_held(group[0][0], 10.0, short_s, breaks_off=True)
+    assert book.is_welcome(group[1][0], 10.4), "who completes its meetings pays for nobody"
+    assert not book.is_welcome(group[0][0], 10.4)

@@ -17,7 +17,7 @@ from gossamer.protocol.libp2p.reachability import Reachability
 from gossamer.protocol.memory import virtual_time
 from tests.protocol.peers import seeded
 
-PARTNERS = [seeded(number).peer_id for number in range(1, 8)]
+PARTNERS = [seeded(number).peer_id for number in range(1, 17)]
 SEEN = "/ip4/5.5.0.9/tcp/4001"
 PLACE = f"/ip4/5.5.0.1/tcp/4001/p2p/{PARTNERS[0]}/p2p-circuit"
 
@@ -36,8 +36,10 @@ class World(Control):
         self.own: tuple[str, ...] = ()
         self.gone: set[PeerId] = set()
 
-    def set_answer(self, number: int, reached: Reached, *, relays: bool = False, end: str = "/ip4/5.5.0.1/tcp/1") -> None:
-        self.partners[PARTNERS[number]] = Answer(reached, SEEN, relay(number) if relays else "")
+    def set_answer(
+        self, number: int, reached: Reached, *, relays: bool = False, end: str = "/ip4/5.5.0.1/tcp/1", seen_at: str = SEEN
+    ) -> None:
+        self.partners[PARTNERS[number]] = Answer(reached, seen_at, relay(number) if relays else "")
         self.ends[PARTNERS[number]] = end
 
     async def connected(self) -> dict[PeerId, str]:
@@ -118,6 +120,64 @@ def test_one_malicious_partner_has_no_effect(world: World) -> None:
         known = Reachability()
         await within(1000, known.until_role_changes(world, 4001))
         assert known.is_open is True
+
+    run(test)
+
+
+def test_the_identities_of_one_network_have_one_vote(world: World) -> None:
+    async def test() -> None:
+        for number in range(2, 14):
+            world.set_answer(number, Reached.NO, relays=True, end=f"/ip4/6.6.0.{number}/tcp/1")
+        for number in range(2):
+            world.set_answer(number, Reached.YES, end=f"/ip4/5.{number}.0.1/tcp/1")
+        known = Reachability()
+        assert await within(2000, known.until_role_changes(world, 4001)) == "", "identities are free: p2pd would restart at their will"
+        assert known.is_open is True
+
+    run(test)
+
+
+def test_strangers_have_no_vote_beside_a_member(world: World) -> None:
+    async def test() -> None:
+        for number in range(1, 8):
+            world.set_answer(number, Reached.NO, relays=True, end=f"/ip4/6.{number}.0.1/tcp/1")
+        known, members = Reachability(), {PARTNERS[0]}
+        assert await within(20, known.until_role_changes(world, 4001, members.__contains__))
+        assert known.is_open is False, "without a member they are all there is to ask"
+        world.set_answer(0, Reached.YES)
+        assert "no relay" in await within(20, known.until_role_changes(world, 4001, members.__contains__))
+        assert known.is_open is True
+
+    run(test)
+
+
+@pytest.mark.parametrize("claim", ["/ip4/198.51.100.7/tcp/4001", "/ip4/5.5.0.9/tcp/22"])
+def test_one_partner_does_not_choose_the_announced_address(world: World, claim: str) -> None:
+    async def test() -> None:
+        for number in range(3):
+            world.set_answer(number, Reached.YES, end=f"/ip4/5.{number}.0.1/tcp/1", seen_at=SEEN if number else claim)
+        known, claimed = Reachability(), set[str]()
+        tracking = asyncio.create_task(known.until_role_changes(world, 4001))
+        for _ in range(1000):
+            await asyncio.sleep(1.0)
+            claimed.add(known.open_at)
+        tracking.cancel()
+        assert claimed <= {"", SEEN}
+        assert known.open_at == SEEN
+
+    run(test)
+
+
+def test_relays_are_of_different_networks_where_there_are_several(world: World) -> None:
+    async def test() -> None:
+        other = f"/ip4/9.9.0.1/tcp/4001/p2p/{PARTNERS[15]}"
+        known = Reachability()
+        for reached in (Reached.NOT_TRIED, Reached.NO):  # first they only name themselves
+            for number in range(15):
+                world.set_answer(number, reached, relays=True)
+            world.partners[PARTNERS[15]], world.ends[PARTNERS[15]] = Answer(reached, SEEN, other), "/ip4/9.9.0.1/tcp/1"
+            await within(30, known.until_role_changes(world, 4001))
+        assert other in known.through
 
     run(test)
 
