@@ -17,6 +17,7 @@ RATE = "tok/s"
 COLUMNS = ("peer", "state", "step", "loss", RATE, "meetings", "up", "down", "blocked")
 LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
+ENDED = ("left", "done", "failed")  # states in which a peer ends in order
 MOST_STAGES = 8  # that are listed each by itself
 BAR_CELLS = 50
 FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
@@ -56,6 +57,13 @@ def line(name: str, status: StatusObject) -> str:
 def sentence(status: StatusObject, now_s: float) -> str:
     """Return the one sentence about a peer: its state, since when, why, and what would end it. `now_s`: Unix seconds."""
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
+
+
+def last_sentence(status: StatusObject, now_s: float) -> str:
+    """Return what is known of a peer that does not run; of one that did not leave, the state in which it was killed, which has no end."""
+    if status["state"] in ENDED:
+        return sentence(status, now_s)
+    return f"{status['state']}, {status['reason']}; it ended without leaving"
 
 
 def stage_text(status: StatusObject) -> str:

@@ -14,6 +14,7 @@ from gossamer.cli.figures import (
     age_text,
     holders_text,
     lanes_text,
+    last_sentence,
     loss_text,
     meetings_text,
     sentence,
@@ -51,7 +52,7 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
         answer = ask(folder.path, {"verb": "status"})
     except NobodyRuns as nobody:
         last = folder.last_status()
-        raise NobodyRuns(f"{nobody}; its last state: {sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint) from nobody
+        raise NobodyRuns(f"{nobody}; its last state: {last_sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint) from nobody
     print(json.dumps(answer) if as_json else description(answer, time.time()))
 
 
