@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gossamer.cli.figures import fitted
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.join import InviteFile, given_text
 from gossamer.cli.manifests import read_manifest
@@ -78,6 +79,6 @@ def _subject(text: str | None, home: Path) -> tuple[str | None, Home, Manifest |
 
 def show(name: str, finding: Finding) -> None:
     """Print a finding as a line, and the way out below it."""
-    print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
+    print(fitted(f"{finding.level.value:<6}{name:<15}{finding.found}", 21), flush=True)
     if finding.way_out:
-        print(f"{'':<21}-> {finding.way_out}", flush=True)
+        print(fitted(f"{'':<21}-> {finding.way_out}", 24), flush=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -167,6 +170,16 @@ def table_text(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) 
     """Return rows as lines with aligned columns; a row may be shorter than the first. `align`: str.ljust or str.rjust."""
     widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
+
+
+def fitted(text: str, indent: int) -> str:
+    """Break lines between words where stdout is a terminal that is too narrow for them; the rest of a line is indented."""
+    if not sys.stdout.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
 
 
 def bar_text(share: float, encoding: str) -> str:

@@ -12,6 +12,7 @@ import typer
 from gossamer.cli.figures import (
     StatusObject,
     age_text,
+    fitted,
     holders_text,
     lanes_text,
     last_sentence,
@@ -53,7 +54,7 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
     except NobodyRuns as nobody:
         last = folder.last_status()
         raise NobodyRuns(f"{nobody}; its last state: {last_sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint) from nobody
-    print(json.dumps(answer) if as_json else description(answer, time.time()))
+    print(json.dumps(answer) if as_json else fitted(description(answer, time.time()), 11))
 
 
 def need_health(folder: Home) -> None:
