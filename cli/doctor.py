@@ -72,7 +72,7 @@ def _subject(text: str | None, home: Path) -> tuple[str | None, Home, Manifest |
     """Return the invite, the home and the manifest that the operator names with one word. Raises BadManifest for a file that is none."""
     if text is not None and os.path.isdir(text):  # noqa: PTH112 - false for an invite, which is too long for a path
         return None, Home(Path(text)), None
-    if text is not None and os.path.isfile(text):  # noqa: PTH113
+    if text is not None and (os.path.isfile(text) or text.endswith(".toml")):  # noqa: PTH113
         return None, Home(home), read_manifest(Path(text))
     return text, Home(home), None
 

@@ -53,7 +53,9 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
         answer = ask(folder.path, {"verb": "status"})
     except NobodyRuns as nobody:
         last = folder.last_status()
-        raise NobodyRuns(f"{nobody}; its last state: {last_sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint) from nobody
+        raise NobodyRuns(
+            f"{nobody}; its last state: {last_sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint
+        ) from nobody
     print(json.dumps(answer) if as_json else fitted(description(answer, time.time()), 11))
 
 
