@@ -74,7 +74,8 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
         try:
             text = file.read_text().partition("\n")[0]
         except (OSError, ValueError) as error:
-            raise BadSettings(f"the passphrase cannot be read from {file}: {error}", hint="name a text file") from error
+            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+            raise BadSettings(f"the passphrase cannot be read from {file}: {reason}", hint="name a text file") from error
     elif sys.stdin.isatty():
         text = str(typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
     else:

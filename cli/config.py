@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from gossamer.cli.figures import fitted
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.config import COMMANDS, WEB, LocalSettings, no_such_setting, save_settings, saved_settings, with_setting
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
@@ -48,7 +49,7 @@ def config(key: Key = None, value: Value = None, home: HomeFolder = DEFAULT_HOME
     elif key is not None:
         print(text_of(shown[key]))
     else:
-        print(listing(shown))
+        print(fitted(listing(shown), 4))
 
 
 def change(folder: Home, key: str, value: str | None) -> None:

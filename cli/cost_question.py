@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 import sys
+import time
+from collections.abc import Callable
 from typing import Final, TextIO
 
 from gossamer.cli.screen import Screen
@@ -16,16 +18,19 @@ from gossamer.peer.machine.units import size_bytes
 
 LOOPBACK: Final = ("127.", "::1")  # a peer that listens there meets only peers of this machine
 LIFT: Final = "`peer config monthly_traffic unlimited` lifts the limit, and `peer config monthly_traffic SIZE` sets another"
+STEADY_S: Final = 60.0  # of measuring, before a figure counts: the first steps are slow, and the interval is still sought
 LOW_USE: Final = "a smaller model that each peer holds whole would use the device better"
 
 
 class CostQuestion:
     """Watches a peer's status on its event loop. `stdin` is read only if it is the terminal of a command in the foreground."""
 
-    def __init__(self, config: PeerConfig, drawn: Screen, stdin: TextIO = sys.stdin) -> None:
+    def __init__(self, config: PeerConfig, drawn: Screen, stdin: TextIO = sys.stdin, now_s: Callable[[], float] = time.monotonic) -> None:
         self._config = config
         self._drawn = drawn
         self._question = TerminalQuestion(config.home, drawn, stdin)
+        self._now_s = now_s
+        self._measured_s: float | None = None  # when the duration of a step was first measured
         self._said: Bill | None = None
         self._is_settled = not config.is_unasked
         self._is_use_settled = not config.least_use
@@ -37,25 +42,34 @@ class CostQuestion:
             return
         expected = TrafficExpected(**{name: value for name, value in status.expected_traffic.items() if value is not None})
         found = bill(expected, self._config)
-        if self._said is None or not 1 / SAID_FACTOR < found.day_bytes / max(1.0, self._said.day_bytes) < SAID_FACTOR:
+        is_steady = self._is_steady(found)
+        is_told = self._said is not None and 1 / SAID_FACTOR < found.day_bytes / max(1.0, self._said.day_bytes) < SAID_FACTOR
+        if (is_steady or not found.is_measured) and not is_told:
             self._said = found
             self._drawn.print_line(f"cost: {found.sentence()}")
         if self._question.is_open:
             return
         if not self._is_use_settled and expected.use < self._config.least_use:  # false where it is not known
             self._settle_use(expected.use)
-        elif not self._is_settled and found.month_bytes > self._allowed_bytes:
+        elif is_steady and not self._is_settled and found.month_bytes > self._allowed_bytes:
             self._settle(found)
+
+    def _is_steady(self, found: Bill) -> bool:
+        """Return whether the bill rests on a minute of steps: an assumed figure, and a first one, may be wrong ten times over."""
+        if not found.is_measured:
+            return False
+        if self._measured_s is None:
+            self._measured_s = self._now_s()
+        return self._now_s() - self._measured_s >= STEADY_S
 
     # ------------------------------------------------------------------ bytes
 
     def _settle(self, found: Bill) -> None:
         if not self._question.can_ask:
-            if found.is_measured:  # an assumed duration of a step is no reason for a limit that stays
-                self._is_settled = True
-                self._take_limit(f"more than {self._config.unasked_traffic} a month, and there is no terminal to ask on")
+            self._is_settled = True
+            self._take_limit(f"more than {self._config.unasked_traffic} a month, and there is no terminal to ask on")
             return
-        offer = f"{round_up(found.month_bytes / 1e9):g} GB"
+        offer = offered(found.month_bytes)
 
         def hear(line: str) -> str:
             match answer := line.lower():
@@ -121,6 +135,12 @@ class CostQuestion:
             hear,
             lambda: self._leave("in the background: "),
         )
+
+
+def offered(num_bytes: float) -> str:
+    """Return a limit for so many bytes, with a reserve, as the operator may write it too."""
+    gigabytes = round_up(num_bytes / 1e9)
+    return f"{gigabytes:g} GB" if gigabytes < 1000 else f"{gigabytes / 1000:g} TB"
 
 
 def round_up(value: float) -> float:

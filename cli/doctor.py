@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from gossamer.cli.figures import fitted
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.join import InviteFile, given_text
 from gossamer.cli.manifests import read_manifest
@@ -71,13 +72,13 @@ def _subject(text: str | None, home: Path) -> tuple[str | None, Home, Manifest |
     """Return the invite, the home and the manifest that the operator names with one word. Raises BadManifest for a file that is none."""
     if text is not None and os.path.isdir(text):  # noqa: PTH112 - false for an invite, which is too long for a path
         return None, Home(Path(text)), None
-    if text is not None and os.path.isfile(text):  # noqa: PTH113
+    if text is not None and (os.path.isfile(text) or text.endswith(".toml")):  # noqa: PTH113
         return None, Home(home), read_manifest(Path(text))
     return text, Home(home), None
 
 
 def show(name: str, finding: Finding) -> None:
     """Print a finding as a line, and the way out below it."""
-    print(f"{finding.level.value:<6}{name:<15}{finding.found}", flush=True)
+    print(fitted(f"{finding.level.value:<6}{name:<15}{finding.found}", 21), flush=True)
     if finding.way_out:
-        print(f"{'':<21}-> {finding.way_out}", flush=True)
+        print(fitted(f"{'':<21}-> {finding.way_out}", 24), flush=True)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import shutil
+import sys
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +20,7 @@ RATE = "tok/s"
 COLUMNS = ("peer", "state", "step", "loss", RATE, "meetings", "up", "down", "blocked")
 LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training time"
 
+ENDED = ("left", "done", "failed")  # states in which a peer ends in order
 MOST_STAGES = 8  # that are listed each by itself
 BAR_CELLS = 50
 FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
@@ -56,6 +60,13 @@ def line(name: str, status: StatusObject) -> str:
 def sentence(status: StatusObject, now_s: float) -> str:
     """Return the one sentence about a peer: its state, since when, why, and what would end it. `now_s`: Unix seconds."""
     return f"{status['state']} for {age_text(now_s - status['since'])}: {status['reason']}; {status['way_out']}"
+
+
+def last_sentence(status: StatusObject, now_s: float) -> str:
+    """Return what is known of a peer that does not run; of one that did not leave, the state in which it was killed, which has no end."""
+    if status["state"] in ENDED:
+        return sentence(status, now_s)
+    return f"{status['state']}, {status['reason']}; it ended without leaving"
 
 
 def stage_text(status: StatusObject) -> str:
@@ -159,6 +170,16 @@ def table_text(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) 
     """Return rows as lines with aligned columns; a row may be shorter than the first. `align`: str.ljust or str.rjust."""
     widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
     return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
+
+
+def fitted(text: str, indent: int) -> str:
+    """Break lines between words where stdout is a terminal that is too narrow for them; the rest of a line is indented."""
+    if not sys.stdout.isatty():
+        return text
+    wrapper = textwrap.TextWrapper(
+        shutil.get_terminal_size().columns, subsequent_indent=" " * indent, break_long_words=False, break_on_hyphens=False
+    )
+    return "\n".join("\n".join(wrapper.wrap(line)) for line in text.split("\n"))
 
 
 def bar_text(share: float, encoding: str) -> str:

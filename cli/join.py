@@ -116,4 +116,5 @@ def given_text(text: str | None, file: Path | None) -> str | None:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInvite(f"{file} cannot be read: {error}", hint="the file must hold one line, the invite") from error
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise BadInvite(f"{file} cannot be read: {reason}", hint="the file must hold one line, the invite") from error

@@ -20,6 +20,7 @@ from gossamer.cli.figures import BAR_CELLS, LEGEND, StatusObject, cells, columns
 
 SHOW_EVERY_STEPS_SHARE = 0.1  # a plain line at least each tenth of the run
 SHOW_EVERY_S = 15.0  # and at least after this time
+NARROW_CELLS = 90  # where the columns of a long run do not fit unless they stand close
 REASON_EVERY_S = 2.0  # a new reason for the same state, such as a percentage, at most this often
 
 Meter = Callable[[str, int, int, float | None], None]  # draws the name of the work, the done and total amounts, and the loss so far
@@ -80,7 +81,7 @@ class LiveTable:
 
     def print_line(self, sentence: str) -> None:
         """Print the sentence above the table."""
-        self._live.console.print(sentence, highlight=False, markup=False, soft_wrap=True)
+        self._live.console.print(sentence, highlight=False, markup=False)
 
     def hold(self) -> None:
         """Draw nothing in place until `go_on`, so that an answer can be typed."""
@@ -93,12 +94,13 @@ class LiveTable:
     def data(self, text: str) -> None:
         """Print the line on stdout; where stdout is the same terminal, above the table."""
         if sys.stdout.isatty():
-            self.print_line(text)
+            self._live.console.print(text, highlight=False, markup=False, soft_wrap=True)  # it is copied: no line breaks
         else:
             print(text, flush=True)
 
     def _drawing(self) -> Group:
-        table = Table(box=None, pad_edge=False, header_style="bold")
+        is_narrow = self._live.console.width < NARROW_CELLS
+        table = Table(box=None, pad_edge=False, header_style="bold", collapse_padding=is_narrow)
         unit = next(iter(self._statuses.values()))["unit"]  # of the run that all of them train
         for number, column in enumerate(columns(unit)):
             table.add_column(Text(column), justify="left" if number < 2 else "right", no_wrap=True)

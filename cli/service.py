@@ -53,7 +53,8 @@ def install(folder: Home, invite: str | None, invite_file: Path | None = None) -
     """Write and print the unit, and let systemd start it. Raises BadInvite or BadSettings."""
     if holder := folder.holder():
         raise BadSettings(
-            f"a peer already runs from {folder.path} ({holder})", hint="stop it with `peer leave` first: the service starts the peer itself"
+            f"a peer already runs from {folder.path} ({holder})",
+            hint=f"stop it with `peer leave --home {folder.path}` first: the service starts the peer itself",
         )
     with undone_if_it_fails(folder):
         _, read = load_invite(folder, invite, invite_file, "service install")

@@ -89,27 +89,30 @@ def hold_session(
     `metrics`: the address and port for Prometheus, as `--metrics` takes them; None serves no metrics.
     """
     newest = Status()
-    with screen(sys.stderr) as drawn, metrics_server(metrics, lambda: newest):
-        cost = CostQuestion(config, drawn)
+    try:
+        with screen(sys.stderr) as drawn, metrics_server(metrics, lambda: newest):
+            cost = CostQuestion(config, drawn)
 
-        def watch(status: Status) -> None:
-            nonlocal newest
-            for words in news(newest, status):
-                drawn.print_line(words)
-            if status.text != newest.text:
-                try:
-                    remember_text(config)
-                except BadSettings as error:  # a full disk: no reason to end the peer
-                    drawn.print_line(f"the text is not remembered: {error}; name it with --data again at the next start")
-            newest = status
-            cost.look(status)
-            drawn.show(status.peer_id[-6:], status.to_json())
-            keep_port(config, status.addresses)
-            if also is not None:
-                also(status, drawn)
+            def watch(status: Status) -> None:
+                nonlocal newest
+                for words in news(newest, status):
+                    drawn.print_line(words)
+                if status.text != newest.text:
+                    try:
+                        remember_text(config)
+                    except BadSettings as error:  # a full disk: no reason to end the peer
+                        drawn.print_line(f"the text is not remembered: {error}; name it with --data again at the next start")
+                newest = status
+                cost.look(status)
+                drawn.show(status.peer_id[-6:], status.to_json())
+                keep_port(config, status.addresses)
+                if also is not None:
+                    also(status, drawn)
 
-        status = asyncio.run(run_peer(config, identity, manifest, invite, watch))
-    print(farewell(status, config), file=sys.stderr)
+            newest = asyncio.run(run_peer(config, identity, manifest, invite, watch))
+    finally:
+        if newest.state in ("left", "done"):  # after Ctrl-C too, which ends in KeyboardInterrupt
+            print(farewell(newest, config), file=sys.stderr)
 
 
 def news(before: Status, now: Status) -> Iterator[str]:

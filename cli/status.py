@@ -12,8 +12,10 @@ import typer
 from gossamer.cli.figures import (
     StatusObject,
     age_text,
+    fitted,
     holders_text,
     lanes_text,
+    last_sentence,
     loss_text,
     meetings_text,
     sentence,
@@ -51,8 +53,10 @@ def status(home: HomeFolder = DEFAULT_HOME, as_json: Json = False, healthy: Heal
         answer = ask(folder.path, {"verb": "status"})
     except NobodyRuns as nobody:
         last = folder.last_status()
-        raise NobodyRuns(f"{nobody}; its last state: {sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint) from nobody
-    print(json.dumps(answer) if as_json else description(answer, time.time()))
+        raise NobodyRuns(
+            f"{nobody}; its last state: {last_sentence(last, time.time())}" if last else str(nobody), hint=nobody.hint
+        ) from nobody
+    print(json.dumps(answer) if as_json else fitted(description(answer, time.time()), 11))
 
 
 def need_health(folder: Home) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from gossamer.cli.figures import age_text, holders_text, loss_text, number_text, share_text, table_text
+from gossamer.cli.figures import age_text, fitted, holders_text, loss_text, number_text, share_text, table_text
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.held_manifest import need_manifest
@@ -51,7 +51,7 @@ def whole_run(home: HomeFolder = DEFAULT_HOME, as_json: Json = False) -> None:
     No peer coordinates a run, so each member shows what it has seen itself.
     """
     shown = run_shown(home)
-    print(json.dumps(shown) if as_json else description(shown))
+    print(json.dumps(shown) if as_json else fitted(description(shown), 9))
 
 
 def run_shown(home: Path) -> dict[str, Any]:
@@ -205,7 +205,11 @@ def curve_rows(points: Mapping[str, Sequence[Any]]) -> Iterator[tuple[str, ...]]
     """Yield a few rows of the curve, evenly over its points, the last one among them."""
     known = [index for index, loss in enumerate(points["loss"]) if loss is not None]
     wanted = {known[round(place * (len(known) - 1) / (CURVE_ROWS - 1))] for place in range(CURVE_ROWS)} if known else set()
+    last: tuple[str, ...] = ()
     for index in sorted(wanted):
         spread = f"{loss_text(points['low'][index])} to {loss_text(points['high'][index])}"
         when = time.strftime("%m-%d %H:%M", time.localtime(points["ts"][index]))
-        yield when, str(points["step"][index]), loss_text(points["loss"][index]), spread, str(points["members"][index])
+        row = when, str(points["step"][index]), loss_text(points["loss"][index]), spread, str(points["members"][index])
+        if row != last:  # the first points of a run come within seconds
+            yield row
+        last = row

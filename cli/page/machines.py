@@ -20,7 +20,7 @@ from typing import Annotated, Any, Final
 
 from pydantic import Field, TypeAdapter, ValidationError
 
-from gossamer.cli.figures import age_text, number_text
+from gossamer.cli.figures import ENDED, age_text, number_text
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.tasks import spawn
 
@@ -31,7 +31,6 @@ MOST_PEERS: Final = 64  # of one machine
 MOST_TOKENS: Final = 1 << 62  # what is larger, or no number, is no answer of a page
 PATH: Final = "machine"  # where a page tells of its peers
 HERE: Final = "this machine"
-ENDED: Final = ("left", "done", "failed")
 HINT: Final = "give the address that `peer dashboard` has printed there, like http://127.0.0.1:8421/?token=..., reached through ssh -L"
 
 Text = Annotated[str, Field(max_length=2000)]

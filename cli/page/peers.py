@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.cli.config import settings_in_force
-from gossamer.cli.figures import sentence
+from gossamer.cli.figures import last_sentence, sentence
 from gossamer.cli.peers import COLUMNS, partner_cells
 from gossamer.cli.status import rows
 from gossamer.peer.machine.config import LIMITS, LocalSettings
@@ -58,7 +58,7 @@ def shown(home: Path) -> dict[str, Any]:
         "words": words,
         "status": status,
         "may_resume": runs and status["state"] == "paused" and RESUMES in status["way_out"],
-        "sentence": sentence(status, now_s) if status else words,
+        "sentence": (sentence if runs else last_sentence)(status, now_s) if status else words,
         "rows": rows(status, now_s) if status else {},
         "partners": [partner_cells(row, now_s) for row in sorted(partners["peers"], key=lambda row: -row["seen"])],
         "partner_columns": COLUMNS,

@@ -65,6 +65,8 @@ def _what_next(folder: Home) -> str:
         return f"the run is complete: {export_text(str(folder.path), is_staged=bool(last.get('stage')))}"
     if program := last.get("program"):
         return f"start the program of this run, {program}, again with this home: it goes on from there"
+    if last.get("own_steps"):
+        return f"`peer join --home {folder.path}` starts it again: it goes on from its newest checkpoint"
     return "start one with `peer join` or `peer host`, or pass its home folder with --home DIR"
 
 

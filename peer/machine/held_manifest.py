@@ -20,5 +20,7 @@ def need_manifest(home: Home) -> SignedManifest:
     """Read a home's manifest. Raises BadManifest, or BadSettings if the home holds no run."""
     try:
         return SignedManifest.from_bytes(home.manifest.read_bytes())
+    except FileNotFoundError as error:
+        raise BadSettings(f"{home.path} holds no run", hint=NO_RUN) from error
     except OSError as error:
-        raise BadSettings(f"{home.path} holds no run: {error.strerror}", hint=NO_RUN) from error
+        raise BadSettings(f"{home.manifest} cannot be read: {error.strerror}", hint=NO_RUN) from error

@@ -110,7 +110,7 @@ class Home:
             if not try_lock(descriptor, fcntl.LOCK_EX):
                 raise HomeInUse(
                     f"a peer already runs from {self.path} ({_holder(descriptor)})",
-                    hint="stop it with `peer leave`, or give this one its own folder with --home DIR",
+                    hint=f"stop it with `peer leave --home {self.path}`, or give this one its own folder with --home DIR",
                 )
             os.ftruncate(descriptor, 0)
             os.pwrite(descriptor, f"{os.getpid()} {time.time():.0f} {socket.gethostname()}\n".encode(), 0)

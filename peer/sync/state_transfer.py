@@ -40,6 +40,7 @@ ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single
 SOURCES = 4  # at once
 REPORT_S = 0.5  # between two reports of progress
 OLD_SHARE = 4  # of the allowed gap: a state whose oldest piece is a fourth of it behind is too old to meet about
+NAMED = 4  # peers that do not train now, at most
 LONG_S = 3600.0  # a transfer that takes longer is announced as slow
 
 
@@ -139,7 +140,17 @@ class StateTransfer:
             if answers:
                 answered_s = loop_s()
             await asyncio.sleep(max(0.0, self._pause_s() - (loop_s() - began_s)))
-        raise SwarmUnreachable(
+        raise self._nobody()
+
+    def _nobody(self) -> SwarmUnreachable:
+        """Return the error for a run in which nobody answers; where peers in sight do not train now, the network is not to blame."""
+        if resting := [peer.peer_id.short() for peer in self.sources.book.seen_lately(loop_s()) if peer.paused]:
+            return SwarmUnreachable(
+                f"no peer of the run gave weights for {TIMEOUT_S:.0f} s: those in sight are paused, or bootstrap nodes "
+                f"({', '.join(resting[:NAMED])})",
+                hint="ask for one of them to be resumed, then join again; --keep-trying waits until one trains",
+            )
+        return SwarmUnreachable(
             f"no peer of the run answered for {TIMEOUT_S:.0f} s",
             hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
             "peers that have banned this one do not answer it either",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from gossamer.cli.figures import (
     COLUMNS,
     cells,
+    fitted,
     holders_text,
     lanes_text,
     line,
@@ -124,3 +127,14 @@ def test_what_was_read_of_a_text_and_what_not_is_one_sentence() -> None:
     assert text_read(text) == "1 file of /data, 5.0 kB of text"
     skipped = text | {"num_files": 2, "num_skipped": 3, "skipped": ("/data/a.png is binary, not text",)}
     assert text_read(skipped) == "2 files of /data, 5.0 kB of text; not read: /data/a.png is binary, not text; and 2 more"
+
+
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_only_a_terminal_breaks_lines_and_only_between_words(is_terminal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: is_terminal)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", "30")
+    text = "training\n\nmy part    48640 tokens in 95 steps-of-ten\n           more"
+    broken = "training\n\nmy part    48640 tokens in 95\n           steps-of-ten\n           more"
+    assert fitted(text, 11) == (broken if is_terminal else text)

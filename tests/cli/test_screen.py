@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import sys
 
 import pytest
 
@@ -75,6 +76,23 @@ def test_terminal_shows_every_peer_with_its_reason(monkeypatch: pytest.MonkeyPat
     text = out.getvalue()
     for wanted in ("peer-1", "120/400", "8/1/0/2", "peer-2", "fetching the state from 3 peers", "peer-3 was stopped"):
         assert wanted in text
+
+
+def test_a_long_run_fits_into_eighty_columns_and_an_invite_is_not_broken(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "80")
+    long = {"completed": 1191, "solo": 193, "refused": 33, "failed": 0}
+    status = STATUS | {"step": 4240, "total_steps": 5000, "meetings": long, "bytes": {"sent": 123_400_000, "received": 123_400_000}}
+    out = Terminal()
+    monkeypatch.setattr(sys, "stdout", out)
+    with screen(out) as drawn:
+        drawn.show("HfcJPk", status)
+        drawn.print_line("cost: " + 12 * "a word, ")
+        drawn.data("gossamer1" + 100 * "a")
+    text = out.getvalue()
+    assert "4240/5000" in text and "1191/193/33/0" in text and "123 MB 123 MB" in text and "\u2026" not in text
+    assert "a \nword" in text
+    assert "gossamer1" + 100 * "a" in text
 
 
 def test_a_long_operation_is_shown_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -189,6 +189,21 @@ def test_a_text_that_cannot_be_remembered_ends_no_peer(
     assert "the text is not remembered" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("state", "words"), [("left", "left the run: step 12 of 800"), ("leaving", "")])
+def test_after_ctrl_c_too_the_last_line_says_how_to_go_on(
+    state: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def run_peer(config: object, identity: object, manifest: object, invite: object, watch: Callable[[Status], None]) -> Status:
+        watch(Status(peer_id="12D3KooX", state=state, step=12, total_steps=800))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module, "run_peer", run_peer)
+    with pytest.raises(KeyboardInterrupt):
+        module.hold_session(PeerConfig(home=tmp_path), Identity(b"m" * 32), None, None)
+    shown = capsys.readouterr().err
+    assert words in shown and ("goes on from here" in shown) is bool(words)
+
+
 def test_the_text_of_a_start_becomes_a_setting(tmp_path: Path) -> None:
     save_settings(Home(tmp_path), {"threads": 3})
     remember_text(PeerConfig(home=tmp_path, data=tmp_path / "text"))

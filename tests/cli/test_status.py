@@ -141,6 +141,16 @@ def test_the_last_state_of_a_stopped_peer_is_shown(shell: Shell) -> None:
     assert result.complaint[0].endswith("its last state: failed for 0 s: the port is busy; choose another")
 
 
+def test_a_peer_that_was_killed_has_a_last_state_without_an_end(shell: Shell) -> None:
+    home = Home(shell.home)
+    home.create()
+    killed = replace(apply(Status(), changed("training")), own_steps=7, since=0.0)
+    home.status.write_text(json.dumps(killed.to_json()))
+    error, hint = shell("status").complaint
+    assert error.endswith("its last state: training, meeting others; it ended without leaving")
+    assert hint == f"`peer join --home {home.path}` starts it again: it goes on from its newest checkpoint"
+
+
 def test_what_codes_messages_has_a_line_once_it_is_known() -> None:
     why = "torch (no compiled part here; `pip install` with a C compiler builds it)"
     assert rows(coding=why)["coding"] == why

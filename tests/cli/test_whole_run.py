@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks.pictures.members import lives, run_of
 from gossamer.cli.page.run_page import live
-from gossamer.cli.whole_run import description, picture, purpose
+from gossamer.cli.whole_run import curve_rows, description, picture, purpose
 from gossamer.peer.machine.events import MemberSeen, MembersSeen
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.run_view import RunView
@@ -36,6 +36,11 @@ def test_the_run_is_shown_in_words(view: RunView) -> None:
     assert rows["members"].endswith("live, 14 ever seen")
     assert rows["seen"].startswith("by this member, for 2 h")
     assert "joined" in text and "left" in text and "training" in text and "paused" in text
+
+
+def test_equal_points_of_the_curve_are_one_row() -> None:
+    points = {"ts": [0.0, 5.0, 9.0], "step": [2, 2, 11], "loss": [5.4, 5.4, 4.9], "low": [5.4, 5.4, 4.9], "high": [5.4, 5.4, 4.9]}
+    assert [row[1] for row in curve_rows(points | {"members": [1, 1, 1]})] == ["2", "11"]
 
 
 def test_a_staged_run_says_who_holds_what_and_what_nobody_holds() -> None:

@@ -152,6 +152,21 @@ def test_an_unreachable_swarm_is_reported_after_a_minute(tmp_path: Path) -> None
     play(Swarm(tmp_path, manifest=QUIET), story)
 
 
+def test_a_joiner_of_a_paused_run_blames_no_network(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        host = swarm.start(1)[0]
+        await swarm.until(lambda: host.trainer.replica.own_steps >= 40)
+        host.lifecycle.pause()
+        await asyncio.sleep(5.0)
+        joiner = swarm.add(**JOINER).start()
+        await asyncio.sleep(75.0)
+        failure = group(joiner.failure)
+        assert isinstance(failure, SwarmUnreachable) and "those in sight are paused" in str(failure) and "resumed" in failure.hint
+        joiner.failure = None
+
+    play(Swarm(tmp_path, manifest=QUIET), story)
+
+
 def test_a_joiner_goes_on_with_other_peers_when_its_host_dies(tmp_path: Path) -> None:
     async def story(swarm: Swarm) -> None:
         host, member = swarm.start(2)

@@ -111,10 +111,11 @@ def test_no_peer_runs_in_an_empty_home(tmp_path: Path) -> None:
         ({"state": "done", "program": "images"}, "peer export FOLDER --home"),
         ({"state": "done", "stage": "2 of 3"}, "--with HOME` writes the model, with a home of each other stage"),
         ({"state": "left", "program": "images"}, "start the program of this run, images, again"),
-        ({"state": "left", "program": ""}, "peer join"),
+        ({"state": "left", "program": ""}, "start one with `peer join`"),
+        ({"state": "training", "own_steps": 5}, "`peer join --home /"),
     ],
 )
-def test_the_hint_for_a_home_without_a_peer_fits_its_last_state(home: Home, status: dict[str, str], hint: str) -> None:
+def test_the_hint_for_a_home_without_a_peer_fits_its_last_state(home: Home, status: dict[str, str | int], hint: str) -> None:
     home.status.write_text(json.dumps(status))
     with pytest.raises(NobodyRuns) as caught:
         ask(home.path, {"verb": "status"})

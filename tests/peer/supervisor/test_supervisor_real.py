@@ -129,7 +129,9 @@ def test_sigterm_saves_and_leaves_nothing_behind_and_a_damaged_checkpoint_is_pas
         twice = subprocess.run(started.args, capture_output=True, text=True, timeout=REAL_S, check=False)  # type: ignore[call-overload]
         assert twice.returncode == 2
         assert twice.stderr.startswith(f"error: a peer already runs from {one.home.path} (process {started.pid} ")
-        assert twice.stderr.endswith("hint: stop it with `peer leave`, or give this one its own folder with --home DIR\n")
+        assert twice.stderr.endswith(
+            f"hint: stop it with `peer leave --home {one.home.path}`, or give this one its own folder with --home DIR\n"
+        )
         runtime, children = one.runtime(), list(one.children().values())
         steps = one.status()["own_steps"]
         asked_s = time.monotonic()
