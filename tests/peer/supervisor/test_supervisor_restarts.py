@@ -134,6 +134,30 @@ def test_a_trainer_that_always_fails_ends_the_peer(tmp_path: Path, trouble: str,
     run(test())
 
 
+def test_a_trainer_without_its_data_set_is_started_again_until_the_network_is_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.does("trainer", "network")
+            os.kill(running.lives("trainer")[0], signal.SIGKILL)
+            await eventually(lambda: len(running.lives("trainer")) > module.MAX_FAILURES + 1, "more lives than it has failures")
+            assert not work.done()
+            running.does("trainer", "train")
+            await until_training(running)
+
+    run(test())
+
+
+def test_a_trainer_that_never_reaches_its_data_set_ends_the_peer_as_trouble_of_the_network(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, trainer="network") as (_, work):
+            with pytest.raises(ChildFailed, match="3 times in a row: nobody there") as caught:
+                await work
+            assert (caught.value.exit_code, caught.value.hint) == (ExitCode.SWARM_UNREACHABLE, "wait")
+
+    run(test())
+
+
 @pytest.mark.parametrize("keep_trying", [True, False])
 def test_an_unreachable_swarm_ends_the_peer_unless_it_keeps_trying(tmp_path: Path, keep_trying: bool) -> None:
     """The end of a joiner, unless it was told to keep trying: then it goes on as soon as somebody answers."""
