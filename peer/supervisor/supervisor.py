@@ -45,7 +45,7 @@ from gossamer.protocol.tasks import Changes, cancel, work_until
 
 PROGRAMS = {NODE: "gossamer.peer.node", TRAINER: "gossamer.peer.trainer"}  # python -m
 RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
-PAUSE_GROWTH = 4
+PAUSE_GROWTH, MAX_GROWTHS = 4, 8  # each pause is so many times the last one; failures of days make no number too large for a float
 MAX_FAILURES = 3  # of one child in a row; then another restart would hide the cause
 HEALTHY_S = 600.0  # after a run of this length the count of failures starts again
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save small files, before they are killed
@@ -293,7 +293,7 @@ class Supervisor:
             raise ChildFailed(f"the {name} failed {failures} times in a row: {exit.reason}", hint=hint, exit_code=exit.code)
 
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
-        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
+        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** min(failures - 1, MAX_GROWTHS))
         self._note(RESTARTED[name](exit.reason, failures))
         self.condition.note_exit(name, exit.reason, pause_s)
         self._describe()
