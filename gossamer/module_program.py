@@ -131,7 +131,15 @@ class EvaluateProbe(Probe):
         return torch.tensor(losses.values, device="cpu")
 
     def gain(self, before: Tensor, after: Tensor) -> Gain:
-        """Return the gain, measured against the spread of the losses or their mean, whichever is larger or was so lately."""
+        """Return the gain, measured against the spread of the losses or their mean, whichever is larger or was so lately.
+
+        Raises MeasureFailed where `evaluate` has not returned as many losses for both.
+        """
+        if before.numel() != after.numel():
+            raise MeasureFailed(
+                f"evaluate() returned {before.numel()} losses and then {after.numel()}",
+                hint="return a loss for each part of the held-out data, and always as many",
+            )
         spread = float(before.std()) if before.numel() > 1 else 0.0
         difference = before - after
         noise = float(difference.std()) / math.sqrt(before.numel()) if before.numel() > 1 else 0.0

@@ -117,7 +117,7 @@ class LeadingSwarm(Swarm):
         """Send the others the run, and the state with which training begins."""
         try:
             self._share(None)
-            self._ranks.share(json.dumps([str(self._home.path), self._replica.manifest.run.total_steps]))
+            self._ranks.share(json.dumps([str(self._home.path), self._replica.manifest.run.total_steps, self.is_alone]))
         except BaseException as error:
             self._close(error)
             raise
@@ -180,10 +180,11 @@ class FollowingSwarm(Swarm):
         self._is_leaving = threading.Event()
         self._is_closed = False
         self._is_over = False
+        self._is_alone: bool
         self._rate = 0.0
         self._on_adopted: Callable[[], None] = lambda: None
         begun = self._follow()
-        home, total_steps = json.loads(self._ranks.share())
+        home, total_steps, self._is_alone = json.loads(self._ranks.share())
         self._folder = Path(home)
         self.clock = self._shared_clock = SharedClock(total_steps)
         self._shared_clock.set(begun)
@@ -205,6 +206,11 @@ class FollowingSwarm(Swarm):
     def status(self) -> dict[str, Any]:
         """As Swarm.status, on the machine of rank 0."""
         return ask(self._folder, {"verb": "status"})
+
+    @property
+    def is_alone(self) -> bool:
+        """As Swarm.is_alone."""
+        return self._is_alone
 
     def invite(self, *, uses: int | None = None) -> str:
         """Raise BadSettings: rank 0 issues invites."""

@@ -17,7 +17,7 @@ from gossamer.peer.model.model import quiet_transformers
 from gossamer.peer.model.start import base_folder, initial_model
 from gossamer.peer.model.weights import Show, set_weights, writing
 from gossamer.peer.text.tokenizer import BYTES, Tokenizer, load_tokenizer
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings, TransportError
 from gossamer.protocol.run.manifest import Manifest
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def measure(model: PreTrainedModel, manifest: Manifest, home: Home, data: Path |
     try:
         with closing(open_corpus(manifest, home, data)) as corpus:
             loss, measured = measured_loss(model, manifest, home, corpus, measured_size(manifest, corpus, num_tokens), show)
-    except BadSettings as error:
+    except (BadSettings, TransportError) as error:
         if data is not None:
             raise
         return MeasuredLoss(None, reason=str(error))

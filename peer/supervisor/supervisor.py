@@ -45,7 +45,7 @@ from gossamer.protocol.tasks import Changes, cancel, work_until
 
 PROGRAMS = {NODE: "gossamer.peer.node", TRAINER: "gossamer.peer.trainer"}  # python -m
 RESTART_PAUSE_S = (1.0, 30.0)  # first and longest pause before a child is started again
-PAUSE_GROWTH = 4
+PAUSE_GROWTH, MAX_GROWTHS = 4, 8  # each pause is so many times the last one; failures of days make no number too large for a float
 MAX_FAILURES = 3  # of one child in a row; then another restart would hide the cause
 HEALTHY_S = 600.0  # after a run of this length the count of failures starts again
 LEAVE_S = {NODE: 5.0, TRAINER: 4.0}  # to end meetings, then to save small files, before they are killed
@@ -283,17 +283,17 @@ class Supervisor:
 
     def _give_up(self, name: str, exit: ChildExit, failures: int) -> None:
         """Raise ChildFailed if a restart would not help. Failures of the node rarely end a peer whose trainer trains."""
-        if exit.code == ExitCode.SWARM_UNREACHABLE and self._config.keep_trying:
-            return
+        if exit.code == ExitCode.SWARM_UNREACHABLE and (self._config.keep_trying or (name == TRAINER and self.condition.has_trained)):
+            return  # the network may come back: of a trainer, to the host of its data set
         trains_on = name == NODE and self.condition.has_trained
         if exit.failure is not None and exit.failure.final and not (trains_on and exit.code not in NEVER_AGAIN):
             raise ChildFailed(exit.failure.error, hint=exit.failure.hint, exit_code=exit.failure.exit_code)
         if failures >= MAX_FAILURES and not trains_on:
-            hint = OUT_OF_MEMORY if exit.code == -signal.SIGKILL else f"see {self._home.log}"
-            raise ChildFailed(f"the {name} failed {failures} times in a row: {exit.reason}", hint=hint, exit_code=1)
+            hint = OUT_OF_MEMORY if exit.code == -signal.SIGKILL else getattr(exit.failure, "hint", "") or f"see {self._home.log}"
+            raise ChildFailed(f"the {name} failed {failures} times in a row: {exit.reason}", hint=hint, exit_code=exit.code)
 
     async def _back_off(self, name: str, exit: ChildExit, failures: int) -> None:
-        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** (failures - 1))
+        pause_s = min(RESTART_PAUSE_S[1], RESTART_PAUSE_S[0] * PAUSE_GROWTH ** min(failures - 1, MAX_GROWTHS))
         self._note(RESTARTED[name](exit.reason, failures))
         self.condition.note_exit(name, exit.reason, pause_s)
         self._describe()

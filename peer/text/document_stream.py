@@ -20,7 +20,7 @@ import numpy as np
 from gossamer.peer.text.batches import Draw, permutation, random_stream
 from gossamer.peer.text.document import Document
 from gossamer.peer.text.tables import ROWS, from_arrow, need_column
-from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.errors import BadManifest, BadSettings, TransportError
 
 if TYPE_CHECKING:
     from gossamer.protocol.run.sections import DataSource
@@ -95,7 +95,7 @@ def _documents(rows: Any, first: int = 0, stripe: int = 0, num_stripes: int = 1)
 def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
     """Open a manifest's data set: of the hub, or in a folder, as files or as `save_to_disk` writes it.
 
-    Raises BadSettings if it cannot be reached, BadManifest if it has no such column of text.
+    Raises TransportError if it cannot be reached, BadSettings if it cannot be opened, BadManifest if it has no such column of text.
     """
     datasets.disable_progress_bars()
     is_folder = Path(section.name or "").is_dir()
@@ -104,12 +104,16 @@ def open_stream(section: DataSource, draw: Draw) -> DocumentStream:
         row = next(iter(dataset), {section.column: ""})
     except Exception as error:  # of many types: no such name, no such split, no network, a decoder's error
         way_out = "repair the files in this folder" if is_folder else "check the network"
-        raise BadSettings(
-            f"the data set {section.name} cannot be opened: {' '.join(str(error).split())}",
-            hint=f"{way_out}, and check [data] in the manifest",
-        ) from error
+        trouble, hint = f"the data set {section.name} cannot be opened", f"{way_out}, and check [data] in the manifest"
+        raise reading_error(trouble, error, hint) from error
     need_column(f"the data set {section.name}", section.column, row)
     return DocumentStream(dataset, section.column, draw)
+
+
+def reading_error(trouble: str, error: Exception, hint: str) -> TransportError | BadSettings:
+    """Return the error for what reading a data set has raised: TransportError where the network failed, which may pass."""
+    kind = TransportError if isinstance(error, ConnectionError | TimeoutError) else BadSettings
+    return kind(f"{trouble}: {' '.join(str(error).split())}", hint=hint)
 
 
 def _saved_or_streamed(section: DataSource) -> Any:

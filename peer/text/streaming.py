@@ -26,7 +26,7 @@ from torch import Tensor
 
 from gossamer.peer.text.batches import Draw, WindowOrder, cut, held_out_batches, num_sequences
 from gossamer.peer.text.document import is_held_out
-from gossamer.peer.text.document_stream import Bookmark, DocumentStream
+from gossamer.peer.text.document_stream import Bookmark, DocumentStream, reading_error
 from gossamer.protocol.errors import BadSettings, GossamerError
 
 if TYPE_CHECKING:
@@ -68,7 +68,7 @@ class StreamedCorpus:
         self._following: Future[Buffer] = Future()
 
     def batch(self, step: int) -> Tensor:
-        """Return the batch of an inner step; see Corpus. The first call waits for a buffer and raises BadSettings if there is none."""
+        """Return the batch of an inner step; see Corpus. The first call waits for a buffer. Raises TransportError, BadSettings."""
         buffer = self._present or self._begin(step)
         assert self._steps is not None
         if step >= self._steps[1]:
@@ -188,12 +188,10 @@ class StreamedCorpus:
 
 @contextmanager
 def _readable() -> Iterator[None]:
-    """Turn what reading a data set raises into BadSettings: errors of many types, of the network, its host or a decoder."""
+    """Turn what reading a data set raises into TransportError or BadSettings: errors of the network, its host or a decoder."""
     try:
         yield
     except GossamerError:
         raise
     except Exception as error:
-        raise BadSettings(
-            f"the data set cannot be read: {' '.join(str(error).split())}", hint="check the network, then start again"
-        ) from error
+        raise reading_error("the data set cannot be read", error, "check the network, then start again") from error

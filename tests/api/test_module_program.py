@@ -149,6 +149,16 @@ def test_a_probe_sees_which_merge_harms_and_leaves_the_weights() -> None:
     assert torch.equal(weight, torch.zeros(8))
 
 
+def test_a_probe_needs_as_many_losses_each_time() -> None:
+    weight, counts = torch.zeros(8), iter([8, 7])
+    measured = Evaluation(lambda: torch.zeros(next(counts)), {"w": weight}, CPU)
+    (fragment,) = split({"w": (8,)}, 100)
+    probe, shift = EvaluateProbe(measured, Weights({"w": weight})), torch.ones(8)
+    with pytest.raises(MeasureFailed, match="returned 8 losses and then 7"):
+        probe.judge(ProbeGate(), fragment, Shifts(shift, shift, shift), 0.5, is_behind=False)
+    assert torch.equal(weight, torch.zeros(8))
+
+
 def test_a_probe_expects_to_cost_three_calls_of_evaluate() -> None:
     weight = torch.zeros(8)
     measured = Evaluation(lambda: weight.sum(), {"w": weight}, CPU)

@@ -10,9 +10,10 @@ import pytest
 
 from gossamer.peer.machine.events import NodeRestarted, TrainerRestarted
 from gossamer.peer.supervisor import supervisor as module
+from gossamer.peer.supervisor.child_process import ChildExit
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import ExitCode
-from tests.peer.supervised import peer, run, until_training
+from tests.peer.supervised import Running, peer, run, until_training
 from tests.peer.waiting import eventually
 
 
@@ -130,6 +131,36 @@ def test_a_trainer_that_always_fails_ends_the_peer(tmp_path: Path, trouble: str,
             assert (running.status.state, running.status.reason) == ("failed", str(caught.value))
             assert len(running.lives("trainer")) == 3
             assert running.num(TrainerRestarted) == 2
+
+    run(test())
+
+
+def test_a_trainer_without_its_data_set_is_started_again_until_the_network_is_back(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            running.does("trainer", "network")
+            os.kill(running.lives("trainer")[0], signal.SIGKILL)
+            await eventually(lambda: len(running.lives("trainer")) > module.MAX_FAILURES + 1, "more lives than it has failures")
+            assert not work.done()
+            running.does("trainer", "train")
+            await until_training(running)
+
+    run(test())
+
+
+def test_a_child_that_has_failed_for_days_is_started_again_after_the_longest_pause(tmp_path: Path) -> None:
+    supervisor = Running(tmp_path, {}, "train", "nobody", True, lambda status: None).supervisor
+    run(supervisor._back_off("node", ChildExit(3, "nobody answers", None), 2000))
+    assert supervisor.status.state
+
+
+def test_a_trainer_that_never_reaches_its_data_set_ends_the_peer_as_trouble_of_the_network(tmp_path: Path) -> None:
+    async def test() -> None:
+        async with peer(tmp_path, trainer="network") as (_, work):
+            with pytest.raises(ChildFailed, match="3 times in a row: nobody there") as caught:
+                await work
+            assert (caught.value.exit_code, caught.value.hint) == (ExitCode.SWARM_UNREACHABLE, "wait")
 
     run(test())
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from pathlib import Path
+from typing import Any
 
 import datasets
 import numpy as np
@@ -15,7 +16,7 @@ import pytest
 from gossamer.peer.text.batches import Draw
 from gossamer.peer.text.document import Document
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
-from gossamer.protocol.errors import BadManifest, BadSettings
+from gossamer.protocol.errors import BadManifest, BadSettings, TransportError
 from gossamer.protocol.run.sections import DataSection
 
 DRAW = Draw(run_seed=0, peer=b"a", batch_size=2, sequence_length=16)
@@ -130,6 +131,16 @@ def test_an_unreachable_data_set_is_explained(tmp_path: Path) -> None:
     with pytest.raises(BadSettings, match="cannot be opened") as caught:
         opened(tmp_path / "missing")
     assert "network" in caught.value.hint
+
+
+def test_a_host_that_does_not_answer_is_trouble_of_the_network(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*arguments: Any, **named: Any) -> None:
+        raise ConnectionError("Couldn't reach it on the Hub")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    with pytest.raises(TransportError, match="cannot be opened: Couldn't reach it") as caught:
+        opened(tmp_path / "missing")
+    assert "check the network" in caught.value.hint
 
 
 def test_parquet_is_read_too(tmp_path: Path) -> None:

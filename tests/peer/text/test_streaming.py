@@ -19,7 +19,7 @@ from gossamer.peer.text.document import Document, is_held_out
 from gossamer.peer.text.document_stream import Bookmark, DocumentStream, open_stream
 from gossamer.peer.text.streaming import StreamedCorpus
 from gossamer.peer.text.tokenizer import load_tokenizer
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings, TransportError
 from gossamer.protocol.run.sections import DataSection, TokenizerSection
 
 BYTES = load_tokenizer(TokenizerSection())
@@ -144,8 +144,9 @@ def test_a_dead_network_makes_training_read_the_current_buffer_again(
 class Damaged(DocumentStream):
     """A data set in which a reader meets an error that is none of the operating system's."""
 
-    def __init__(self, section: DataSection, *, is_held_out_readable: bool) -> None:
+    def __init__(self, section: DataSection, error: Exception, *, is_held_out_readable: bool) -> None:
         super().__init__(datasets.load_dataset(section.name, split="train", streaming=True), "text", DRAW)
+        self._error = error
         self._is_held_out_readable = is_held_out_readable
 
     def in_order(self) -> Iterator[Document]:
@@ -155,16 +156,19 @@ class Damaged(DocumentStream):
         return self._fail()
 
     def _fail(self) -> Iterator[Any]:
-        raise ValueError("a shard\nis damaged")
+        raise self._error
         yield  # a generator fails where it is read
 
 
 @pytest.mark.parametrize("is_held_out_readable", [False, True])
+@pytest.mark.parametrize(
+    ("error", "kind"), [(ValueError("a shard\nis damaged"), BadSettings), (ConnectionError("a shard is damaged"), TransportError)]
+)
 def test_a_data_set_that_cannot_be_read_is_no_bug(
-    section: DataSection, closing: list[StreamedCorpus], *, is_held_out_readable: bool
+    section: DataSection, closing: list[StreamedCorpus], error: Exception, kind: type[Exception], *, is_held_out_readable: bool
 ) -> None:
-    with pytest.raises(BadSettings, match="the data set cannot be read: a shard is damaged"):
-        closing.append(StreamedCorpus(Damaged(section, is_held_out_readable=is_held_out_readable), BYTES, DRAW))
+    with pytest.raises(kind, match="the data set cannot be read: a shard is damaged"):
+        closing.append(StreamedCorpus(Damaged(section, error, is_held_out_readable=is_held_out_readable), BYTES, DRAW))
         closing[-1].batch(0)
 
 
