@@ -93,7 +93,7 @@ class Reachability:
         direct = [peer for peer, end in connected.items() if route(end) == "direct"]
         if members := list(filter(is_member, direct)):
             direct = members
-            self._forget_strangers(is_member)
+            self._answers, self._seen_at = _of_members(self._answers, is_member), _of_members(self._seen_at, is_member)
         due = [peer for peer in direct if now_s - self._asked_s.get(peer, -again_s) >= again_s]
         random.shuffle(due)
         asked = _one_of_each_network_first(due, connected.__getitem__)[:ASKED_AT_ONCE]
@@ -103,14 +103,6 @@ class Reachability:
         for peer, answer in zip(asked, answers, strict=True):
             if answer is not None:
                 self._take_answer(peer, network_of(connected[peer]), answer, port)
-
-    def _forget_strangers(self, is_member: Callable[[PeerId], bool]) -> None:
-        for answers in (self._answers, self._seen_at):
-            for network, of_network in list(answers.items()):
-                for peer in [peer for peer in of_network if not is_member(peer)]:
-                    del of_network[peer]
-                if not of_network:
-                    del answers[network]
 
     async def _ask(self, control: Control, peer: PeerId, port: int) -> Answer | None:
         with suppress(Unreachable, BadMessage):  # a peer of another version, or one that has just left the run
@@ -160,6 +152,11 @@ def _note(answers: dict[str, dict[PeerId, T]], network: str, peer: PeerId, answe
     of_network = answers.get(network, {})
     keep_newest(of_network, peer, answer, NUM_ANSWERS)
     keep_newest(answers, network, of_network, NUM_ANSWERS)
+
+
+def _of_members(answers: dict[str, dict[PeerId, T]], is_member: Callable[[PeerId], bool]) -> dict[str, dict[PeerId, T]]:
+    kept = {network: {peer: answer for peer, answer in of_network.items() if is_member(peer)} for network, of_network in answers.items()}
+    return {network: of_network for network, of_network in kept.items() if of_network}
 
 
 def _most_common(hosts: Iterable[str]) -> str:
