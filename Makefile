@@ -40,6 +40,7 @@ install: $(STAMP)
 
 $(STAMP): pyproject.toml constraints.txt optim/compiled.c
 	@$(PYTHON) -c 'import sys; v = sys.version_info; (3, 11) <= v < (3, 14) or sys.exit("error: $(PYTHON) is Python %d.%d; Gossamer needs 3.11, 3.12 or 3.13\nhint: make $(MAKECMDGOALS) PYTHON=python3.11" % v[:2])'
+	@echo "installing torch and the other packages into $(VENV), which takes some minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e '.[test]'
 	@touch $(STAMP)

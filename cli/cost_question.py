@@ -18,7 +18,7 @@ from gossamer.peer.machine.units import size_bytes
 
 LOOPBACK: Final = ("127.", "::1")  # a peer that listens there meets only peers of this machine
 LIFT: Final = "`peer config monthly_traffic unlimited` lifts the limit, and `peer config monthly_traffic SIZE` sets another"
-STEADY_S: Final = 60.0  # of measuring, before a figure counts: the first steps are slow, and the interval is still sought
+STEADY_S: Final = 60.0  # with meetings, before a figure counts: first steps are slow, and meetings set the interval
 LOW_USE: Final = "a smaller model that each peer holds whole would use the device better"
 
 
@@ -30,7 +30,7 @@ class CostQuestion:
         self._drawn = drawn
         self._question = TerminalQuestion(config.home, drawn, stdin)
         self._now_s = now_s
-        self._measured_s: float | None = None  # when the duration of a step was first measured
+        self._met_s: float | None = None  # when a measured figure was first seen after a meeting
         self._said: Bill | None = None
         self._is_settled = not config.is_unasked
         self._is_use_settled = not config.least_use
@@ -42,7 +42,7 @@ class CostQuestion:
             return
         expected = TrafficExpected(**{name: value for name, value in status.expected_traffic.items() if value is not None})
         found = bill(expected, self._config)
-        is_steady = self._is_steady(found)
+        is_steady = found.is_measured and self._has_met_for_long(status)
         is_told = self._said is not None and 1 / SAID_FACTOR < found.day_bytes / max(1.0, self._said.day_bytes) < SAID_FACTOR
         if (is_steady or not found.is_measured) and not is_told:
             self._said = found
@@ -54,13 +54,11 @@ class CostQuestion:
         elif is_steady and not self._is_settled and found.month_bytes > self._allowed_bytes:
             self._settle(found)
 
-    def _is_steady(self, found: Bill) -> bool:
-        """Return whether the bill rests on a minute of steps: an assumed figure, and a first one, may be wrong ten times over."""
-        if not found.is_measured:
-            return False
-        if self._measured_s is None:
-            self._measured_s = self._now_s()
-        return self._now_s() - self._measured_s >= STEADY_S
+    def _has_met_for_long(self, status: Status) -> bool:
+        """Return whether the figures rest on a minute with meetings: an assumed one, a first one, one of a peer alone is far off."""
+        if self._met_s is None and (status.meetings["completed"] or status.hops.get("sent")):
+            self._met_s = self._now_s()
+        return self._met_s is not None and self._now_s() - self._met_s >= STEADY_S
 
     # ------------------------------------------------------------------ bytes
 

@@ -154,12 +154,12 @@ def _read(path: Path, reading: Reading) -> CheckpointContents:
     try:
         digest, _, body = (path / HEADER).read_bytes().partition(b"\n")
         if hashlib.sha256(body).hexdigest().encode() != digest:
-            raise _Damaged(f"{HEADER} does not have its hash")
+            raise _Damaged(f"{HEADER} does not match its hash")
         header = json.loads(body)
         if header["format"] != FORMAT:
             raise _Damaged(f"it has format {header['format']}, this build reads {FORMAT}")
         if _file_digest(path / TENSORS, reading) != header["tensors"]:
-            raise _Damaged(f"{TENSORS} does not have its hash")
+            raise _Damaged(f"{TENSORS} does not match its hash")
         tensors = load_file(path / TENSORS)
     except OSError as error:
         raise _Damaged(f"{Path(error.filename or path).name}: {error.strerror}") from error

@@ -19,7 +19,7 @@ from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.known_peer import KnownPeer
 from gossamer.peer.swarm.sybil_groups import SybilGroup, SybilGroups
 from gossamer.peer.sync.client import FetchClient, Source
-from gossamer.protocol.errors import GossamerError, PeerMisbehaved, TransportError
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved, SwarmUnreachable, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.tasks import loop_s
@@ -33,6 +33,7 @@ SHARE = 64  # of the state, at most, is one span
 SAMPLE_S = 10.0
 ASKED = 8  # for their global steps, at once
 CLOCK_S = 5.0  # for them to answer
+NAMED = 4  # peers that do not train now, at most, in an error
 AGAIN_S = 1.0  # until those are asked again that did not
 ALIKE = 0.3  # of the longer sample's length; partners are at most a fifth of it apart (docs/log.md), unrelated weights 1.4
 
@@ -65,6 +66,20 @@ class Sources:
         live = self.book.live(loop_s())
         self.rng.shuffle(live)
         return self.groups.group(live)
+
+    def silence(self, seconds: float) -> SwarmUnreachable:
+        """Return the error for a run in which nobody answers; where peers in sight do not train now, the network is not to blame."""
+        if resting := [peer.peer_id.short() for peer in self.book.seen_lately(loop_s()) if peer.paused]:
+            return SwarmUnreachable(
+                f"no peer of the run gave weights for {seconds:.0f} s: those in sight are paused, or bootstrap nodes "
+                f"({', '.join(resting[:NAMED])})",
+                hint="ask for one of them to be resumed, then join again; --keep-trying waits until one trains",
+            )
+        return SwarmUnreachable(
+            f"no peer of the run answered for {seconds:.0f} s",
+            hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
+            "peers that have banned this one do not answer it either",
+        )
 
     @contextlib.asynccontextmanager
     async def open(self, peer: KnownPeer) -> AsyncIterator[Source]:

@@ -26,7 +26,7 @@ from gossamer.peer.sync.decision import NoUse, Wanted
 from gossamer.peer.sync.pieces import Pieces
 from gossamer.peer.sync.sources import ASKED, CLOCK_S, OwnMeetings, Sources, compare, spread_over
 from gossamer.peer.sync.transfer import Transfer
-from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, SwarmUnreachable, TransportError
+from gossamer.protocol.errors import BadContents, BadSettings, GossamerError, Refused, TransportError
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import RunTerms
@@ -40,7 +40,6 @@ ROUNDS_TO_BELIEVE = 3  # in which every source that answers rejects us: a single
 SOURCES = 4  # at once
 REPORT_S = 0.5  # between two reports of progress
 OLD_SHARE = 4  # of the allowed gap: a state whose oldest piece is a fourth of it behind is too old to meet about
-NAMED = 4  # peers that do not train now, at most
 LONG_S = 3600.0  # a transfer that takes longer is announced as slow
 
 
@@ -140,21 +139,7 @@ class StateTransfer:
             if answers:
                 answered_s = loop_s()
             await asyncio.sleep(max(0.0, self._pause_s() - (loop_s() - began_s)))
-        raise self._nobody()
-
-    def _nobody(self) -> SwarmUnreachable:
-        """Return the error for a run in which nobody answers; where peers in sight do not train now, the network is not to blame."""
-        if resting := [peer.peer_id.short() for peer in self.sources.book.seen_lately(loop_s()) if peer.paused]:
-            return SwarmUnreachable(
-                f"no peer of the run gave weights for {TIMEOUT_S:.0f} s: those in sight are paused, or bootstrap nodes "
-                f"({', '.join(resting[:NAMED])})",
-                hint="ask for one of them to be resumed, then join again; --keep-trying waits until one trains",
-            )
-        return SwarmUnreachable(
-            f"no peer of the run answered for {TIMEOUT_S:.0f} s",
-            hint="check that the host is running and that its address in the invite can be reached from here, then join again; "
-            "peers that have banned this one do not answer it either",
-        )
+        raise self.sources.silence(TIMEOUT_S)
 
     def _pause_s(self) -> float:
         return WORSE_PAUSES_S[min(self._num_worse, len(WORSE_PAUSES_S)) - 1] if self._num_worse else PAUSE_S

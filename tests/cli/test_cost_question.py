@@ -21,8 +21,9 @@ from gossamer.peer.machine.runtime_folder import runtime_folder
 from gossamer.peer.machine.status import Status
 
 
-def status(day_bytes: float, *, is_measured: bool = False) -> Status:
-    return replace(Status(), expected_traffic={"day_bytes": day_bytes, "inner_steps": 4, "step_s": 1.0, "is_measured": is_measured})
+def status(day_bytes: float, *, is_measured: bool = False, has_met: bool = True) -> Status:
+    expected = {"day_bytes": day_bytes, "inner_steps": 4, "step_s": 1.0, "is_measured": is_measured}
+    return replace(Status(), expected_traffic=expected, meetings=Status().meetings | {"completed": int(has_met)})
 
 
 class Trial:
@@ -120,11 +121,13 @@ def test_without_a_terminal_the_default_limit_holds_and_is_said(new: New) -> Non
 
 @pytest.mark.parametrize("has_terminal", [False, True])
 def test_an_assumed_or_first_figure_is_neither_asked_about_nor_a_limit(new: New, has_terminal: bool) -> None:
-    """The first steps are slow: a guess of 3.6 TB was asked about, and a minute later the run took a tenth."""
+    """The first steps are slow, and a peer alone would call at each: it was asked for 3.6 TB, where the run took half of that."""
     trial = new(has_terminal=has_terminal)
 
     def looks(question: CostQuestion) -> None:
         question.look(status(53e9))
+        question.look(status(500e9, is_measured=True, has_met=False))
+        trial.now_s += 10 * STEADY_S
         question.look(status(20e9, is_measured=True))
         trial.now_s += STEADY_S - 1
         question.look(status(100e9, is_measured=True))

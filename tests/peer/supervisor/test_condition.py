@@ -89,7 +89,7 @@ def test_a_training_trainer_takes_precedence_over_the_node() -> None:
 
 
 def test_the_trainers_own_remark_is_shown() -> None:
-    reason = "went back to checkpoint step-00000100: damaged are step-00000200 (header.json does not have its hash)"
+    reason = "went back to checkpoint step-00000100: damaged are step-00000200 (header.json does not match its hash)"
     assert read_of(training(reason=reason), 1, 100.0) == ("training", reason)
 
 
