@@ -51,6 +51,7 @@ FIRST = (
     "benchmarks",
     "peer/trainer",
     "peer/simulator",
+    "api",
     "cli",
     "test_imports",
     "peer/model",

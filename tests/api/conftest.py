@@ -7,7 +7,7 @@ import pytest
 from tests.api.forked import Forks, forking
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def forks() -> Iterator[Forks]:
     with forking() as started:
         yield started

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -12,8 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.rank_program import row_range
+from tests.api.forked import Forks
+from tests.api.test_swarm import ForkedPrograms, all_ended
 
-PROGRAM = [sys.executable, "-P", str(Path(__file__).with_name("sharded_weights_on_ranks.py"))]
+PROGRAM = str(Path(__file__).with_name("sharded_weights_on_ranks.py"))
 
 
 @given(st.integers(0, 1000), st.integers(1, 64))
@@ -24,8 +23,8 @@ def test_ranks_hold_each_row_once_in_order(num_rows: int, count: int) -> None:
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("count", [1, 2, 3])
-def test_shards_are_read_and_written_as_one_process_would(tmp_path: Path, count: int) -> None:
-    there = {**os.environ, "WORLD_SIZE": str(count), "STORE": str(tmp_path / "store")}
-    started = [subprocess.Popen(PROGRAM, env={**there, "RANK": str(rank)}, stderr=subprocess.PIPE) for rank in range(count)]
-    ended = [process.communicate(timeout=100)[1].decode() for process in started]
-    assert [process.returncode for process in started] == [0] * count, "\n".join(ended)
+def test_shards_are_read_and_written_as_one_process_would(forks: Forks, tmp_path: Path, count: int) -> None:
+    there = {"WORLD_SIZE": str(count), "STORE": str(tmp_path / "store")}
+    with all_ended(ForkedPrograms(tmp_path, forks)) as programs:
+        for rank in [programs.fork(PROGRAM, **there, RANK=str(rank)) for rank in range(count)]:
+            assert rank.process.wait(100) == 0, rank.printed.read_text()
