@@ -35,9 +35,9 @@ from gossamer.peer.machine.port import free_port
 from gossamer.peer.model.accelerator import try_coding
 from gossamer.peer.model.trainable import is_sharded, need_model_of, shapes_of
 from gossamer.peer.trainer.boundary import Boundary, State, open_boundary
-from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.replica import Replica, peer_seed
 from gossamer.peer.trainer.stopwatch import InnerStep
+from gossamer.peer.trainer.weights import uninterrupted
 from gossamer.protocol.errors import BadInvite, BadSettings
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.messages.messages import RunPhase

@@ -14,8 +14,7 @@ from torch import Tensor
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.noloco import NoLoCo
 from gossamer.peer.model.accelerator import has_own_memory
-from gossamer.peer.trainer.interrupts import uninterrupted
-from gossamer.peer.trainer.weights import Weights
+from gossamer.peer.trainer.weights import Weights, uninterrupted
 
 SLAB_VALUES = 1 << 15  # 128 KiB: the result of one operation is still in the processor's cache at the next
 DEVICE_SLAB_VALUES = 1 << 24  # on other devices: 64 MiB at a time are copied from the host

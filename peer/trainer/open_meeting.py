@@ -6,8 +6,8 @@ import threading
 from dataclasses import dataclass, field
 
 from gossamer.peer.trainer.fragment_state import OuterStep
-from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.meeting import MeetingSide
+from gossamer.peer.trainer.weights import uninterrupted
 
 
 @dataclass(slots=True)

@@ -18,10 +18,9 @@ from gossamer.peer.link import messages
 from gossamer.peer.link.payload_folder import PayloadFolder, mapped
 from gossamer.peer.machine.units import bytes_text
 from gossamer.peer.trainer.fragment_state import FragmentState, FragmentWeights, length_of
-from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.losses import Losses, measured_with, try_change
 from gossamer.peer.trainer.replica import Replica
-from gossamer.peer.trainer.weights import Weights
+from gossamer.peer.trainer.weights import Weights, uninterrupted
 from gossamer.protocol.run.manifest import ProgramManifest
 
 MOST_GROWTH: Final = 100.0  # of a fragment's values over our own; those of the demo grow threefold in a whole run

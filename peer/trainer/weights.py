@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+import threading
 from collections.abc import Callable, Collection, Iterator, Mapping
+from types import FrameType
 
 import torch
 from torch import Tensor
 
 from gossamer.optim.fragments import Fragment, add, gather, scatter
-from gossamer.peer.trainer.interrupts import uninterrupted
 
 
 class Weights:
@@ -69,3 +71,20 @@ class Weights:
     def _parts(self, names: Collection[str] | None) -> Mapping[str, Tensor]:
         """Return the part of each of these tensors that this process holds, by default of all: views."""
         return self.tensors if names is None else {name: self.tensors[name] for name in names}
+
+
+@contextlib.contextmanager
+def uninterrupted(*, unless: bool = False) -> Iterator[None]:
+    """Let Ctrl-C wait for the end of the context, which is short; `unless`: it is not. On any thread: Ctrl-C reaches the main one alone."""
+    handler = signal.getsignal(signal.SIGINT) if threading.current_thread() is threading.main_thread() else None
+    if unless or not callable(handler):  # by default, SIGINT is default_int_handler; others end the process, or do nothing
+        yield
+        return
+    came: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: came.append((number, frame)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if came:
+            handler(*came[-1])

@@ -13,9 +13,8 @@ from gossamer.optim.codecs import codec
 from gossamer.optim.fragment_codec import FragmentCodec
 from gossamer.optim.fragments import Fragment, split
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep
-from gossamer.peer.trainer.interrupts import uninterrupted
 from gossamer.peer.trainer.open_meeting import acquire
-from gossamer.peer.trainer.weights import Weights
+from gossamer.peer.trainer.weights import Weights, uninterrupted
 
 
 def ctrl_c() -> None:
