@@ -11,9 +11,7 @@ from collections.abc import Collection
 
 from gossamer.peer.swarm.known_peer import KnownPeer
 
-LONG_S = (
-    2.0  # after a longer meeting, or one that it broke off, the partner waits for as long as it took, times the number of other partners...
-)
+LONG_S = 2.0  # after a longer meeting, or one that it broke off, the partner waits: as long as it took, times the other partners...
 MOST_TURNS = 8  # ...or this: a slow one must not hold a fragment, and keep others out, for more than its share of the time
 LONG_TIMES = 2.0  # as long as meetings with the others usually take, at least: else it is no sign of anything, as on slow lines
 FEWEST_OTHERS = 0.5  # of the places of an invite: so many others must be there to go before all of it
