@@ -16,6 +16,7 @@ import psutil
 from gossamer.peer.machine.child import own_environment
 from gossamer.peer.machine.events import Event, ProcessFailed, from_line
 from gossamer.peer.machine.home import private
+from gossamer.protocol.errors import ExitCode
 
 LINE_BYTES = 1 << 20
 
@@ -50,26 +51,34 @@ class ChildProcess:
         return self._process is not None and self._process.returncode is None
 
     async def start(self, niceness: int = 0) -> None:
-        """Start the process; it imports its program and then waits for its settings (`notify`). No niceness without the permission."""
-        with os.fdopen(private(str(self._log), os.O_APPEND | os.O_CREAT | os.O_WRONLY), "ab") as log:
-            self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", self._module,  # -P: a folder named `gossamer` in the current folder must not shadow ours
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
-                env=own_environment(),
-            )  # fmt: skip
+        """Start the process; it imports its program and then waits for its settings (`notify`). No niceness without the permission.
+
+        Where the machine has no memory, process or descriptor left for it, it counts as one that has ended at once.
+        """
+        try:
+            with os.fdopen(private(str(self._log), os.O_APPEND | os.O_CREAT | os.O_WRONLY), "ab") as log:
+                self._process = await asyncio.create_subprocess_exec(
+                    sys.executable, "-P", "-m", self._module,  # -P: a folder named `gossamer` in the current folder must not shadow ours
+                    stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=log, limit=LINE_BYTES,
+                    env=own_environment(),
+                )  # fmt: skip
+        except OSError as error:
+            self._failure = ProcessFailed(f"it could not be started: {error.strerror}", "", int(ExitCode.OUR_FAULT), False)
+            return
         if niceness:
             with contextlib.suppress(psutil.Error):
                 psutil.Process(self._process.pid).nice(niceness)
 
     def notify(self, line: bytes) -> None:
-        """Write a line to the child."""
-        assert self._process is not None and self._process.stdin is not None
-        with contextlib.suppress(ConnectionError):
-            self._process.stdin.write(line)
+        """Write a line to the child, if it could be started."""
+        if self._process is not None and self._process.stdin is not None:
+            with contextlib.suppress(ConnectionError):
+                self._process.stdin.write(line)
 
     async def wait(self) -> ChildExit:
         """Forward its events until it ends; return how it ended. Cancel-safe: the child keeps running."""
-        assert self._process is not None and self._process.stdout is not None
+        if self._process is None or self._process.stdout is None:
+            return ChildExit(ExitCode.OUR_FAULT, self._reason(ExitCode.OUR_FAULT), self._failure)
         while line := await next_line(self._process.stdout):
             event = from_line(line)
             if isinstance(event, ProcessFailed):

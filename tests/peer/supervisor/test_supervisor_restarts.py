@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +41,28 @@ def test_a_killed_trainer_is_started_again(tmp_path: Path) -> None:
             ) in (running.states())
             await eventually(lambda: running.status.meetings["solo"] == 4, "counts of both lives")
             assert (running.status.train_seconds, running.status.blocked_seconds) == (3.0, 1.0)
+
+    run(test())
+
+
+def test_a_trainer_for_which_the_machine_has_no_process_left_is_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, refusals = asyncio.create_subprocess_exec, [OSError(errno.EAGAIN, "Resource temporarily unavailable")]
+
+    async def refused_once(*arguments: Any, **named: Any) -> asyncio.subprocess.Process:
+        if refusals:
+            raise refusals.pop()
+        return await start(*arguments, **named)
+
+    async def test() -> None:
+        async with peer(tmp_path) as (running, work):
+            await until_training(running)
+            monkeypatch.setattr(asyncio, "create_subprocess_exec", refused_once)
+            os.kill(running.lives("trainer")[0], signal.SIGKILL)
+            await eventually(lambda: len(running.lives("trainer")) == 2, "second life")
+            await until_training(running)
+            assert not work.done() and running.num(TrainerRestarted) == 2
+            reasons = [reason for state, reason in running.states() if state == "starting"]
+            assert any("it could not be started: Resource temporarily unavailable" in reason for reason in reasons)
 
     run(test())
 
