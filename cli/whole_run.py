@@ -30,6 +30,7 @@ CLAIMS: Final = (
     "Members sign and publish these figures themselves. A share counts a claim only as far as the run's steps allow, and a claim "
     "that is far from all others is not shown."
 )
+INSTALL: Final = "python3 -m venv .venv && .venv/bin/pip install '.[all]'"  # many systems let pip install nowhere else
 _FIGURES: Final = (
     "step",
     "told",
@@ -162,7 +163,7 @@ def join_text(shown: Mapping[str, Any]) -> str:
     """Return how to join the run."""
     if shown["access"] == "allowlist":
         return "only the peers on the run's list may join; `peer id` prints the id to send to its host"
-    return "ask a member for an invite; in the folder of Gossamer: pip install '.[all]', then peer join INVITE"
+    return f"ask a member for an invite; in the folder of Gossamer: {INSTALL}; .venv/bin/peer join INVITE"
 
 
 def carried_in(shown: Mapping[str, Any]) -> str:

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from gossamer.cli.figures import age_text, holders_text, number_text, share_text
 from gossamer.cli.page.charts import ChartLine, chart
-from gossamer.cli.whole_run import CLAIMS, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
+from gossamer.cli.whole_run import CLAIMS, INSTALL, curve_rows, join_text, last_loss_text, member_cells, member_columns, seen_text
 from gossamer.peer.machine.units import bytes_text
 
 # Beside colours.
@@ -153,8 +153,8 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     link = escape(invite)
     return (
         '<section id="join" class="card"><h2>Join</h2><ol>'
-        "<li>Get Gossamer; in its folder: <code>pip install '.[all]'</code></li>"
-        "<li>Copy the invite, and start: <code>peer join INVITE</code></li></ol>"
+        f"<li>Get Gossamer; in its folder: <code>{escape(INSTALL)}</code></li>"
+        "<li>Copy the invite, and start: <code>.venv/bin/peer join INVITE</code></li></ol>"
         '<p class="note">Anybody who has this invite can join, until it is used up or expires.</p>'
         f'<div class="invite"><div><label for="invite">Invite</label><textarea id="invite" readonly rows="6">{link}</textarea>'
         f'<div class="buttons"><button type="button" data-copy="invite">Copy the invite</button> <a href="{link}">Open as a link</a> '
