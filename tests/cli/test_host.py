@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -13,9 +14,11 @@ import pytest
 from gossamer.cli.host import invite_line, run_to_host
 from gossamer.cli.manifests import changed
 from gossamer.cli.screen import PlainLines
+from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.status import Status
-from gossamer.protocol.errors import BadSettings
+from gossamer.peer.trainer.pins import pins
+from gossamer.protocol.errors import BadSettings, OperatorError
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import Manifest, SignedManifest
@@ -130,19 +133,16 @@ def test_a_run_that_no_longer_fits_its_host_prints_no_invite_and_is_kept(shell: 
 
 HEADS = "[model]\nconfig = {hidden_size = 128, num_attention_heads = 5}\n"
 SMALL = "[model]\nconfig = {hidden_size = 64, num_hidden_layers = 1, num_attention_heads = 2, vocab_size = 100}\n"
+OWN_TEXT = '[data]\nsource = "text"\n'
 IMPOSSIBLE = [  # a manifest, options, parts of the error and of its hint
     ("codec", "", ("--codec", "zip"), 'codec.name = "zip"', "choose from fp32"),
     ("method", "", ("--method", "nolocoo"), 'outer.method = "nolocoo"', "did you mean noloco"),
     ("optimizer", '[inner]\noptimizer = "sgd"\n', (), 'inner.optimizer = "sgd"', "choose from adamw, muon"),
     ("heads", HEADS, (), "num_attention_heads = 5 does not divide hidden_size = 128", "choose num_attention_heads from"),
-    ("vocabulary", SMALL, (), "the tokenizer has 256 tokens, the model knows 100", "set vocab_size to 256"),
     ("whole", "", ("--stage", "1"), "this run has no stages", "leave out --stage"),
     ("no such stage", "", ("--stages", "2", "--stage", "3"), "there is no stage 3: the model is cut into 2 stages", "from 1 to 2"),
-    ("devices", "", ("--devices", "cpu:99"), "too few", "use --devices cpu:"),
     ("memory", "", ("--max-memory", "570MB"), "and there are 570 MB (the setting max_memory = 570MB)", "a smaller model needs less"),
     ("memory of a stage", "", ("--stages", "2", "--max-memory", "620 MB"), "no stage of this run fits: stage 1 of 2 needs ", "more stages"),
-    ("disk", "", ("--max-disk", "1MB"), "of disk space, and there are 1.0 MB (the setting max_disk = 1MB)", "raise max_disk to"),
-    ("text", "", ("--data", "{folder}"), "holds 6 tokens", "give --data more text"),
 ]
 
 
@@ -152,9 +152,7 @@ def test_a_run_that_cannot_train_is_refused_before_anything_is_written(
     toml: str, options: tuple[str, ...], error: str, hint: str, tmp_path: Path
 ) -> None:
     (tmp_path / "run.toml").write_text(toml)
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("hello")
-    command = ["host", *([str(tmp_path / "run.toml")] if toml else []), *(word.format(folder=tmp_path / "texts") for word in options)]
+    command = ["host", *([str(tmp_path / "run.toml")] if toml else []), *options]
     program = f"""
 import sys
 from gossamer.cli.main import run
@@ -165,4 +163,26 @@ print(code, "torch" in sys.modules)
     assert done.stdout == "2 False\n"  # no invite
     complaint, way_out = done.stderr.splitlines()
     assert error in complaint and hint in way_out
+    assert not (tmp_path / "home").exists()
+
+
+UNTRAINABLE = [  # a manifest, settings, parts of the error and of its hint
+    ("vocabulary", SMALL, {}, "the tokenizer has 256 tokens, the model knows 100", "set vocab_size to 256"),
+    ("devices", "", {"devices": "cpu:99"}, "too few", "use --devices cpu:"),
+    ("disk", "", {"max_disk": "1MB"}, "of disk space, and there are 1.0 MB (the setting max_disk = 1MB)", "raise max_disk to"),
+    ("text", OWN_TEXT, {"data": "texts"}, "holds 6 tokens", "give --data more text"),
+]
+
+
+@pytest.mark.parametrize(("toml", "options", "error", "hint"), [row[1:] for row in UNTRAINABLE], ids=[row[0] for row in UNTRAINABLE])
+def test_what_the_trial_of_a_run_finds_wrong_is_said(
+    toml: str, options: dict[str, str], error: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In this process, which has loaded torch and transformers; the test above tries a run in the process that the command starts."""
+    monkeypatch.chdir(tmp_path)
+    Path("texts").mkdir()
+    Path("texts/a.txt").write_text("hello")
+    with pytest.raises(OperatorError, match=re.escape(error)) as caught:
+        pins(Manifest.from_toml(toml), None, PeerConfig(home=tmp_path / "home", **options))
+    assert hint in caught.value.hint
     assert not (tmp_path / "home").exists()
