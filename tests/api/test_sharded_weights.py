@@ -25,6 +25,7 @@ def test_ranks_hold_each_row_once_in_order(num_rows: int, count: int) -> None:
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_shards_are_read_and_written_as_one_process_would(forks: Forks, tmp_path: Path, count: int) -> None:
     there = {"WORLD_SIZE": str(count), "STORE": str(tmp_path / "store")}
-    with all_ended(ForkedPrograms(tmp_path, forks)) as programs:
+    programs = ForkedPrograms(tmp_path, forks)
+    with all_ended(programs):
         for rank in [programs.fork(PROGRAM, **there, RANK=str(rank)) for rank in range(count)]:
             assert rank.process.wait(100) == 0, rank.printed.read_text()
