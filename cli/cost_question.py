@@ -112,7 +112,7 @@ class CostQuestion:
 
     def _settle_use(self, use: float) -> None:
         self._is_use_settled = True
-        words = f"this line feeds only {use:.0%} of this device with micro-batches: {LOW_USE}"
+        words = f"this line feeds only {100 * use:.0f} % of this device with micro-batches: {LOW_USE}"
         if not self._question.can_ask:
             self._leave(f"{words}; --least-use 0 joins nevertheless, and there is no terminal to ask on: ")
             return

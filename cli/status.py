@@ -144,7 +144,7 @@ def expected_text(answer: StatusObject) -> str:
         return ""
     up, received = bytes_text(expected["day_bytes"]), expected["day_received"]
     down = up if received is None else bytes_text(received)
-    use = "" if expected["use"] is None else f"; the line feeds {expected['use']:.0%} of the device"
+    use = "" if expected["use"] is None else f"; the line feeds {100 * expected['use']:.0f} % of the device"
     return f"; a whole day of training: {up} up and {'as much' if up == down else down} down{use}"
 
 

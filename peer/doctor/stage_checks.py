@@ -48,7 +48,7 @@ def busiest(case: Case) -> tuple[StageEstimate, StageLine] | None:
 
 def _sentence(stage: StageEstimate, line: StageLine) -> str:
     """Return a stage in figures: computed, needed, fed, and what it carries in a day."""
-    fed = "" if math.isinf(line.line_bytes_per_s) else f"; this line feeds {line.use:.0%} of the device"
+    fed = "" if math.isinf(line.line_bytes_per_s) else f"; this line feeds {100 * line.use:.0f} % of the device"
     taken = rate_text(line.full_use_bytes_per_s)
     return (
         f"{stage.name} computes {_count(line.tokens_per_s)} tokens/s here, which takes {taken} each way{fed}: "

@@ -164,4 +164,4 @@ def _verdict(model: StagedModel, device: ReferenceDevice, use: float) -> str:
         return "do not: it fits whole"
     if model.stage_params > device.most_params:
         return f"does not fit: {least_stages(model.num_params, device.most_params)} stages at least"
-    return f"do not: {use:.0%} of the device" if use < LEAST_USE else f"{use:.0%} of the device"
+    return f"do not: {100 * use:.0f} % of the device" if use < LEAST_USE else f"{100 * use:.0f} % of the device"

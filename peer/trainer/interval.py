@@ -68,7 +68,7 @@ class Limit:
 def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float, share: float) -> Limit:
     """Return the limit of a line of this rate; `round_bytes` are sent each way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * share * bytes_per_s * step_s)
-    return Limit(steps, f"{share:.0%} of the line: {rate_text(bytes_per_s)}", is_lines=True)
+    return Limit(steps, f"{100 * share:.0f} % of the line: {rate_text(bytes_per_s)}", is_lines=True)
 
 
 def line_share(stage: StageTerms | None) -> float:
@@ -192,10 +192,10 @@ class Interval:
         if bytes_per_s:
             limits.append(_line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps, self._line_share))
         blocked_share = spent.blocked_s / spent.train_s
-        limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{BLOCKED_SHARE:.0%} of the time blocked"))
+        limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{100 * BLOCKED_SHARE:.0f} % of the time blocked"))
         if spent.training_cpu_s > 0:
             steps = self.steps * spent.sync_cpu_s / spent.training_cpu_s / PROCESSOR_SHARE
-            limits.append(Limit(min(steps, MOST_FOR_PROCESSOR), f"{PROCESSOR_SHARE:.0%} of the processor time"))
+            limits.append(Limit(min(steps, MOST_FOR_PROCESSOR), f"{100 * PROCESSOR_SHARE:.0f} % of the processor time"))
         return limits
 
 

@@ -61,7 +61,7 @@ class Likeness:
 
     def __str__(self) -> str:
         near = f"cosine {self.cosine:.2f}, lengths 1 : {self.ratio:.3g}, losses {self.loss_gap:.2f} nats apart"
-        return f"{near}, {self.opposed:.0%} of the tokens opposed"
+        return f"{near}, {100 * self.opposed:.0f} % of the tokens opposed"
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def test_a_line_that_feeds_little_of_the_device_ends_the_peer_where_nobody_can_b
     trial = new(has_terminal=False)
     shown = trial.run(lambda question: question.look(low_use()), 1)
     assert trial.told == [{"verb": "leave"}]
-    assert "this line feeds only 4% of this device" in shown and "--least-use 0 joins nevertheless" in shown
+    assert "this line feeds only 4 % of this device" in shown and "--least-use 0 joins nevertheless" in shown
 
 
 @pytest.mark.parametrize(
@@ -239,7 +239,7 @@ def test_one_question_is_asked_after_the_other(new: New) -> None:
 def test_both_directions_are_in_the_cost(new: New) -> None:
     trial = new(has_terminal=False, least_use=0)
     shown = trial.run(trial.measured(14e9, **LOW_USE), 1)
-    assert "cost: about 14.0 GB a day up and 13.2 GB down, 816 GB a month, 93% of it by micro-batches, the rest by meetings" in shown
+    assert "cost: about 14.0 GB a day up and 13.2 GB down, 816 GB a month, 93 % of it by micro-batches, the rest by meetings" in shown
 
 
 def test_a_peer_on_loopback_costs_nothing(new: New) -> None:

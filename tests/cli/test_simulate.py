@@ -330,7 +330,7 @@ def test_where_a_staged_run_pays_is_printed_from_formulas(shell: Shell) -> None:
     assert re.search(r"middle +8452 up +8452 down", text)
     assert "a peer with the whole model sends 4530 bytes a token in meetings, 1.9 times less" in text
     (line,) = [line for line in text.splitlines() if line.startswith("RTX 3090") and re.search(r" 100 ", line)]
-    assert re.search(r"2615 +343/177/91.1 +29/57/100 +1.1 TB +227 GB +57% of the device$", line)
+    assert re.search(r"2615 +343/177/91.1 +29/57/100 +1.1 TB +227 GB +57 % of the device$", line)
     assert text.count("do not: ") == 3 and text.count("does not fit: ") == 6
 
 

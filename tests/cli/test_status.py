@@ -78,7 +78,7 @@ def test_a_staged_run_has_its_own_rows_and_counts_micro_batches_as_costs() -> No
     assert found["holders"] == "1 of stage 1, 1 of stage 2, 2 of stage 3"
     assert "5.0 MB up, 6.0 MB down with micro-batches" in found["traffic"]
     assert found["costs"].startswith("0.0 hours, 11.0 MB in meetings and with micro-batches")
-    assert found["costs"].endswith("9.0 GB up and 8.0 GB down; the line feeds 25% of the device")
+    assert found["costs"].endswith("9.0 GB up and 8.0 GB down; the line feeds 25 % of the device")
     assert "stage" not in rows(), "nothing of it in other runs"
 
 

@@ -61,7 +61,7 @@ def test_a_line_that_feeds_little_of_the_device_is_advised_against(tmp_path: Pat
     """1.7 B parameters a stage, two sends of 8448 bytes; an H100 at 40 % of 989 TFLOP/s computes some 29,000 tokens a second."""
     finding = found(tmp_path, LARGE_RUN, 989e12, (20 * MBIT, 50 * MBIT))
     assert finding.level is Level.WARN and finding.found.startswith("do not: stage 1 of 3 computes")
-    assert "this line feeds 1% of the device" in finding.found and "--least-use 0" in finding.way_out
+    assert "this line feeds 1 % of the device" in finding.found and "--least-use 0" in finding.way_out
     allowed = found(tmp_path, LARGE_RUN, 989e12, (20 * MBIT, 50 * MBIT), least_use=0)
     assert allowed.level is Level.OK
 
@@ -70,7 +70,7 @@ def test_each_kind_of_stage_is_told_with_its_bytes(tmp_path: Path) -> None:
     finding = found(tmp_path, LARGE_RUN, 2.5e11, (100 * MBIT, 100 * MBIT))
     assert finding.level is Level.OK
     assert all(name in finding.found for name in ("stage 1 of 3", "stage 2 of 3", "stage 3 of 3"))
-    assert finding.found.count("this line feeds 100% of the device") == 3
+    assert finding.found.count("this line feeds 100 % of the device") == 3
 
 
 def test_the_stage_of_the_home_is_told_alone(tmp_path: Path) -> None:

@@ -58,10 +58,10 @@ def test_a_whole_model_sends_a_part_of_it(num_params: float, hidden: int, kiloby
 
 def test_what_fits_whole_and_what_a_line_cannot_feed_is_advised_against() -> None:
     assert row(B1, "RTX 3090", 1000.0)["verdict"] == "do not: it fits whole"
-    assert row(B8, "RTX 4090", 20.0)["verdict"] == "do not: 5% of the device"
-    assert row(B8, "RTX 3090", 100.0)["verdict"] == "57% of the device"
+    assert row(B8, "RTX 4090", 20.0)["verdict"] == "do not: 5 % of the device"
+    assert row(B8, "RTX 3090", 100.0)["verdict"] == "57 % of the device"
     assert row(B8, "GPU, 8", 100.0)["verdict"] == "does not fit: 11 stages at least"
-    assert row(B8, "RTX 4090", 100.0, "int4")["verdict"] == "47% of the device"
+    assert row(B8, "RTX 4090", 100.0, "int4")["verdict"] == "47 % of the device"
 
 
 def test_two_stages_have_no_middle_and_each_sends_half() -> None:
