@@ -1,9 +1,10 @@
-"""Ctrl-C in the middle of what must be done wholly."""
+"""Weights that move wholly, whenever Ctrl-C comes."""
 
 from __future__ import annotations
 
 import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -15,6 +16,14 @@ from gossamer.optim.fragments import Fragment, split
 from gossamer.peer.trainer.fragment_state import FragmentState, OuterStep
 from gossamer.peer.trainer.open_meeting import acquire
 from gossamer.peer.trainer.weights import Weights, uninterrupted
+
+
+@pytest.fixture(autouse=True)
+def handled() -> Iterator[None]:
+    """Have Ctrl-C raise KeyboardInterrupt, also where the tests run in the background of a shell."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 def ctrl_c() -> None:
