@@ -15,7 +15,7 @@ from gossamer.peer.machine import backup as backups
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.units import bytes_text
-from gossamer.protocol.errors import BadSettings
+from gossamer.protocol.errors import BadSettings, why_unreadable
 from gossamer.protocol.identity import Identity
 
 SHORTEST_PASSPHRASE = 8
@@ -74,8 +74,7 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
         try:
             text = file.read_text().partition("\n")[0]
         except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-            raise BadSettings(f"the passphrase cannot be read from {file}: {reason}", hint="name a text file") from error
+            raise BadSettings(f"the passphrase cannot be read from {file}: {why_unreadable(error)}", hint="name a text file") from error
     elif sys.stdin.isatty():
         text = str(typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
     else:

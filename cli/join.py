@@ -18,7 +18,7 @@ from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.held_stage import need_stage
 from gossamer.peer.machine.home import Home
-from gossamer.protocol.errors import BadInvite, BadSettings
+from gossamer.protocol.errors import BadInvite, BadSettings, why_unreadable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.run.invite import Invite
 from gossamer.protocol.run.manifest import need_text
@@ -116,5 +116,4 @@ def given_text(text: str | None, file: Path | None) -> str | None:
     try:
         return file.read_text().strip()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadInvite(f"{file} cannot be read: {reason}", hint="the file must hold one line, the invite") from error
+        raise BadInvite(f"{file} cannot be read: {why_unreadable(error)}", hint="the file must hold one line, the invite") from error

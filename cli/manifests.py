@@ -14,7 +14,7 @@ from pydantic import Field
 from gossamer.peer.machine.config import PeerConfig, Setting, WithOptions
 from gossamer.peer.machine.extras import need_extra
 from gossamer.peer.model.abilities import need_abilities
-from gossamer.protocol.errors import BadManifest
+from gossamer.protocol.errors import BadManifest, why_unreadable
 from gossamer.protocol.limits import MANIFEST_BYTES
 from gossamer.protocol.run.manifest import Manifest
 
@@ -66,8 +66,7 @@ def read_manifest(path: Path | None, *, own_text: bool = False) -> Manifest:
         with path.open(encoding="utf-8") as file:
             return Manifest.from_toml(file.read(MANIFEST_BYTES + 1))
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise BadManifest(f"cannot read the manifest {path}: {reason}", hint="`peer init FILE` writes one") from error
+        raise BadManifest(f"cannot read the manifest {path}: {why_unreadable(error)}", hint="`peer init FILE` writes one") from error
 
 
 def changed(manifest: Manifest, changes: Mapping[str, object]) -> Manifest:

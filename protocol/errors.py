@@ -82,6 +82,11 @@ def classified(error: BaseException, hint: str = "") -> GossamerError:
     return error if isinstance(error, GossamerError) else GossamerError(f"{type(error).__name__}: {error}", hint=hint)
 
 
+def why_unreadable(error: OSError | ValueError) -> str:
+    """Return in words why a file could not be read as text: the system's reason, or that it is not UTF-8."""
+    return str(error.strerror) if isinstance(error, OSError) else "it is not UTF-8 text"
+
+
 def description(error: GossamerError) -> dict[str, str]:
     """Return an error as JSON, for another process of the same program."""
     return {"error": str(error), "hint": error.hint, "kind": type(error).__name__}
