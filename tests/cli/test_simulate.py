@@ -380,6 +380,7 @@ def test_options_of_the_network_reach_it(shell: Shell) -> None:
     ("given", "reason"),
     [
         (("--bandwidth", "0"), "--bandwidth must be above 0"),
+        (("--bandwidth", "nan"), "--bandwidth': write it like 5 Mbit/s"),
         (("--params", "inf"), "--params must be a number between"),
         (("--latency", "0"), "--latency must be a number between"),
         (("--variation", "nan"), "--variation must satisfy"),
