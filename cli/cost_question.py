@@ -14,7 +14,7 @@ from gossamer.peer.machine.bill import DAYS, SAID_FACTOR, Bill, bill
 from gossamer.peer.machine.config import PeerConfig
 from gossamer.peer.machine.events import TrafficExpected
 from gossamer.peer.machine.status import Status
-from gossamer.peer.machine.units import size_bytes
+from gossamer.peer.machine.units import percent_text, size_bytes
 
 LOOPBACK: Final = ("127.", "::1")  # a peer that listens there meets only peers of this machine
 LIFT: Final = "`peer config monthly_traffic unlimited` lifts the limit, and `peer config monthly_traffic SIZE` sets another"
@@ -112,7 +112,7 @@ class CostQuestion:
 
     def _settle_use(self, use: float) -> None:
         self._is_use_settled = True
-        words = f"this line feeds only {100 * use:.0f} % of this device with micro-batches: {LOW_USE}"
+        words = f"this line feeds only {percent_text(use)} of this device with micro-batches: {LOW_USE}"
         if not self._question.can_ask:
             self._leave(f"{words}; --least-use 0 joins nevertheless, and there is no terminal to ask on: ")
             return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.cli.curves import save_figure
 from gossamer.cli.figures import duration_text, loss_text, number_text, share_text, table_text
-from gossamer.peer.machine.units import bytes_text
+from gossamer.peer.machine.units import bytes_text, percent_text
 from gossamer.peer.simulator.results import Average, Point, Result, Row, over_seeds, value_text
 from gossamer.protocol.errors import BadSettings
 
@@ -227,7 +227,7 @@ def run_lines(found: Mapping[str, Any]) -> list[str]:
         "to join": duration_text(expects["join_s"]),
         "a meeting": duration_text(expects["meeting_s"]),
         "apart": f"{duration_text(expects['interval_s'])}, {expects['interval_steps']} steps",
-        "in a day": f"{bytes_text(expects['day_bytes'])} each way, {100 * expects['line_share']:.0f} % of the line",
+        "in a day": f"{bytes_text(expects['day_bytes'])} each way, {percent_text(expects['line_share'])} of the line",
     }
     lines = ["a peer on such a line, among others like it", *(f"  {name:<14}{text}" for name, text in rows.items()), "it needs"]
     for device, name in (("cuda", "with a GPU"), ("cpu", "on a CPU")):

@@ -27,7 +27,7 @@ from gossamer.cli.figures import (
 from gossamer.cli.options import DEFAULT_HOME, HomeFolder, Json
 from gossamer.peer.machine.control_socket import NobodyRuns, ask
 from gossamer.peer.machine.home import Home
-from gossamer.peer.machine.units import bytes_text, steps_text
+from gossamer.peer.machine.units import bytes_text, percent_text, steps_text
 from gossamer.protocol.errors import BadSettings, GossamerError
 
 FLAT = 0.0005  # nats in 100 steps: less is no change
@@ -144,7 +144,7 @@ def expected_text(answer: StatusObject) -> str:
         return ""
     up, received = bytes_text(expected["day_bytes"]), expected["day_received"]
     down = up if received is None else bytes_text(received)
-    use = "" if expected["use"] is None else f"; the line feeds {100 * expected['use']:.0f} % of the device"
+    use = "" if expected["use"] is None else f"; the line feeds {percent_text(expected['use'])} of the device"
     return f"; a whole day of training: {up} up and {'as much' if up == down else down} down{use}"
 
 

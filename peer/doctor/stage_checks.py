@@ -9,7 +9,7 @@ from gossamer.peer.doctor.case import Case
 from gossamer.peer.doctor.finding import Finding, ok, skipped, warn
 from gossamer.peer.doctor.machine_checks import device_rate
 from gossamer.peer.machine.stage_line import USEFUL_SHARE, StageLine
-from gossamer.peer.machine.units import bytes_text, rate_text
+from gossamer.peer.machine.units import bytes_text, percent_text, rate_text
 
 if TYPE_CHECKING:
     from gossamer.peer.trainer.stage_need import StageEstimate
@@ -48,7 +48,7 @@ def busiest(case: Case) -> tuple[StageEstimate, StageLine] | None:
 
 def _sentence(stage: StageEstimate, line: StageLine) -> str:
     """Return a stage in figures: computed, needed, fed, and what it carries in a day."""
-    fed = "" if math.isinf(line.line_bytes_per_s) else f"; this line feeds {100 * line.use:.0f} % of the device"
+    fed = "" if math.isinf(line.line_bytes_per_s) else f"; this line feeds {percent_text(line.use)} of the device"
     taken = rate_text(line.full_use_bytes_per_s)
     return (
         f"{stage.name} computes {_count(line.tokens_per_s)} tokens/s here, which takes {taken} each way{fed}: "

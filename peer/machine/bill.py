@@ -14,7 +14,7 @@ from gossamer.peer.machine.config import LocalSettings
 from gossamer.peer.machine.energy import CORE_WATTS
 from gossamer.peer.machine.events import TrafficExpected
 from gossamer.peer.machine.schedule import Schedule
-from gossamer.peer.machine.units import bytes_text, steps_text
+from gossamer.peer.machine.units import bytes_text, percent_text, steps_text
 
 STEP_S: Final = 1.0  # assumed duration of an inner step before any is measured
 DAYS: Final = 30  # of a month
@@ -53,7 +53,7 @@ class Bill:
         """Return the bill in words."""
         up, down = (bytes_text(num_bytes * self.hours / 24) for num_bytes in (self.day_bytes, self.day_received))
         measured = "measured" if self.is_measured else "assumed"
-        share = f"{100 * self.day_hops / self.day_bytes:.0f} % of it by micro-batches, the rest " if self.day_hops else ""
+        share = f"{percent_text(self.day_hops / self.day_bytes)} of it by micro-batches, the rest " if self.day_hops else ""
         return (
             f"about {up} a day up and {'as much' if up == down else down} down, {bytes_text(self.month_bytes)} a month, {share}by meetings "
             f"every {steps_text(self.interval_steps)} of {self.step_s:.2g} s ({measured}); {self.hours:.3g} hours a day, "

@@ -112,6 +112,11 @@ def rate_text(bytes_per_s: float) -> str:
     return f"{mbit_per_s:.3g} Mbit/s" if mbit_per_s < 999.5 else f"{mbit_per_s / 1000:.3g} Gbit/s"
 
 
+def percent_text(share: float) -> str:
+    """Write a share in whole per cent."""
+    return f"{100 * share:.0f} %"
+
+
 def steps_text(interval_steps: int) -> str:
     """Return an interval in words: 1 step, 2 steps."""
     return f"{interval_steps} step{'s' * (interval_steps != 1)}"

@@ -16,6 +16,7 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from gossamer.peer.machine.units import percent_text
 from gossamer.peer.node.lasting import HeldShare
 from gossamer.peer.node.mates import ANSWER_S, ASKED, Mates
 from gossamer.peer.swarm.known_peer import KnownPeer
@@ -63,7 +64,7 @@ class Rebalancing:
         """Return why this peer moves to a stage, in words."""
         terms, own = self._terms, self.mates.own_stage
         claims = {one: len(self._claimed(one)) for one in (own, stage)}
-        waited = f"its trainer waited for work {100 * self.waiting.share:.0f} % of the last {WAITING_LOOKS // 60} min"
+        waited = f"its trainer waited for work {percent_text(self.waiting.share)} of the last {WAITING_LOOKS // 60} min"
         return f"{waited}; {terms.name_of(own)} has {claims[own]} other holders, {terms.name_of(stage)} had {claims[stage]}"
 
     @property

@@ -19,6 +19,7 @@ from gossamer.peer.machine.stage_line import (
     least_stages,
     tokens_computed_per_s,
 )
+from gossamer.peer.machine.units import percent_text
 from gossamer.peer.trainer.interval import LINE_SHARE
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.messages.terms import TOKEN_BYTES, StageTerms
@@ -164,4 +165,5 @@ def _verdict(model: StagedModel, device: ReferenceDevice, use: float) -> str:
         return "do not: it fits whole"
     if model.stage_params > device.most_params:
         return f"does not fit: {least_stages(model.num_params, device.most_params)} stages at least"
-    return f"do not: {100 * use:.0f} % of the device" if use < LEAST_USE else f"{100 * use:.0f} % of the device"
+    fed = f"{percent_text(use)} of the device"
+    return f"do not: {fed}" if use < LEAST_USE else fed

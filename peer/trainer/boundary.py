@@ -24,7 +24,7 @@ from gossamer.peer.machine.child import ChildSettings
 from gossamer.peer.machine.events import EvalDone, Event, ProcessReported, ProgressMade, Warned
 from gossamer.peer.machine.home import Home
 from gossamer.peer.machine.processor_queue import queued_clock
-from gossamer.peer.machine.units import bytes_text
+from gossamer.peer.machine.units import bytes_text, percent_text
 from gossamer.peer.model.checkpoint import load_latest
 from gossamer.peer.trainer.exchange import TrainerExchange
 from gossamer.peer.trainer.interval import Pace
@@ -311,7 +311,7 @@ class WorkProgress:
         self._reported_s = now_s
         share = min(1.0, done_bytes / max(1, total_bytes))
         left_s = (now_s - self._began_s) * (1 - share) / max(share, 1e-9)
-        words = f"{self._work}: {100 * share:.0f} % of {bytes_text(total_bytes)}, {max(1.0, left_s):.0f} s left"
+        words = f"{self._work}: {percent_text(share)} of {bytes_text(total_bytes)}, {max(1.0, left_s):.0f} s left"
         self._emit(ProcessReported("starting", words))
         self._emit(ProgressMade(self._work, share))
 

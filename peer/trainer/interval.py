@@ -21,7 +21,7 @@ from gossamer.peer.link.messages import NodeReport
 from gossamer.peer.machine.bill import EMITTED_CHANGE, STEP_S
 from gossamer.peer.machine.events import IntervalSet, TrafficExpected
 from gossamer.peer.machine.stage_line import DAY_S, StageLine
-from gossamer.peer.machine.units import rate_text
+from gossamer.peer.machine.units import percent_text, rate_text
 from gossamer.peer.trainer.losses import EVAL_INTERVAL_STEPS, MOST_EVAL_TOKENS, NUM_EVAL_BATCHES
 from gossamer.peer.trainer.replica import Replica
 from gossamer.protocol.messages.terms import TOKEN_BYTES, ModelPlan, StageTerms
@@ -68,7 +68,7 @@ class Limit:
 def _line_limit(round_bytes: int, bytes_per_s: float, step_s: float, share: float) -> Limit:
     """Return the limit of a line of this rate; `round_bytes` are sent each way when every fragment meets once."""
     steps = round_bytes / (MEETING_INTERVAL * share * bytes_per_s * step_s)
-    return Limit(steps, f"{100 * share:.0f} % of the line: {rate_text(bytes_per_s)}", is_lines=True)
+    return Limit(steps, f"{percent_text(share)} of the line: {rate_text(bytes_per_s)}", is_lines=True)
 
 
 def line_share(stage: StageTerms | None) -> float:
@@ -192,10 +192,10 @@ class Interval:
         if bytes_per_s:
             limits.append(_line_limit(self._round_bytes, bytes_per_s, spent.train_s / spent.own_steps, self._line_share))
         blocked_share = spent.blocked_s / spent.train_s
-        limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{100 * BLOCKED_SHARE:.0f} % of the time blocked"))
+        limits.append(Limit(self.steps * blocked_share / BLOCKED_SHARE, f"{percent_text(BLOCKED_SHARE)} of the time blocked"))
         if spent.training_cpu_s > 0:
             steps = self.steps * spent.sync_cpu_s / spent.training_cpu_s / PROCESSOR_SHARE
-            limits.append(Limit(min(steps, MOST_FOR_PROCESSOR), f"{100 * PROCESSOR_SHARE:.0f} % of the processor time"))
+            limits.append(Limit(min(steps, MOST_FOR_PROCESSOR), f"{percent_text(PROCESSOR_SHARE)} of the processor time"))
         return limits
 
 

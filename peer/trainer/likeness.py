@@ -15,6 +15,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from gossamer.peer.machine.units import percent_text
+
 LEAST_COSINE: Final = 0.3
 MOST_RATIO: Final = 5.0  # of the lengths of two gradients
 MOST_OPPOSED: Final = 0.05
@@ -61,7 +63,7 @@ class Likeness:
 
     def __str__(self) -> str:
         near = f"cosine {self.cosine:.2f}, lengths 1 : {self.ratio:.3g}, losses {self.loss_gap:.2f} nats apart"
-        return f"{near}, {100 * self.opposed:.0f} % of the tokens opposed"
+        return f"{near}, {percent_text(self.opposed)} of the tokens opposed"
 
 
 @dataclass(frozen=True, slots=True)
