@@ -77,8 +77,8 @@ def test_a_killed_node_is_started_again_and_training_goes_on(tmp_path: Path) -> 
             assert len(running.lives("trainer")) == 1
             since = [reason for state, reason in running.states() if state == "training"]
             assert any("the node ended (killed by SIGKILL)" in reason for reason in since)
-            assert running.status.reason == "meeting others"
-            assert running.status.bytes == {"sent": 60, "received": 120}
+            await eventually(lambda: running.status.reason == "meeting others", "peers in the status of the second life")
+            await eventually(lambda: running.status.bytes == {"sent": 60, "received": 120}, "bytes of both lives")
 
     run(test())
 
