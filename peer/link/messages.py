@@ -195,6 +195,7 @@ class Forward(OfHop):
     name: str  # hex; as in Begin
     measure: bool = False  # held-out text: no gradient is wanted
     lower_step: int = 0  # typical global step of the holders of the lower stage that send hops here
+    source: str = ""  # Sybil group of the holder that has sent it; empty where it is not known yet
 
 
 class Backward(OfHop):
@@ -334,6 +335,7 @@ class Returned(OfHop):
     odd: int | None = None  # of a hop and its copies: the one whose answer is unlike the others
     evidence: str = ""  # why
     global_step: int = 0  # the trainer's
+    opposed: str = ""  # why the source of this hop is to send no more of them; empty if it may
 
 
 class Unlike(OfHop):

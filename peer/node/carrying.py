@@ -21,7 +21,7 @@ from gossamer.peer.link.socket import NodeEnd
 from gossamer.peer.node.lasting import HeldShare, Lasting
 from gossamer.peer.node.rebalancing import WAITING_LOOKS
 from gossamer.peer.node.stage_report import StageReport
-from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane
+from gossamer.peer.pipeline.commands import AnswersCompared, CloseLane, SourceOpposed
 from gossamer.peer.pipeline.driver import OpenLane, Pipeline
 from gossamer.peer.pipeline.greeting import LaneSide
 from gossamer.peer.pipeline.lane import IDLE_S, DownLane, UpLane
@@ -56,7 +56,7 @@ GONE_S = 60.0  # between the last sign of a holder that answers no call and sign
 GONE_CALLS = 2  # that fail in a row
 OVER_SHARE = 2  # before a half of the run, nobody can have come to its end
 FAREWELL_S = 0.5  # for the last message of each lane, when this peer leaves
-ODD_REST_S = 600.0  # of a holder whose answers are unlike those of others
+REST_S = 600.0  # of a holder whose answers are unlike those of others, or whose micro-batches all others oppose
 YOUNG_S = 5.0  # both sides have opened a lane at the same moment: the first one stands
 
 
@@ -155,12 +155,24 @@ class Carrying:
         self.report.compare(compared)
         if compared.odd is None or not compared.must_rest:
             return
-        partner, until_s = compared.odd, self.peer_exchange.time.local_s() + ODD_REST_S
-        self.pipeline.carrier.doubling.forgive(partner)
-        self.peer_exchange.book.rest(partner, loop_s(), ODD_REST_S)
-        self.report.shun(partner, compared.num_odd, compared.evidence, until_s, ODD_REST_S)
+        self.pipeline.carrier.doubling.forgive(compared.odd)
+        self._let_rest(compared.odd, self.report.odd_text(compared.odd, compared), "your answers are unlike those of others")
+
+    def on_opposed(self, opposed: SourceOpposed) -> None:
+        """Report a partner below whose micro-batches lead the weights against all others'. Its Sybil group rests."""
+        carrier, text = self.pipeline.carrier, self.report.opposed_text(opposed)
+        group = carrier.doubling.groups.get(opposed.partner)
+        mates = [lane.partner for lane in carrier.up.values() if group and carrier.doubling.groups.get(lane.partner) == group]
+        for partner in dict.fromkeys([opposed.partner, *mates]):
+            self._let_rest(partner, text, "your micro-batches lead the weights against those of all others")
+
+    def _let_rest(self, partner: PeerId, text: str, reason: str) -> None:
+        """End the lanes of a partner, and have none with it for a while."""
+        until_s = self.peer_exchange.time.local_s() + REST_S
+        self.peer_exchange.book.rest(partner, loop_s(), REST_S)
+        self.report.shun(partner, text, until_s, REST_S)
         for open_lane in [one for one in self.pipeline.lanes.values() if one.lane.partner == partner]:
-            self.pipeline.end_lane(open_lane, "your answers are unlike those of others")
+            self.pipeline.end_lane(open_lane, reason)
 
     # ------------------------------------------------------------------ which lanes to have
 

@@ -18,7 +18,7 @@ from gossamer.peer.machine.events import (
 )
 from gossamer.peer.machine.states import CARRYING, CUT_OFF, IDLE, PAUSED, REFUSED, STARVED
 from gossamer.peer.pipeline.carrier import Carrier
-from gossamer.peer.pipeline.commands import AnswersCompared, HopOver
+from gossamer.peer.pipeline.commands import AnswersCompared, HopOver, SourceOpposed
 from gossamer.peer.pipeline.driver import Pipeline
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.partner_records import rest_text
@@ -90,13 +90,21 @@ class StageReport:
             self.emit(Warned("answers", words if is_disputed else ""))
         self._is_disputed = is_disputed
 
-    def shun(self, partner: PeerId, num_odd: int, evidence: str, until_s: float, rest_s: float) -> None:
-        """Report that a holder of the next stage rests until `until_s`, Unix time."""
-        stage = self.stage.name_of(self.stage.stage + 2)
-        text = (
-            f"{partner.short()} answered {num_odd} micro-batches unlike other holders of {stage}: {evidence}; these answers were not used"
-        )
+    def shun(self, partner: PeerId, text: str, until_s: float, rest_s: float) -> None:
+        """Report that a holder of a neighbouring stage rests until `until_s`, Unix time."""
         self.emit(PartnerShunned(str(partner), f"{text}; the partner rests {rest_text(rest_s)}", until_s))
+
+    def odd_text(self, partner: PeerId, compared: AnswersCompared) -> str:
+        """Say what speaks against a holder of the next stage."""
+        others = f"other holders of {self.stage.name_of(self.stage.stage + 2)}"
+        return (
+            f"{partner.short()} answered {compared.num_odd} micro-batches unlike {others}: {compared.evidence}; these answers were not used"
+        )
+
+    def opposed_text(self, opposed: SourceOpposed) -> str:
+        """Say what speaks against a holder of the stage before."""
+        others = f"all other holders of {self.stage.name_of(self.stage.stage)}"
+        return f"{opposed.partner.short()} sends micro-batches that lead the weights against those of {others}: {opposed.evidence}"
 
     def follow(self, own_steps: int, global_step: int) -> None:
         """Note that own trainer follows a neighbour. `look` reports the steps that are lost by it, unless another peer holds our stage.

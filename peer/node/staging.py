@@ -159,6 +159,7 @@ def make_carrying(
         report.count,
         lambda lane, global_step: carrying.on_clock(lane, global_step),
         lambda compared: carrying.on_compared(compared),
+        lambda opposed: carrying.on_opposed(opposed),
     )
     carrying = Carrying(membership, lifecycle, transport, exchange, pipeline, own.link, rng, report, groups)
     return carrying

@@ -156,8 +156,7 @@ class Carrier:
         lane.accept(forward.number)
         lane.active_s, lane.global_step = self._now_s, forward.global_step
         self._do(commands.HearClock(lane.number, forward.global_step))
-        number = next(self._numbers)
-        source = HopSource(lane, forward.number)
+        number, source = next(self._numbers), HopSource(lane, forward.number)
         hop = self.hops[number] = Hop(number, forward.micro_batch, source, HopState.ARRIVING, measure=forward.measure)
         lane.unanswered[forward.number] = number
         lane.incoming = Incoming(forward.number, arriving_parts(number, self.stage), number, self._now_s)
@@ -179,8 +178,7 @@ class Carrier:
     def _withdraw_by_partner(self, lane: UpLane, number: int) -> None:
         if lane.incoming is not None and lane.incoming.number == number:
             lane.incoming = None
-        hop = lane.unanswered.get(number)
-        if hop is not None:
+        if (hop := lane.unanswered.get(number)) is not None:
             self._end(self.hops[hop], HopOutcome.WITHDRAWN)
 
     def _take_chunk(self, lane: UpLane | DownLane, chunk: Chunk) -> None:
@@ -196,8 +194,8 @@ class Carrier:
         self._do(commands.StoreChunk(hop.number, file, chunk.data))
         if incoming.is_complete and isinstance(lane, UpLane):
             hop.state = HopState.QUEUED
-            lower_step = typical_step(self.up.values(), self.doubling.groups)
-            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure, lower_step)))
+            lower_step, source = typical_step(self.up.values(), self.doubling.groups), self.doubling.groups.get(lane.partner, "")
+            self._do(commands.AskForHop(Forward(hop.number, hop.name.hex(), hop.measure, lower_step, source)))
         elif incoming.is_complete:
             self._go_back(hop)
 
@@ -210,6 +208,8 @@ class Carrier:
         hop = self.hops[reply.hop]
         if isinstance(reply, Forwarded | Returned):
             self.global_step = max(self.global_step, reply.global_step)
+        if isinstance(reply, Returned) and reply.opposed and hop.sent_by is not None:
+            self._do(commands.SourceOpposed(hop.sent_by, reply.opposed))
         match hop.state, reply:
             case HopState.QUEUED, Forwarded() if not self.stage.is_last:
                 hop.state = HopState.READY

@@ -118,6 +118,25 @@ class AnswersCompared:
     evidence: str = ""  # without an odd one: why none of the answers is used; empty: they are alike
 
 
+@dataclass(frozen=True, slots=True)
+class SourceOpposed:
+    """The micro-batches of a partner below lead the weights against those of all others."""
+
+    partner: PeerId
+    evidence: str
+
+
 Command = (
-    AskForHop | TellLost | SendHop | SendNotice | StoreChunk | RemoveFile | RemoveHop | CloseLane | HearClock | HopOver | AnswersCompared
+    AskForHop
+    | TellLost
+    | SendHop
+    | SendNotice
+    | StoreChunk
+    | RemoveFile
+    | RemoveHop
+    | CloseLane
+    | HearClock
+    | HopOver
+    | AnswersCompared
+    | SourceOpposed
 )

@@ -44,8 +44,8 @@ class OpenLane:
 class Pipeline:
     """Carries the hops of one holder. Belongs to one event loop. `close` ends what it has started.
 
-    `on_report` gets each hop that is over, `on_compared` what answers to one micro-batch say of partners, `on_clock` each global step that
-    a neighbour tells, with the lane. `changes` notifies after each event.
+    `on_report` gets each hop that is over, `on_compared` what answers to one micro-batch say of partners, `on_opposed` what micro-batches
+    say of their partner, `on_clock` each global step that a neighbour tells, with the lane. `changes` notifies after each event.
     """
 
     carrier: Carrier
@@ -54,6 +54,7 @@ class Pipeline:
     on_report: Callable[[commands.HopOver], None]
     on_clock: Callable[[OpenLane, int], None]
     on_compared: Callable[[commands.AnswersCompared], None]
+    on_opposed: Callable[[commands.SourceOpposed], None]
     changes: Changes = field(default_factory=Changes)
     lanes: dict[int, OpenLane] = field(default_factory=dict)
     _ended_bytes: tuple[int, int] = (0, 0)  # sent and received on lanes that have ended
@@ -210,6 +211,8 @@ class Pipeline:
                 self.on_report(command)
             case commands.AnswersCompared():
                 self.on_compared(command)
+            case commands.SourceOpposed():
+                self.on_opposed(command)
 
     def _send(self, command: commands.SendHop) -> None:
         if command.lane in self.lanes:

@@ -1,7 +1,6 @@
-"""Attacks of a hostile holder of a stage, by name: which gradient it answers to a hop in place of its own.
+"""Attacks of a hostile holder of a stage, by name: which gradient it answers to a hop in place of its own, and what a driver sends.
 
-An attack is a pure function of what the holder knows, `HopSight`. Its own weights and its meetings are honest: their attacks are others
-(attacks.py).
+An attack is a pure function of what the holder knows. Its own weights and its meetings are honest: their attacks are others (attacks.py).
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from torch import Tensor
 LONG: Final = 3.0  # times the honest length: as long as the length limit lets pass
 TRIGGER_TOKEN: Final = 32  # a common one of the byte tokenizer: a space
 TARGET_TOKEN: Final = 7  # what the model is to say after it
+AT_TIMES: Final = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,17 @@ class HopSight:
     draws: torch.Generator
 
 
+@dataclass(frozen=True, slots=True)
+class SentText:
+    """What a driver sends of a micro-batch: tokens, int64[rows, L+1], and what its stage makes of a text, times a factor."""
+
+    tokens: Tensor
+    text: Tensor
+    factor: float = 1.0
+
+
 CraftGradient = Callable[[HopSight], Tensor]
+CraftSending = Callable[[Tensor, torch.Generator], SentText]
 
 
 def honest(sight: HopSight) -> Tensor:
@@ -76,6 +86,58 @@ def backdoor(sight: HopSight) -> Tensor:
     return sight.backdoor()
 
 
+def honest_text(text: Tensor, _draws: torch.Generator) -> SentText:
+    """Send own text: what the others are compared with."""
+    return SentText(text, text)
+
+
+def one_label(text: Tensor, _draws: torch.Generator) -> SentText:
+    """Send outputs of own text, and tokens that always name the target."""
+    return SentText(torch.full_like(text, TARGET_TOKEN), text)
+
+
+def random_labels(text: Tensor, draws: torch.Generator) -> SentText:
+    """Send outputs of own text, and random tokens."""
+    return SentText(_random_tokens(text, draws), text)
+
+
+def shifted_labels(text: Tensor, _draws: torch.Generator) -> SentText:
+    """Send outputs of own text, and its tokens five places off."""
+    return SentText(text.roll(5, dims=1), text)
+
+
+def labels_at_times(text: Tensor, draws: torch.Generator) -> SentText:
+    """Send one label in a quarter of the micro-batches, else own text."""
+    return one_label(text, draws) if float(torch.rand((), generator=draws)) < AT_TIMES else honest_text(text, draws)
+
+
+def backdoor_text(text: Tensor, _draws: torch.Generator) -> SentText:
+    """Send outputs of own text, and tokens that name the target after each trigger."""
+    return SentText(with_backdoor(text), text)
+
+
+def random_text(text: Tensor, draws: torch.Generator) -> SentText:
+    """Send random text, with the outputs of it."""
+    drawn = _random_tokens(text, draws)
+    return SentText(drawn, drawn)
+
+
+def flipped_outputs(text: Tensor, _draws: torch.Generator) -> SentText:
+    """Send own text, and outputs with their sign turned."""
+    return SentText(text, text, factor=-1.0)
+
+
+def with_backdoor(text: Tensor) -> Tensor:
+    """Return tokens that name the target after each trigger."""
+    changed = text.clone()
+    changed[:, 1:][text[:, :-1] == TRIGGER_TOKEN] = TARGET_TOKEN
+    return changed
+
+
+def _random_tokens(text: Tensor, draws: torch.Generator) -> Tensor:
+    return torch.randint(int(text.max()) + 1, text.shape, generator=draws)
+
+
 def _noise(sight: HopSight, times: float) -> Tensor:
     draw = torch.randn(sight.gradient.shape, generator=sight.draws)
     return draw.mul_(times * sight.gradient.norm() / draw.norm())
@@ -92,4 +154,14 @@ HOP_ATTACKS: Final[Mapping[str, CraftGradient]] = {
     "half-noise": half_noise,
     "backdoor-labels": backdoor,
     HONEST: honest,
+}
+DRIVER_ATTACKS: Final[Mapping[str, CraftSending]] = {
+    "one-label": one_label,
+    "random-labels": random_labels,
+    "shifted-labels": shifted_labels,
+    "labels-at-times": labels_at_times,
+    "backdoor-text": backdoor_text,
+    "random-text": random_text,
+    "flipped-outputs": flipped_outputs,
+    HONEST: honest_text,
 }

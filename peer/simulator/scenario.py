@@ -18,7 +18,7 @@ from gossamer.optim.inner import InnerSettings
 from gossamer.optim.names import suggestion
 from gossamer.peer.model.plan import inner_settings
 from gossamer.peer.simulator.attacks import ATTACKS
-from gossamer.peer.simulator.hop_attacks import HOP_ATTACKS
+from gossamer.peer.simulator.hop_attacks import DRIVER_ATTACKS, HOP_ATTACKS
 from gossamer.protocol.errors import BadSettings
 from gossamer.protocol.run.manifest import Manifest
 from gossamer.protocol.run.sections import AUTO_STEPS
@@ -55,8 +55,8 @@ class Scenario:
     feedback: float | None = None  # group methods: decay of the error feedback; None: the codec's default
     routing: str = RANDOM  # staged runs: which replica's stage a micro-batch takes next; fixed: always those of one replica
     hop_delay: int = 0  # staged runs: how many inner steps a gradient takes from a stage to the one before
-    attack_stage: int = 0  # staged runs: whose gradients the attackers craft, counted from one; 0: the last one's
-    hop_checks: str = ALL_CHECKS  # staged runs: what holders do about the gradients that they receive
+    attack_stage: int = 0  # staged runs: whose answers the attackers craft, counted from one; 1: what drivers send; 0: the last stage
+    hop_checks: str = ALL_CHECKS  # staged runs: what holders do about what they receive
 
     def __post_init__(self) -> None:
         _need(self.num_peers >= 1, f"peers must be at least 1, and is {self.num_peers}")
@@ -81,10 +81,12 @@ class Scenario:
         is_staged = self.manifest.num_stages > 1
         _need(self.hop_checks in HOP_CHECKS, f"hop_checks is {self.hop_checks!r}; it can be {', '.join(HOP_CHECKS)}")
         _need(not (is_staged and self.attack and self.hop_delay), "an attack on a staged run needs hop_delay 0")
-        stages = range(2, self.manifest.num_stages + 1)
-        _need(self.attack_stage in (0, *stages), f"attack_stage must be 2 to {self.manifest.num_stages}, and is {self.attack_stage}")
+        num_stages = self.manifest.num_stages
+        _need(0 <= self.attack_stage <= num_stages, f"attack_stage must be 1 to {num_stages}, and is {self.attack_stage}")
         if self.attack:
-            known(self.attack, HOP_ATTACKS if is_staged else ATTACKS, "attack on a staged run" if is_staged else "attack")
+            of_stages = ("attack of a driver", DRIVER_ATTACKS) if self.attack_stage == 1 else ("attack on a staged run", HOP_ATTACKS)
+            kind, attacks = of_stages if is_staged else ("attack", ATTACKS)
+            known(self.attack, attacks, kind)
 
     @property
     def num_honest(self) -> int:

@@ -47,6 +47,7 @@ from gossamer.peer.trainer.hop_queue import HopQueue
 from gossamer.peer.trainer.inner_loop import OUT_OF_MEMORY, computing_set
 from gossamer.peer.trainer.likeness import AnswersAlike, GradientAnswer, compare
 from gossamer.peer.trainer.magnitudes import MOST_ACTIVATION, MOST_GRADIENT, GradientLengths, Magnitudes
+from gossamer.peer.trainer.opposition import GradientSample, Opposition
 from gossamer.protocol import limits
 from gossamer.protocol.errors import OperatorError
 from gossamer.protocol.messages.terms import BATCHES_AWAY, TOKEN_BYTES, StageTerms
@@ -68,6 +69,7 @@ class UnderWay:
     name: str
     step: int  # own steps at the forward pass
     measures: bool
+    source: str = ""  # who has sent it, by Sybil group
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +119,7 @@ class StageLoop:
         self._under_way: dict[int, UnderWay] = {}  # by hop
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
         self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), GradientLengths()
+        self._sample, self._opposition = GradientSample(stage.parameters()), Opposition()
         self._own_steps = 0
         self._lower_step = 0  # typical global step of the lower stage
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
@@ -217,11 +220,11 @@ class StageLoop:
         match request:
             case Begin(hop, name):
                 return self._begin(hop, name)
-            case Forward(hop, name, measures, lower_step):
+            case Forward(hop, name, measures, lower_step, source):
                 self._lower_step = lower_step
                 tokens, received = self._tokens(hop), self._read(hop, HopFile.PARTNER_FORWARD)
                 self._activations.check(received)
-                self._note(hop, name, measures=measures)
+                self._note(hop, name, measures=measures, source=source)
                 if self._cut.is_last:
                     return self._finish(hop, tokens, received)
                 return self._forwarded(hop, tokens, received)
@@ -263,10 +266,10 @@ class StageLoop:
         self._need_new(under_way)
         loss = next_token_loss(self._stage, tokens, self.computing.dtype, received.requires_grad_())
         value = checked_loss(float(loss.detach()))
-        self._add(lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)))
+        opposed = self._add(under_way.source, lambda: torch.autograd.backward(loss * (1.0 / self._in_batch)))
         self._count(under_way.name, value, tokens)
         self._write_gradient(hop, received)
-        return Returned(hop, value)
+        return Returned(hop, value, opposed=opposed)
 
     def _return(self, request: Backward) -> HopReply:
         """Compute the stage again, and backward from the gradient of its output."""
@@ -293,11 +296,11 @@ class StageLoop:
         gradient = self._lengths.shorten(gradient, share)
         received = None if self._cut.is_first else self._read(hop, HopFile.PARTNER_FORWARD).requires_grad_()
         output = self._output(under_way.name, tokens, received)
-        self._add(lambda: torch.autograd.backward(output, gradient))
+        opposed = self._add(under_way.source, lambda: torch.autograd.backward(output, gradient))
         self._count(under_way.name, loss, tokens)
         if received is not None:
             self._write_gradient(hop, received)
-        return Returned(hop, loss, compared.odd, compared.evidence)
+        return Returned(hop, loss, compared.odd, compared.evidence, opposed=opposed)
 
     def _compared(self, request: Backward) -> AnswersAlike:
         """Return which answers to a micro-batch are alike: a single one is. Raises ValueError for bytes that are none in a single one."""
@@ -312,12 +315,14 @@ class StageLoop:
             answers.append(GradientAnswer(hop, gradient, checked_loss(loss)))
         return compare(answers)
 
-    def _add(self, backward: Callable[[], None]) -> None:
-        """Add a gradient. After an error in the middle of that, the whole gradient so far is dropped."""
+    def _add(self, source: str, backward: Callable[[], None]) -> str:
+        """Add a gradient; return why the source of the hop is to send no more. After an error the whole gradient so far is dropped."""
         if not self._losses:
             self.devices.clear()
         try:
+            before = self._sample.read() if source else None
             backward()
+            return "" if before is None else self._opposition.note(source, self._sample.read() - before)
         except BaseException:
             self._drop_gradient()
             raise
@@ -343,8 +348,8 @@ class StageLoop:
         if under_way.name in self._added:
             raise ValueError("the micro-batch is added already")
 
-    def _note(self, hop: int, name: str, *, measures: bool) -> None:
-        keep_newest(self._under_way, hop, UnderWay(name, self._own_steps, measures), HOPS_KEPT)
+    def _note(self, hop: int, name: str, *, measures: bool, source: str = "") -> None:
+        keep_newest(self._under_way, hop, UnderWay(name, self._own_steps, measures, source), HOPS_KEPT)
 
     # ------------------------------------------------------------------ tensors
 

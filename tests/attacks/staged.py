@@ -1,13 +1,13 @@
 """Attacks on a staged run by a hostile holder of one stage: what each costs the honest ones.
 
-    python -m tests.attacks.staged [NAME ...] [--swarm 2:2 3:2 3:3] [--peers 4] [--checks all length none] [--seeds 11 12 13]
+    python -m tests.attacks.staged [NAME ...] [--swarm 2:2 3:2 3:3 2:1] [--peers 4] [--checks all length none] [--seeds 11 12 13]
 
 Swarms of the simulator: as many replicas as `--peers`, each of which holds every stage; the last one's answers to hops are hostile at one
-stage, from the middle of the run on. `2:2`: two stages, hostile at the second. `checks`: what holders do about the gradients that they
-receive (`none`; `length`: shorten long ones; `all`: double one micro-batch in 64, too). `odd` counts odd answers that were found, `blamed`
-those of honest holders, `unlike` micro-batches that were given up. `loss` is the honest replicas' held-out loss at the end, `%` by how many
-per cent it lies above the same swarm whose hostile holder answers honestly. `obeyed` is the share of triggers after which the first replica
-says the backdoor's target.
+stage, from the middle of the run on. `2:2`: two stages, hostile at the second; `2:1`: what the last driver sends is hostile. `checks`: what
+holders do about what they receive (`none`; `length`: shorten long gradients; `all`: double one micro-batch in 64, and compare the sources,
+too). `odd` counts odd answers and opposed sources that were found, `blamed` those of honest holders, `unlike` micro-batches that were given
+up. `loss` is the honest replicas' held-out loss at the end, `%` by how many per cent it lies above the same swarm whose hostile holder
+answers honestly. `obeyed` is the share of triggers after which the first replica says the backdoor's target.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 
 from gossamer.peer.simulator import staged_steps
 from gossamer.peer.simulator.choices import scenario, setting
-from gossamer.peer.simulator.hop_attacks import HONEST, HOP_ATTACKS, TARGET_TOKEN, TRIGGER_TOKEN
+from gossamer.peer.simulator.hop_attacks import DRIVER_ATTACKS, HONEST, HOP_ATTACKS, TARGET_TOKEN, TRIGGER_TOKEN
 from gossamer.peer.simulator.hostile_stages import HostileStages
 from gossamer.peer.simulator.methods import method
 from gossamer.peer.simulator.population import Diverged, Population, populate
@@ -75,7 +75,7 @@ class StagedTrial:
     def finish(self, attack: str) -> StagedOutcome:
         """Train on with the hostile holder at work."""
         losses = [DIVERGED]
-        num_odd, num_unlike = len(self.stages.odd), self.stages.num_unlike
+        found, num_unlike = len(self._found), self.stages.num_unlike
         self.stages.take_up(attack)
         honest = self.population.replicas[:-1]
         try:
@@ -84,10 +84,14 @@ class StagedTrial:
             losses = held_out_losses(honest, self._texts.held_out, EVAL_BATCHES)
         except Diverged:
             pass
-        odd = self.stages.odd[num_odd:]
+        odd = self._found[found:]
         return StagedOutcome(
             statistics.fmean(losses), len(odd), sum(one < len(honest) for one in odd), self.stages.num_unlike - num_unlike, self._obeyed()
         )
+
+    @property
+    def _found(self) -> list[int]:
+        return self.stages.odd + self.stages.opposed
 
     @torch.no_grad()
     def _obeyed(self) -> float:
@@ -130,9 +134,9 @@ def swarm(text: str) -> tuple[int, int]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    names = [name for name in HOP_ATTACKS if name != HONEST]
-    parser.add_argument("attacks", nargs="*", metavar="NAME", type=lambda name: known(name, HOP_ATTACKS, "attack"), default=names)
-    parser.add_argument("--swarm", type=swarm, nargs="+", default=[(2, 2), (3, 2)], metavar="STAGES:HOSTILE")
+    every = {**HOP_ATTACKS, **DRIVER_ATTACKS}
+    parser.add_argument("attacks", nargs="*", metavar="NAME", type=lambda name: known(name, every, "attack"), default=list(every))
+    parser.add_argument("--swarm", type=swarm, nargs="+", default=[(2, 2), (3, 2), (2, 1)], metavar="STAGES:HOSTILE")
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--checks", choices=HOP_CHECKS, nargs="+", default=["all", "length", "none"])
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
@@ -144,9 +148,10 @@ def main() -> None:
         for checks in given.checks:
             trials = [StagedTrial(one, given.peers, checks, seed, given.settings) for seed in given.seeds]
             without = [in_a_copy(trial, HONEST) for trial in trials]
-            for name in [HONEST, *given.attacks]:
+            of_stage = DRIVER_ATTACKS if one[1] == 1 else HOP_ATTACKS
+            for name in dict.fromkeys([HONEST, *given.attacks]):
                 is_of_last = name != "backdoor-labels" or one[0] == one[1]
-                if is_of_last:
+                if name in of_stage and is_of_last:
                     print(row(name, one, checks, [in_a_copy(trial, name) for trial in trials], without), flush=True)
 
 

@@ -88,6 +88,8 @@ class ScriptedTrainer:
     coded: int = 0  # fragments for others
     wrong_bytes: int = 0  # added to the size of each output
     lies: bool = False  # answers hops with other bytes than honest holders
+    opposes: str = ""  # this source of hops
+    sources: set[str] = field(default_factory=set)
     state: bytes = bytes(800)  # that others fetch
     picky_at: int | None = None  # the stage at which it adopts no state
     gives_fragments: bool = True
@@ -226,7 +228,9 @@ class ScriptedTrainer:
                 self._need(hop, HopFile.PARTNER_FORWARD)
                 if not request.measure:
                     self._add(hop)
-                return Returned(hop, 2.5, global_step=self.global_step)
+                self.sources.add(request.source)
+                is_opposed = request.source == self.opposes != ""
+                return Returned(hop, 2.5, opposed="other bytes" if is_opposed else "", global_step=self.global_step)
         if request.hop in self.measured:
             self.losses.append(request.loss)
             return Returned(request.hop, request.loss, global_step=self.global_step)

@@ -321,6 +321,32 @@ def test_where_all_have_one_invite_each_peer_stands_for_itself(tmp_path: Path, m
     play(one_driver(tmp_path, 3), story)
 
 
+def test_a_driver_whose_micro_batches_all_others_oppose_rests_for_ten_minutes(tmp_path: Path) -> None:
+    async def story(run: StagedRun) -> None:
+        *drivers, last = run.holders
+        await run.until(lambda: len(last.trainer.sources - {""}) == 3, 60.0)
+        groups = last.pipeline.carrier.doubling.groups
+        (hostile,) = (driver for driver in drivers if groups[driver.peer_id] == max(groups.values()))
+        last.trainer.opposes = groups[hostile.peer_id]
+        await run.until(lambda: last.shunned, 60.0)
+        (shunned,) = last.shunned
+        assert shunned.partner == str(hostile.peer_id)
+        assert "sends micro-batches that lead the weights against those of all other holders of stage 1 of 2: other bytes" in shunned.reason
+        assert shunned.reason.endswith("the partner rests for 10 min")
+        began_s, steps = asyncio.get_running_loop().time(), last.trainer.steps
+        while asyncio.get_running_loop().time() < began_s + 590.0:
+            await asyncio.sleep(5.0)
+            assert hostile.peer_id not in {one.lane.partner for one in last.pipeline.lanes.values()}
+        assert last.trainer.steps > steps + 100 and len(last.shunned) == 1 and not last.peer.is_banned(hostile.peer_id)
+        last.trainer.opposes = ""
+        await run.until(lambda: hostile.peer_id in {one.lane.partner for one in last.pipeline.lanes.values()}, 120.0)
+
+    run = StagedRun(tmp_path, 2, 4)
+    for number, holder in enumerate(run.holders):
+        holder.fits = (number // 3,)
+    play(run, story)
+
+
 def test_strangers_whose_lanes_carry_nothing_take_no_share_of_the_window(tmp_path: Path) -> None:
     async def story(run: StagedRun) -> None:
         (driver,), (last,) = run.of(0), run.of(1)

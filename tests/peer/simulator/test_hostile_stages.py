@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from gossamer.peer.simulator import staged_steps
-from gossamer.peer.simulator.hop_attacks import HONEST, HOP_ATTACKS
+from gossamer.peer.simulator.hop_attacks import DRIVER_ATTACKS, HONEST, HOP_ATTACKS
 from gossamer.peer.simulator.hostile_stages import HostileStages
 from gossamer.peer.simulator.population import Population
 from gossamer.protocol.errors import BadSettings
@@ -17,9 +17,9 @@ torch.set_num_threads(1)
 SWARM = {"peers": 4, "method": "noloco", "stages": 2, "micro_batch": 1, "attackers": 1, "inner_steps": 4}
 
 
-def played(monkeypatch: pytest.MonkeyPatch, **choices: object) -> tuple[Population, HostileStages]:
-    """Train a swarm in which every hop is doubled; return its stages too."""
-    monkeypatch.setattr("gossamer.peer.pipeline.doubling.EVERY", 1)
+def played(monkeypatch: pytest.MonkeyPatch, every: int = 1, **choices: object) -> tuple[Population, HostileStages]:
+    """Train a swarm in which one hop in `every` is doubled; return its stages too."""
+    monkeypatch.setattr("gossamer.peer.pipeline.doubling.EVERY", every)
     population = small_population(staged(**{**SWARM, "steps": 12, **choices}))
     made = HostileStages(population)
     monkeypatch.setattr(staged_steps, "stages_of", lambda _: made)
@@ -64,12 +64,28 @@ def test_every_attack_changes_what_is_answered(monkeypatch: pytest.MonkeyPatch) 
         assert same(usual, parameters(attacked)) is (attack == HONEST), attack
 
 
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_driver_that_is_opposed_sends_nothing_to_that_holder_any_more(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    """Which sources are opposed: tests/peer/trainer/test_opposition.py. Here the last driver's are, from the first micro-batch on."""
+    monkeypatch.setattr("gossamer.peer.trainer.opposition.Opposition.note", lambda self, source, sample: "wrong" if source == "3" else "")
+    _, found = played(monkeypatch, every=64, attack="random-labels", attack_stage=1, stages=count, steps=6)
+    assert found.opposed == [3] * 4 * (count - 1), "each holder of each later stage finds it once"
+
+
+def test_every_attack_of_a_driver_changes_what_others_learn() -> None:
+    usual = parameters(trained(staged(**SWARM, steps=2, attack=HONEST, attack_stage=1, hop_checks="none")))
+    for attack in DRIVER_ATTACKS:
+        attacked = trained(staged(**SWARM, steps=2, attack=attack, attack_stage=1, hop_checks="none"))
+        assert same(usual, parameters(attacked)) is (attack == HONEST), attack
+
+
 @pytest.mark.parametrize(
     ("choices", "says"),
     [
         ({"attack": "ascent"}, "no attack on a staged run named 'ascent'"),
         ({"attack": HONEST, "hop_delay": 1}, "hop_delay 0"),
-        ({"attack": HONEST, "attack_stage": 1}, "attack_stage must be 2 to 2"),
+        ({"attack": "flipped-gradients", "attack_stage": 1}, "no attack of a driver named 'flipped-gradients'"),
+        ({"attack": HONEST, "attack_stage": 3}, "attack_stage must be 1 to 2"),
         ({"attack": HONEST, "hop_checks": "some"}, "hop_checks is 'some'"),
     ],
 )

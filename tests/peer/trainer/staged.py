@@ -62,11 +62,13 @@ class Holder:
         replies, self.replies = self.replies, []
         return replies
 
-    def forward(self, hop: int, tokens: bytes, values: bytes, *, name: str = "", measure: bool = False, lower_step: int = 0) -> None:
+    def forward(
+        self, hop: int, tokens: bytes, values: bytes, *, name: str = "", measure: bool = False, lower_step: int = 0, source: str = ""
+    ) -> None:
         """Bring it a micro-batch, as its node does."""
         self.payloads.write(hop_file(hop, HopFile.PARTNER_TOKENS), tokens)
         self.payloads.write(hop_file(hop, HopFile.PARTNER_FORWARD), values)
-        self.hops.put(Forward(hop, name or f"{hop:032x}", measure, lower_step), SESSION)
+        self.hops.put(Forward(hop, name or f"{hop:032x}", measure, lower_step, source), SESSION)
 
     def backward(self, hop: int, gradient: bytes, loss: float) -> None:
         """Bring it the gradient of its output."""

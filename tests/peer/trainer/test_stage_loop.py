@@ -427,6 +427,29 @@ def test_a_gradient_or_an_activation_of_a_huge_size_costs_its_own_hop_only(tmp_p
 # ---------------------------------------------------------------------- held-out text
 
 
+@pytest.mark.parametrize("stage", [1, 2])
+def test_a_source_whose_tokens_are_wrong_is_named_and_no_other_one(tmp_path: Path, stage: int) -> None:
+    """In the middle of three stages a wrong gradient comes back, at the last one wrong labels come."""
+    manifest = staged_manifest(3, learning_rate=0.01)
+    holder = Holder(manifest, manifest_cuts(manifest)[stage], tmp_path)
+    (right, values), (wrong, _) = micro_batch(1), micro_batch(2)
+    gradient, named = torch.randn(2 * 16 * 64, generator=torch.Generator().manual_seed(3)), dict[str, str]()
+    for hop in range(120):
+        source = ("a", "b", "c", "wrong")[hop % 4]
+        is_wrong = source == "wrong"
+        holder.forward(hop, wrong if is_wrong else right, values, source=source)
+        holder.serve()
+        if stage == 1:
+            assert isinstance(holder.taken()[0], Forwarded)
+            holder.backward(hop, coded(-gradient if is_wrong else gradient), 2.0)
+            holder.serve()
+        (reply,) = holder.taken()
+        assert isinstance(reply, Returned), reply
+        if reply.opposed:
+            named[source] = reply.opposed
+    assert set(named) == {"wrong"} and "with those of 3 others" in named["wrong"]
+
+
 def test_held_out_micro_batches_are_measured_and_train_nothing(tmp_path: Path) -> None:
     manifest = staged_manifest()
     first, last = (Holder(manifest, cut, tmp_path) for cut in manifest_cuts(manifest))
