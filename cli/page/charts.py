@@ -15,6 +15,7 @@ from itertools import pairwise
 NUM_TICKS = 4  # intervals between labels of the vertical axis, about
 NUM_LABELS = 4  # of the horizontal axis
 GAP = 6.0  # times the usual distance of two points: nothing was seen in between
+NEAR = 3  # distances on each side that show the usual one: what other members told may be much denser or sparser than what this one saw
 WIDTH, HEIGHT = 1000.0, 200.0
 OVERSHOOT = 0.5  # of the height of the line: a range that goes farther is cut
 
@@ -101,13 +102,12 @@ def _parts(places: Sequence[float], line: ChartLine) -> Iterator[list[int]]:
     """Yield the places of unbroken pieces of the line: a member that was away has seen nothing meanwhile."""
     known = [index for index, value in enumerate(line.values) if value is not None]
     distances = [places[later] - places[sooner] for sooner, later in pairwise(known)]
-    most = GAP * statistics.median(distances)
-    part: list[int] = []
-    for index in known:
-        if part and places[index] - places[part[-1]] > most > 0:
+    part = known[:1]
+    for number, distance in enumerate(distances):
+        if distance > GAP * statistics.median(distances[max(0, number - NEAR) : number + NEAR + 1]):
             yield part
             part = []
-        part.append(index)
+        part.append(known[number + 1])
     yield part
 
 
