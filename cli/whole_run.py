@@ -22,7 +22,7 @@ from gossamer.protocol.identity import short_id
 from gossamer.protocol.run.manifest import AnyManifest, Manifest
 
 ANSWER_S = 3.0
-MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
+MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "carried", "joined", "heard")
 STAGE_COLUMN: Final = 2  # place of the column that staged runs have beside these
 CHANGES = 8  # shown in the terminal
 CURVE_ROWS = 8
@@ -175,8 +175,7 @@ def member_columns(stage_holders: Sequence[int]) -> tuple[str, ...]:
     """Return the headings of the members' rows; `stage_holders` is empty in a run without stages."""
     if not stage_holders:
         return MEMBER_COLUMNS
-    columns = [name.replace("in meetings", "carried") for name in MEMBER_COLUMNS]
-    return (*columns[:STAGE_COLUMN], "stage", *columns[STAGE_COLUMN:])
+    return (*MEMBER_COLUMNS[:STAGE_COLUMN], "stage", *MEMBER_COLUMNS[STAGE_COLUMN:])
 
 
 def member_cells(row: Mapping[str, Any], now_s: float, stage_holders: Sequence[int]) -> tuple[str, ...]:
