@@ -58,6 +58,8 @@ def test_every_verb_and_option_is_described() -> None:
         for parameter in command.params:
             for name in spellings(parameter) if parameter.name not in ("help", "home") else ():
                 assert re.search(rf"`{name}[` ]", text), f"peer {verb} {name}"
+            if parameter.name not in ("help", "home"):
+                assert bare(parameter.help) in bare(text), f"peer {verb} {parameter.name}"
             if parameter.name in LocalSettings.model_fields and verb in ("host", "join", "bootstrap", "doctor"):
                 assert LocalSettings.model_fields[parameter.name].description in text, f"peer {verb} {name}"
 
@@ -69,6 +71,12 @@ def test_options_of_every_verb_are_described() -> None:
     for parameter in (*group.params, home):
         for name in spellings(parameter):
             assert name in peer_list, f"peer {name}"
+
+
+def bare(text: str) -> str:
+    """Return a text without marks and links, and without the default of an option where a column of the page has it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r" Default: (\S+|300 GB|that of --home|until peer resume)\.(?= |$)", "", re.sub(r"[`\\]", "", text))
 
 
 def spellings(parameter: Any) -> list[str]:
