@@ -158,9 +158,15 @@ class Forecast:
 def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
     """Draw the status of each peer until all have ended. Raises ChildFailed."""
     while swarm.refresh():
-        for peer in swarm.peers:
-            if peer.status:
-                drawn.show(peer.name, peer.status)
+        show_all(swarm, drawn)
         if sentence := forecast.sentence([peer.status for peer in swarm.peers], time.monotonic()):
             drawn.print_line(sentence)
         time.sleep(POLL_S)
+    show_all(swarm, drawn)
+
+
+def show_all(swarm: LocalSwarm, drawn: Screen) -> None:
+    """Draw the status of each peer that has one."""
+    for peer in swarm.peers:
+        if peer.status:
+            drawn.show(peer.name, peer.status)

@@ -161,6 +161,8 @@ def seen_text(shown: Mapping[str, Any]) -> str:
 
 def join_text(shown: Mapping[str, Any]) -> str:
     """Return how to join the run."""
+    if shown["step"] >= shown["total_steps"]:
+        return "the run is over; a member can give you its model: `peer export`"
     if shown["access"] == "allowlist":
         return "only the peers on the run's list may join; `peer id` prints the id to send to its host"
     return f"ask a member for an invite; in the folder of Gossamer: {INSTALL}; .venv/bin/peer join INVITE"

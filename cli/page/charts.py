@@ -90,7 +90,7 @@ def _range(line: ChartLine) -> tuple[float, float]:
 def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     """Return round numbers at equal distances of at least `least`, the first at most `low` and the last at least `high`."""
     if high - low < 1e-9 * max(1.0, abs(high)):
-        low, high = low - max(0.5, 0.1 * abs(low)), high + max(0.5, 0.1 * abs(high))
+        low, high = low and low - max(0.5, 0.1 * abs(low)), high + max(0.5, 0.1 * abs(high))
     rough = (high - low) / NUM_TICKS
     size = 10.0 ** math.floor(math.log10(rough))
     step = max(least, next(size * times for times in (1, 2, 2.5, 5, 10) if size * times >= rough * (1 - 1e-9)))

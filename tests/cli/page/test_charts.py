@@ -61,3 +61,4 @@ def test_a_line_without_change_has_an_axis_too(value: float) -> None:
 def test_counts_are_drawn_from_zero_on_with_whole_numbers() -> None:
     html = drawn(ChartLine("members", [1, 2, 2], is_count=True), [0, 1, 2])
     assert re.findall(r"<span>([\d.]+)</span>", html) == ["2", "1", "0"]
+    assert "<span>-" not in drawn(ChartLine("tokens", [0, 0], is_count=True), [0, 1])
