@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -49,6 +51,31 @@ def test_every_page_is_linked(page: Path) -> None:
     """Check that the README of a folder links to each of its pages."""
     if page.parent != ROOT and page.name != "README.md" and page.parent.name != "docs":
         assert f"({page.name})" in (page.parent / "README.md").read_text()
+
+
+def test_the_site_begins_with_its_first_page_and_names_what_it_does_not_have() -> None:
+    """The hooks of mkdocs, on pages without titles, as mkdocs calls them."""
+    hooks = runpy.run_path(str(ROOT / "docs" / "site" / "order.py"))
+    files = [path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [
+        SimpleNamespace(
+            is_page=True,
+            file=SimpleNamespace(src_uri=str(file), abs_src_path=ROOT / "docs" / file, name=file.stem.replace("README", "index")),
+        )
+        for file in files
+    ]
+    folders = {str(file.parent) for file in files} - {"."}
+    sections = [
+        SimpleNamespace(is_page=False, title=name.title(), children=[page for page in pages if page.file.src_uri.startswith(name)])
+        for name in sorted(folders)
+    ]
+    nav = SimpleNamespace(items=[*sections, *(page for page in pages if "/" not in page.file.src_uri)], pages=[])
+    order = [page.file.src_uri for page in hooks["on_nav"](nav, None, None).pages]
+    assert order[:3] == ["README.md", "guide/README.md", "guide/first-ten-minutes.md"] and order[-1] == "log.md"
+    assert (
+        hooks["on_page_markdown"]("[a](../../a.py), [b](../b.md#c), [d](../../d.md#e)", None, None, None)
+        == "a (`a.py`), [b](../b.md#c), d (`d.md`)"
+    )
 
 
 def test_every_verb_and_option_is_described() -> None:
