@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
 import runpy
 from pathlib import Path
@@ -29,7 +30,7 @@ from gossamer.protocol.wire import peer_pb2
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#]*)(#[^)]*)?\)")
 
 
 def section(page: str, title: str) -> str:
@@ -41,9 +42,19 @@ def section(page: str, title: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_has_a_target(page: Path) -> None:
-    targets = [match[1] for match in LINK.finditer(page.read_text()) if "://" not in match[1]]
-    missing = [target for target in targets if not (page.parent / target).exists()]
-    assert not missing
+    links = [
+        (page.parent / match[1] if match[1] else page, match[2] or "") for match in LINK.finditer(page.read_text()) if "://" not in match[1]
+    ]
+    assert not [target for target, _ in links if not target.exists()]
+    assert not [(target, anchor) for target, anchor in links if anchor and anchor not in anchors(target)]
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are on GitHub and on the site."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r" \{.*\}$", "", heading).lower() for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE))
+    return {"#" + re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
