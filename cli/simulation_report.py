@@ -175,7 +175,7 @@ def network_text(found: Mapping[str, Any]) -> str:
     lines += [f"  {name:<14}{sync[key]:10.2f} s" for key, name in (("gossip", "meeting"), ("ring", "ring"), ("tree", "tree"))]
     lines += [f"time left for computing, exchanging every {found['inner_steps']} steps (ddp: every step)"]
     lines += [f"  {name:<14}{share_text(share, 1.0):>10}" for name, share in shares.items()]
-    lines += ["time that uneven steps take, waiting for others, over what they take by themselves"]
+    lines += ["time of uneven steps with the wait for others, divided by the time without it"]
     lines += [f"  {name:<14}{slower[name]:10.2f}" for name in ("group", "pairs")]
     return "\n".join([*lines, *(run_lines(found) if "estimate" in found else ())])
 
