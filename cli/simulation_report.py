@@ -241,13 +241,13 @@ def swarm_text(found: SwarmResult) -> str:
 
     def figures(name: str, spread: Spread | None, unit: str, scale: float = 1.0) -> str:
         if spread is None:
-            return f"  {name:<46}{'-':>10}"
-        return f"  {name:<46}{spread.median / scale:>10.1f}{spread.p95 / scale:>10.1f}{spread.worst / scale:>10.1f} {unit}"
+            return f"  {name:<46}{'-':>9}"
+        return f"  {name:<46}{spread.median / scale:>9.1f}{spread.p95 / scale:>9.1f}{spread.worst / scale:>9.1f} {unit}"
 
     met = ", ".join(f"{count} {word}" for word, count in sorted(found.meetings.items())) or "none"
     lines = [
         f"{found.peers} peers, {found.reachable} of which can be called; {found.virtual_s:.0f} s, {found.kills} kills",
-        f"  {'':<46}{'median':>10}{'p95':>10}{'worst':>10}",
+        f"  {'':<46}{'median':>9}{'p95':>9}{'worst':>9}",
         figures("a newcomer knows 20 members, or all, after", found.know_enough_s, "s"),
         figures("a peer knows 20 of the other half again after", found.healed_s, "s"),
         figures("sent and received beside meetings", found.background_bytes_per_s, "kB/s", 1e3),

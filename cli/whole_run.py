@@ -153,7 +153,7 @@ def seen_text(shown: Mapping[str, Any]) -> str:
     """Return since when, and until when, the member that shows this has watched the run."""
     if shown["since"] is None:
         return "nothing yet"
-    before = "; the first part of the curve is what other members have told" if shown["told"] else ""
+    before = "; the first part of the curve is what other members report" if shown["told"] else ""
     since = f"by this member, for {age_text(shown['now'] - shown['since'])}{before}"
     last = shown["points"]["ts"][-1:] or [shown["since"]]
     return since if shown["is_watched"] else f"{since}; it does not run now: as of {age_text(shown['now'] - last[0])} ago"
