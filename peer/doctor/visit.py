@@ -101,7 +101,7 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
     named = invite.bootstraps if invite else ()
     addresses = tuple(dict.fromkeys((*named, *book.entry_addresses(time.time()))))[:INVITE_BOOTSTRAPS]
     if run is None or not addresses:
-        return CallRound("no peer of the run is known" if run else "there is no run to look at")
+        return CallRound("no peer of the run is known") if run else CallRound()
     is_own = own is not None and not place.running
     identity = own if own is not None and is_own else Identity(os.urandom(SEED_BYTES))
     credential = invite.credential_for(identity.peer_id) if invite else None

@@ -17,7 +17,7 @@ from typing import Any
 
 from gossamer.peer.doctor.finding import Level
 from gossamer.peer.doctor.network_checks import bootstraps, clock
-from gossamer.peer.doctor.visit import Call, short_reason
+from gossamer.peer.doctor.visit import Call, CallRound, short_reason
 from gossamer.peer.machine.home import write_whole
 from gossamer.peer.node.dispatcher import Dispatcher
 from gossamer.peer.swarm.address_book import AddressBook
@@ -105,7 +105,7 @@ def test_an_unroutable_bootstrap_fails(tmp_path: Path) -> None:
 
 
 def test_without_an_invite_no_peer_is_called(tmp_path: Path) -> None:
-    assert "no run" in case(tmp_path / "home").visit().trouble
+    assert case(tmp_path / "home").visit() == CallRound()
 
 
 def test_an_unreadable_invite_causes_no_call(tmp_path: Path) -> None:
