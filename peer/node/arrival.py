@@ -86,7 +86,7 @@ async def find_run(
         raise refusal
     raise SwarmUnreachable(
         f"none of the invite's addresses gave the manifest in {TIMEOUT_S:.0f} s (last: {bootstraps.last})",
-        hint="check that the host is running and that its address can be reached from here, then join again; "
+        hint="check that the host is running, and the way to it with `peer doctor INVITE`, then join again; "
         "peers that have banned this one do not answer it either",
     )
 
