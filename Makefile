@@ -92,7 +92,7 @@ proto: $(STAMP)
 	$(PROTOC) --python_out=. --pyi_out=. $(PROTO)
 
 pictures: $(STAMP)
-	$(BIN)/python -m benchmarks.pictures docs/pictures training-wide-light training-narrow-dark run-wide-light small-run-narrow-dark
+	$(BIN)/python -m benchmarks.pictures docs/pictures training-wide-light training-narrow-dark run-wide-light small-run-narrow-dark machines-wide-light
 	$(BIN)/python -m benchmarks.pictures.recording docs/pictures/demo.svg --title 'make demo' -- $(BIN)/peer demo
 
 docs: $(STAMP)

@@ -76,7 +76,8 @@ def _passphrase(file: Path | None, *, is_new: bool) -> str:
         except (OSError, ValueError) as error:
             raise BadSettings(f"the passphrase cannot be read from {file}: {why_unreadable(error)}", hint="name a text file") from error
     elif sys.stdin.isatty():
-        text = str(typer.prompt("passphrase", hide_input=True, confirmation_prompt=is_new, err=True))
+        asked = f"passphrase, at least {SHORTEST_PASSPHRASE} characters" if is_new else "passphrase"
+        text = str(typer.prompt(asked, hide_input=True, confirmation_prompt=is_new, err=True))
     else:
         raise BadSettings("there is no terminal to ask for the passphrase", hint="--passphrase-file FILE names a file that holds it")
     if is_new and len(text) < SHORTEST_PASSPHRASE:

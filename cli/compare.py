@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from gossamer.cli.figures import MEETING_KINDS, StatusObject, bar_text, loss_text, meetings_text, share_text
+from gossamer.cli.figures import MEETING_KINDS, StatusObject, bar_text, fitted, loss_text, meetings_text, share_text
 from gossamer.cli.options import Data, Json
 from gossamer.peer.machine.events import read_events
 from gossamer.peer.machine.held_manifest import need_manifest
@@ -44,7 +44,7 @@ def compare(home: KeptIn, data: Data = None, as_json: Json = False) -> None:
     sessions = [last_session(home) for home in homes]
     wall_s = max(ended_s for _, _, ended_s in sessions) - min(began_s for _, began_s, _ in sessions)
     found = comparison(homes, alone, [status for status, _, _ in sessions], data, wall_s, is_drawn=not as_json)
-    print(json.dumps(asdict(found)) if as_json else found.sentences(sys.stdout.encoding))
+    print(json.dumps(asdict(found)) if as_json else fitted(found.sentences(sys.stdout.encoding), 0))
 
 
 def measured_names(num_peers: int, num_stages: int) -> list[str]:

@@ -17,7 +17,7 @@ import typer
 
 from gossamer.cli.compare import ALONE, Comparison, comparison, measured_names
 from gossamer.cli.curves import draw_curves, need_plot
-from gossamer.cli.figures import StatusObject
+from gossamer.cli.figures import StatusObject, fitted
 from gossamer.cli.generated_options import Given, takes
 from gossamer.cli.local_swarm import POLL_S, LocalSwarm, local_swarm
 from gossamer.cli.manifests import RunOptions, changed, read_manifest
@@ -73,7 +73,7 @@ def demo(
         found = trained(folder, manifest, peers, data, devices, is_drawn=not as_json)
         if plot is not None:
             draw_curves({home.name: home for home in sorted(path.parent for path in folder.glob("*/manifest.bin"))}, ALONE, plot)
-    print(json.dumps(asdict(found)) if as_json else found.sentences(sys.stdout.encoding))
+    print(json.dumps(asdict(found)) if as_json else fitted(found.sentences(sys.stdout.encoding), 0))
     drawn = f"the loss curves are in {plot}" if plot is not None else "--plot FILE.png draws the loss curves of all, beside the one alone"
     print(drawn, file=sys.stderr)
 
@@ -158,9 +158,15 @@ class Forecast:
 def watch(swarm: LocalSwarm, drawn: Screen, forecast: Forecast) -> None:
     """Draw the status of each peer until all have ended. Raises ChildFailed."""
     while swarm.refresh():
-        for peer in swarm.peers:
-            if peer.status:
-                drawn.show(peer.name, peer.status)
+        show_all(swarm, drawn)
         if sentence := forecast.sentence([peer.status for peer in swarm.peers], time.monotonic()):
             drawn.print_line(sentence)
         time.sleep(POLL_S)
+    show_all(swarm, drawn)
+
+
+def show_all(swarm: LocalSwarm, drawn: Screen) -> None:
+    """Draw the status of each peer that has one."""
+    for peer in swarm.peers:
+        if peer.status:
+            drawn.show(peer.name, peer.status)

@@ -22,7 +22,7 @@ LEGEND = "meetings: completed/solo/refused/failed; blocked: share of training ti
 
 ENDED = ("left", "done", "failed")  # states in which a peer ends in order
 MOST_STAGES = 8  # that are listed each by itself
-BAR_CELLS = 50
+BAR_CELLS = 48  # beside a name and a loss, on a terminal of 80 columns
 FULL, EIGHTHS = "\u2588", ("", "\u258f", "\u258e", "\u258d", "\u258c", "\u258b", "\u258a", "\u2589")
 
 
@@ -167,9 +167,13 @@ def share_text(part: float, whole: float) -> str:
 
 
 def table_text(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> str:
-    """Return rows as lines with aligned columns; a row may be shorter than the first. `align`: str.ljust or str.rjust."""
+    """Return rows as lines with aligned columns; a row may be shorter than the first. `align`: str.ljust or str.rjust.
+
+    The columns stand close on a terminal that is too narrow for them.
+    """
     widths = [max(map(len, column)) for column in itertools.zip_longest(*rows, fillvalue="")]
-    return "\n".join("  ".join(map(align, row, widths)).rstrip() for row in rows)
+    is_wide = not sys.stdout.isatty() or sum(widths) + 2 * (len(widths) - 1) <= shutil.get_terminal_size().columns
+    return "\n".join(("  " if is_wide else " ").join(map(align, row, widths)).rstrip() for row in rows)
 
 
 def fitted(text: str, indent: int) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 
 from gossamer.cli.parent_exit import exits_with_this_process
 from gossamer.peer.machine.control_socket import ask
-from gossamer.peer.machine.home import private
+from gossamer.peer.machine.home import Home, private
 from gossamer.peer.machine.process_group import kill_group
 from gossamer.peer.supervisor.supervisor import ChildFailed
 from gossamer.protocol.errors import BadSettings, ExitCode
@@ -55,6 +55,7 @@ class LocalPeer:
             return True
         if code != ExitCode.DONE:
             raise self._death(code)
+        self.status = Home(self.home).last_status() or self.status
         return False
 
     def invite(self) -> str:

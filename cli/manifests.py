@@ -41,7 +41,7 @@ class RunOptions(WithOptions):
     inner_steps: Annotated[Any, Setting("N|auto", parser=_inner_steps)] = None
     """Mean number of inner steps between two meetings on a fragment; auto: each peer finds its own."""
     stages: Annotated[int | None, Setting("N")] = Field(None, ge=1)
-    """Cut a model that fits no single machine into N stages; each peer holds one. Labels and hidden states then leave the machine."""
+    """Cut a model that fits no single machine into N stages; each peer holds one. Text and hidden states then leave the machine."""
 
 
 KEYS = {

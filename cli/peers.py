@@ -25,7 +25,11 @@ COLUMNS = ("peer", "route", "round trip", "meetings", "refused", "failed", "up",
 
 Forgive = Annotated[
     str,
-    typer.Option("--forgive", metavar="PEERID", help="Forget this partner's record, so that it is met again. Its last six characters do."),
+    typer.Option(
+        "--forgive",
+        metavar="PEERID",
+        help="Forget this partner's record, so that it is met again. Its whole id, or the last six characters.",
+    ),
 ]
 
 

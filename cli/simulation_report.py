@@ -175,7 +175,7 @@ def network_text(found: Mapping[str, Any]) -> str:
     lines += [f"  {name:<14}{sync[key]:10.2f} s" for key, name in (("gossip", "meeting"), ("ring", "ring"), ("tree", "tree"))]
     lines += [f"time left for computing, exchanging every {found['inner_steps']} steps (ddp: every step)"]
     lines += [f"  {name:<14}{share_text(share, 1.0):>10}" for name, share in shares.items()]
-    lines += ["time that uneven steps take, waiting for others, over what they take by themselves"]
+    lines += ["time of uneven steps with the wait for others, divided by the time without it"]
     lines += [f"  {name:<14}{slower[name]:10.2f}" for name in ("group", "pairs")]
     return "\n".join([*lines, *(run_lines(found) if "estimate" in found else ())])
 
@@ -241,13 +241,13 @@ def swarm_text(found: SwarmResult) -> str:
 
     def figures(name: str, spread: Spread | None, unit: str, scale: float = 1.0) -> str:
         if spread is None:
-            return f"  {name:<46}{'-':>10}"
-        return f"  {name:<46}{spread.median / scale:>10.1f}{spread.p95 / scale:>10.1f}{spread.worst / scale:>10.1f} {unit}"
+            return f"  {name:<46}{'-':>9}"
+        return f"  {name:<46}{spread.median / scale:>9.1f}{spread.p95 / scale:>9.1f}{spread.worst / scale:>9.1f} {unit}"
 
     met = ", ".join(f"{count} {word}" for word, count in sorted(found.meetings.items())) or "none"
     lines = [
         f"{found.peers} peers, {found.reachable} of which can be called; {found.virtual_s:.0f} s, {found.kills} kills",
-        f"  {'':<46}{'median':>10}{'p95':>10}{'worst':>10}",
+        f"  {'':<46}{'median':>9}{'p95':>9}{'worst':>9}",
         figures("a newcomer knows 20 members, or all, after", found.know_enough_s, "s"),
         figures("a peer knows 20 of the other half again after", found.healed_s, "s"),
         figures("sent and received beside meetings", found.background_bytes_per_s, "kB/s", 1e3),

@@ -22,7 +22,7 @@ from gossamer.protocol.identity import short_id
 from gossamer.protocol.run.manifest import AnyManifest, Manifest
 
 ANSWER_S = 3.0
-MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "in meetings", "joined", "heard")
+MEMBER_COLUMNS: Final = ("member", "state", "share", "step", "own steps", "loss", "carried", "joined", "heard")
 STAGE_COLUMN: Final = 2  # place of the column that staged runs have beside these
 CHANGES = 8  # shown in the terminal
 CURVE_ROWS = 8
@@ -153,7 +153,7 @@ def seen_text(shown: Mapping[str, Any]) -> str:
     """Return since when, and until when, the member that shows this has watched the run."""
     if shown["since"] is None:
         return "nothing yet"
-    before = "; the first part of the curve is what other members have told" if shown["told"] else ""
+    before = "; the first part of the curve is what other members report" if shown["told"] else ""
     since = f"by this member, for {age_text(shown['now'] - shown['since'])}{before}"
     last = shown["points"]["ts"][-1:] or [shown["since"]]
     return since if shown["is_watched"] else f"{since}; it does not run now: as of {age_text(shown['now'] - last[0])} ago"
@@ -161,6 +161,8 @@ def seen_text(shown: Mapping[str, Any]) -> str:
 
 def join_text(shown: Mapping[str, Any]) -> str:
     """Return how to join the run."""
+    if shown["step"] >= shown["total_steps"]:
+        return "the run is over; a member can give you its model: `peer export`"
     if shown["access"] == "allowlist":
         return "only the peers on the run's list may join; `peer id` prints the id to send to its host"
     return f"ask a member for an invite; in the folder of Gossamer: {INSTALL}; .venv/bin/peer join INVITE"
@@ -175,8 +177,7 @@ def member_columns(stage_holders: Sequence[int]) -> tuple[str, ...]:
     """Return the headings of the members' rows; `stage_holders` is empty in a run without stages."""
     if not stage_holders:
         return MEMBER_COLUMNS
-    columns = [name.replace("in meetings", "carried") for name in MEMBER_COLUMNS]
-    return (*columns[:STAGE_COLUMN], "stage", *columns[STAGE_COLUMN:])
+    return (*MEMBER_COLUMNS[:STAGE_COLUMN], "stage", *MEMBER_COLUMNS[STAGE_COLUMN:])
 
 
 def member_cells(row: Mapping[str, Any], now_s: float, stage_holders: Sequence[int]) -> tuple[str, ...]:

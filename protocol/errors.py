@@ -172,3 +172,20 @@ class Refused(GossamerError):
         super().__init__(f"{code.message} ({detail})" if detail else code.message, hint=code.hint)
         self.code = code
         self.detail = detail
+
+
+TRIED_BEFORE = "dial backoff"  # p2pd does not dial again so soon after a failure
+_REASONS = (
+    "connection refused",
+    "no route to host",
+    "network is unreachable",
+    "i/o timeout",
+    "peer id mismatch",
+    "no such host",
+    TRIED_BEFORE,
+)
+
+
+def short_reason(text: str) -> str:
+    """Return the operating system's reason from p2pd's message, which lists every address that it tried."""
+    return next((reason for reason in _REASONS if reason in text), text)

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import re
+import runpy
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, get_args
 
 import pytest
@@ -27,7 +30,7 @@ from gossamer.protocol.wire import peer_pb2
 ROOT = Path(__file__).parents[1]
 REFERENCE = ROOT / "docs" / "reference"
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
-LINK = re.compile(r"\]\(([^)#]+)(#[^)]*)?\)")
+LINK = re.compile(r"\]\(([^)#]*)(#[^)]*)?\)")
 
 
 def section(page: str, title: str) -> str:
@@ -39,9 +42,19 @@ def section(page: str, title: str) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_every_link_has_a_target(page: Path) -> None:
-    targets = [match[1] for match in LINK.finditer(page.read_text()) if "://" not in match[1]]
-    missing = [target for target in targets if not (page.parent / target).exists()]
-    assert not missing
+    links = [
+        (page.parent / match[1] if match[1] else page, match[2] or "") for match in LINK.finditer(page.read_text()) if "://" not in match[1]
+    ]
+    assert not [target for target, _ in links if not target.exists()]
+    assert not [(target, anchor) for target, anchor in links if anchor and anchor not in anchors(target)]
+
+
+@functools.cache
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as they are on GitHub and on the site."""
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    headings = (re.sub(r" \{.*\}$", "", heading).lower() for heading in re.findall(r"^#+ (.*)", text, re.MULTILINE))
+    return {"#" + re.sub(r"[^\w -]", "", heading).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
@@ -51,6 +64,31 @@ def test_every_page_is_linked(page: Path) -> None:
         assert f"({page.name})" in (page.parent / "README.md").read_text()
 
 
+def test_the_site_begins_with_its_first_page_and_names_what_it_does_not_have() -> None:
+    """The hooks of mkdocs, on pages without titles, as mkdocs calls them."""
+    hooks = runpy.run_path(str(ROOT / "docs" / "site" / "order.py"))
+    files = [path.relative_to(ROOT / "docs") for path in sorted((ROOT / "docs").rglob("*.md"))]
+    pages = [
+        SimpleNamespace(
+            is_page=True,
+            file=SimpleNamespace(src_uri=str(file), abs_src_path=ROOT / "docs" / file, name=file.stem.replace("README", "index")),
+        )
+        for file in files
+    ]
+    folders = {str(file.parent) for file in files} - {"."}
+    sections = [
+        SimpleNamespace(is_page=False, title=name.title(), children=[page for page in pages if page.file.src_uri.startswith(name)])
+        for name in sorted(folders)
+    ]
+    nav = SimpleNamespace(items=[*sections, *(page for page in pages if "/" not in page.file.src_uri)], pages=[])
+    order = [page.file.src_uri for page in hooks["on_nav"](nav, None, None).pages]
+    assert order[:3] == ["README.md", "guide/README.md", "guide/first-ten-minutes.md"] and order[-1] == "log.md"
+    assert (
+        hooks["on_page_markdown"]("[a](../../a.py), [b](../b.md#c), [d](../../d.md#e)", None, None, None)
+        == "a (`a.py`), [b](../b.md#c), d (`d.md`)"
+    )
+
+
 def test_every_verb_and_option_is_described() -> None:
     group = typer.main.get_command(command_line())
     for verb, command in group.commands.items():  # type: ignore[attr-defined]
@@ -58,6 +96,8 @@ def test_every_verb_and_option_is_described() -> None:
         for parameter in command.params:
             for name in spellings(parameter) if parameter.name not in ("help", "home") else ():
                 assert re.search(rf"`{name}[` ]", text), f"peer {verb} {name}"
+            if parameter.name not in ("help", "home"):
+                assert bare(parameter.help) in bare(text), f"peer {verb} {parameter.name}"
             if parameter.name in LocalSettings.model_fields and verb in ("host", "join", "bootstrap", "doctor"):
                 assert LocalSettings.model_fields[parameter.name].description in text, f"peer {verb} {name}"
 
@@ -69,6 +109,12 @@ def test_options_of_every_verb_are_described() -> None:
     for parameter in (*group.params, home):
         for name in spellings(parameter):
             assert name in peer_list, f"peer {name}"
+
+
+def bare(text: str) -> str:
+    """Return a text without marks and links, and without the default of an option where a column of the page has it."""
+    text = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text)
+    return re.sub(r" Default: (\S+|300 GB|that of --home|until peer resume)\.(?= |$)", "", re.sub(r"[`\\]", "", text))
 
 
 def spellings(parameter: Any) -> list[str]:

@@ -20,6 +20,7 @@ from benchmarks.pictures.scenes import RUNS, SCENES, play
 MACHINES = "machines"  # the peer of one home, and those of two further machines, of which one does not answer
 WIDTHS = {"wide": 1280, "middle": 768, "narrow": 390}
 DRAWN_S = 15.0
+READY_S = 120.0
 DRAWN = "return document.querySelectorAll('.card').length > 0 && document.getElementById('connection').textContent === 'live'"
 OVERFLOW = "return document.documentElement.scrollWidth > innerWidth"
 
@@ -43,11 +44,13 @@ def main() -> None:
 @contextlib.contextmanager
 def playing(folder: Path) -> Iterator[None]:
     """Serve all scenes inside the context."""
-    loop = asyncio.new_event_loop()
-    work = loop.create_task(play(folder))
+    loop, ready = asyncio.new_event_loop(), threading.Event()
+    work = loop.create_task(play(folder, ready))
     thread = threading.Thread(target=lambda: loop.run_until_complete(asyncio.wait([work])))
     thread.start()
     try:
+        if not ready.wait(READY_S):
+            raise SystemExit("the scenes are not served: their pictures would show no peer")
         yield
     finally:
         loop.call_soon_threadsafe(work.cancel)

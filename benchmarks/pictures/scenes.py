@@ -6,6 +6,7 @@ import asyncio
 import json
 import math
 import random
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
@@ -125,8 +126,8 @@ SCENES: dict[str, Callable[[float], Iterator[events.Event]]] = {
 }  # fmt: skip
 
 
-async def play(folder: Path) -> None:
-    """Serve a peer of each scene from its own home in `folder`, until cancelled. A failed peer has only its record."""
+async def play(folder: Path, ready: threading.Event) -> None:
+    """Serve a peer of each scene from its own home in `folder`, until cancelled; `ready` when all do. A failed one has its record."""
     async with AsyncExitStack() as stack:
         for name, num_members in RUNS.items():
             home, manifest = Home(folder / name), Manifest.checked({"run": RUN})
@@ -143,6 +144,7 @@ async def play(folder: Path) -> None:
             if name != "failed":
                 runtime = stack.enter_context(runtime_folder(0))
                 await stack.enter_async_context(serving(home, runtime, answering(status)))
+        ready.set()
         await asyncio.Event().wait()
 
 

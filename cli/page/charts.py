@@ -15,6 +15,7 @@ from itertools import pairwise
 NUM_TICKS = 4  # intervals between labels of the vertical axis, about
 NUM_LABELS = 4  # of the horizontal axis
 GAP = 6.0  # times the usual distance of two points: nothing was seen in between
+NEAR = 3  # distances on each side that show the usual one: what other members told may be much denser or sparser than what this one saw
 WIDTH, HEIGHT = 1000.0, 200.0
 OVERSHOOT = 0.5  # of the height of the line: a range that goes farther is cut
 
@@ -89,7 +90,7 @@ def _range(line: ChartLine) -> tuple[float, float]:
 def _ticks(low: float, high: float, least: float = 0.0) -> list[float]:
     """Return round numbers at equal distances of at least `least`, the first at most `low` and the last at least `high`."""
     if high - low < 1e-9 * max(1.0, abs(high)):
-        low, high = low - max(0.5, 0.1 * abs(low)), high + max(0.5, 0.1 * abs(high))
+        low, high = low and low - max(0.5, 0.1 * abs(low)), high + max(0.5, 0.1 * abs(high))
     rough = (high - low) / NUM_TICKS
     size = 10.0 ** math.floor(math.log10(rough))
     step = max(least, next(size * times for times in (1, 2, 2.5, 5, 10) if size * times >= rough * (1 - 1e-9)))
@@ -101,13 +102,12 @@ def _parts(places: Sequence[float], line: ChartLine) -> Iterator[list[int]]:
     """Yield the places of unbroken pieces of the line: a member that was away has seen nothing meanwhile."""
     known = [index for index, value in enumerate(line.values) if value is not None]
     distances = [places[later] - places[sooner] for sooner, later in pairwise(known)]
-    most = GAP * statistics.median(distances)
-    part: list[int] = []
-    for index in known:
-        if part and places[index] - places[part[-1]] > most > 0:
+    part = known[:1]
+    for number, distance in enumerate(distances):
+        if distance > GAP * statistics.median(distances[max(0, number - NEAR) : number + NEAR + 1]):
             yield part
             part = []
-        part.append(index)
+        part.append(known[number + 1])
     yield part
 
 

@@ -149,7 +149,8 @@ def join(shown: Mapping[str, Any], invite: str, code: str) -> str:
     """Return the section on how to join, with an invite if the host shows one."""
     if not invite:
         how = join_text(shown)
-        return f'<section id="join" class="card"><h2>Join</h2><p>{escape(how[:1].upper() + how[1:])}.</p></section>'
+        words = escape(how[:1].upper() + how[1:]).replace(escape(INSTALL), f"<code>{escape(INSTALL)}</code>")
+        return f'<section id="join" class="card"><h2>Join</h2><p>{words}.</p></section>'
     link = escape(invite)
     return (
         '<section id="join" class="card"><h2>Join</h2><ol>'

@@ -39,6 +39,8 @@ def bootstraps(visit: CallRound) -> Finding:
     """Report which peers that lead to the swarm were reached, and how fast."""
     if visit.trouble:
         return warn(visit.trouble, visit.way_out)
+    if not visit.calls:
+        return skipped("no invite was given, and the home holds no run: there is nobody to call")
     there = ", ".join(f"{call.name} in {1000 * (call.round_trip_s or call.connect_s):.0f} ms" for call in visit.reached)
     missing = ", ".join(f"{call.name} ({call.trouble})" for call in visit.calls if call.trouble)
     if not there:

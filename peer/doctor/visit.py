@@ -22,7 +22,7 @@ from gossamer.peer.swarm.membership import OwnCredential
 from gossamer.peer.sync.client import FetchClient, in_their_version
 from gossamer.peer.sync.line_rate import line_rates
 from gossamer.protocol.addresses import by_peer
-from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError
+from gossamer.protocol.errors import GossamerError, PeerMisbehaved, RefusalCode, Refused, TransportError, short_reason
 from gossamer.protocol.identity import Identity, PeerId
 from gossamer.protocol.limits import INVITE_BOOTSTRAPS, MANIFEST_BYTES, SEED_BYTES
 from gossamer.protocol.messages.messages import ContentsKind
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 VISIT_S = 17.0  # for all calls
 CALL_S = 10.0  # for one call
 ECHO_S = 8.0
-_REASONS = ("connection refused", "no route to host", "network is unreachable", "i/o timeout", "peer id mismatch", "no such host")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +100,7 @@ def visit(home: Home, invite: Invite | None, held: SignedManifest | None, own: I
     named = invite.bootstraps if invite else ()
     addresses = tuple(dict.fromkeys((*named, *book.entry_addresses(time.time()))))[:INVITE_BOOTSTRAPS]
     if run is None or not addresses:
-        return CallRound("no peer of the run is known" if run else "there is no run to look at")
+        return CallRound("no peer of the run is known") if run else CallRound()
     is_own = own is not None and not place.running
     identity = own if own is not None and is_own else Identity(os.urandom(SEED_BYTES))
     credential = invite.credential_for(identity.peer_id) if invite else None
@@ -198,8 +197,3 @@ async def _measure(client: FetchClient, reached: Sequence[Call], within_s: float
     except (TimeoutError, TransportError, PeerMisbehaved, Refused):
         pass  # the measurements so far count
     return rates
-
-
-def short_reason(text: str) -> str:
-    """Return the operating system's reason from p2pd's message, which lists every address that it tried."""
-    return next((reason for reason in _REASONS if reason in text), text)

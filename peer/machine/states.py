@@ -35,6 +35,8 @@ PAUSED: Final = "holders paused"  # all its holders are
 REFUSED: Final = "refused"  # its holders open no lane
 IDLE: Final = "idle"  # there are lanes, and no micro-batch for this peer
 
+BUILDING: Final = "has the run's manifest; the trainer builds its model"  # the host of a new run too
+
 # Ways out of conditions that have no state of their own.
 NO_PARTNERS: Final = "ends when another peer comes into sight; it trains on alone meanwhile"
 NO_HOLDER: Final = (

@@ -36,7 +36,7 @@ TimeoutStopSec=20s
 KillMode=mixed
 UMask=0077
 
-# the same cage as the container's
+# the same sandbox as the container's
 NoNewPrivileges=yes
 PrivateUsers=yes
 PrivateTmp=yes

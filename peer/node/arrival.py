@@ -13,7 +13,17 @@ from dataclasses import dataclass, field
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient, as_final, in_their_version
 from gossamer.protocol.addresses import by_peer, with_peer
-from gossamer.protocol.errors import BadMessage, BadSignature, GossamerError, PeerMisbehaved, Refused, SwarmUnreachable, TransportError
+from gossamer.protocol.errors import (
+    TRIED_BEFORE,
+    BadMessage,
+    BadSignature,
+    GossamerError,
+    PeerMisbehaved,
+    Refused,
+    SwarmUnreachable,
+    TransportError,
+    short_reason,
+)
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import MANIFEST_BYTES
 from gossamer.protocol.messages.messages import ContentsKind
@@ -35,7 +45,7 @@ class Bootstraps:
     time: SwarmTime  # gets a reading of each one's clock
     members: list[bytes] = field(default_factory=list)  # records that were named, unchecked but for their signature
     refusals: dict[PeerId, GossamerError] = field(default_factory=dict)  # that no retry can change
-    last: str = "none was asked"
+    last: str = "none answered"
 
     def name(self, members: Sequence[bytes], run_id: bytes) -> None:
         """Add members that a peer has named. Invented ones do no harm: the manifest has a known hash, and each peer proves its key."""
@@ -76,7 +86,7 @@ async def find_run(
         raise refusal
     raise SwarmUnreachable(
         f"none of the invite's addresses gave the manifest in {TIMEOUT_S:.0f} s (last: {bootstraps.last})",
-        hint="check that the host is running and that its address can be reached from here, then join again; "
+        hint="check that the host is running, and the way to it with `peer doctor INVITE`, then join again; "
         "peers that have banned this one do not answer it either",
     )
 
@@ -119,5 +129,6 @@ async def _ask(client: FetchClient, peer: PeerId, bootstraps: Bootstraps) -> Sig
         if (final := as_final(refusal)) is not None:
             bootstraps.refusals[peer] = final
     except (TransportError, PeerMisbehaved) as error:
-        bootstraps.last = f"{bootstraps.addresses[peer][0]}: {error}"
+        if (reason := short_reason(str(error))) != TRIED_BEFORE:  # then the reason before stands
+            bootstraps.last = f"{bootstraps.addresses[peer][0]}: {reason}"
     return None

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from gossamer.peer.machine.events import Event, ProcessReported, RunKnown
 from gossamer.peer.machine.held_manifest import held_manifest
 from gossamer.peer.machine.home import Home, write_whole
+from gossamer.peer.machine.states import BUILDING
 from gossamer.peer.meeting.driver import Caller, OwnSide
 from gossamer.peer.node.anti_entropy import AntiEntropy
 from gossamer.peer.node.arrival import find_run
@@ -228,7 +229,7 @@ class NodePeer:
         member.gossip.take_all(named)
         member.renewal.load_revocations()
         self._emit(RunKnown.of(manifest))
-        self._emit(ProcessReported("joining", "has the run's manifest; the trainer builds its model"))
+        self._emit(ProcessReported("joining", BUILDING))
         async with asyncio.TaskGroup() as tasks:
             work = [member.anti_entropy.run(), member.renewal.run(), member.curve.run()]
             work += [member.presence.run()] if member.presence else []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import Event, ProcessReported, StateChanged
-from gossamer.peer.machine.states import ALONE, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, WITHOUT_WORK, changed
+from gossamer.peer.machine.states import ALONE, BUILDING, NO_PARTNERS, RESTART, SAVES_AGAIN, SILENT, STATES, WITHOUT_WORK, changed
 from gossamer.peer.supervisor.pauses import Pause
 
 SILENT_S = 15.0  # a trainer reports about once a second; a longer silence is shown
@@ -91,7 +91,7 @@ class Condition:
         if trainer.state == "starting":
             return changed("starting", trainer.reason)
         if node.state:
-            return changed(node.state, node.reason)
+            return changed(node.state, node.reason, STATES["starting"][1] if node.reason == BUILDING else "")
         return changed("starting", "opening the network" if trainer.state or TRAINER not in self.children else "building the model")
 
     def trouble(self, now_s: float) -> str:

@@ -7,6 +7,7 @@ from dataclasses import fields, replace
 import pytest
 
 from gossamer.cli.compare import Comparison, total_meetings
+from gossamer.cli.figures import BAR_CELLS
 from tests.cli.test_figures import STATUS
 
 COMPARISON = Comparison(
@@ -59,8 +60,9 @@ def test_the_statement_names_every_loss_and_the_best() -> None:
 @pytest.mark.parametrize(("encoding", "full"), [("utf-8", "\u2588"), ("latin-1", "#"), ("ascii", "#")])
 def test_the_losses_are_drawn_as_far_as_the_terminal_can(encoding: str, full: str) -> None:
     rows = COMPARISON.sentences(encoding).splitlines()[1:6]
-    assert rows[0].count(full) == 50
-    assert [row.count(full) for row in rows[1:]] == pytest.approx([50 * loss / 5.5 for loss in (2.1, 2.2, 2.05, 2.3)], abs=1)
+    assert rows[0].count(full) == BAR_CELLS
+    assert max(map(len, rows)) < 80, "no line breaks on a terminal"
+    assert [row.count(full) for row in rows[1:]] == pytest.approx([BAR_CELLS * loss / 5.5 for loss in (2.1, 2.2, 2.05, 2.3)], abs=1)
     assert all(row.encode(encoding) for row in rows)
 
 

@@ -20,6 +20,7 @@ from gossamer.cli.figures import (
     share_text,
     stage_text,
     starved_text,
+    table_text,
     text_read,
 )
 from gossamer.peer.machine.units import bytes_text
@@ -127,6 +128,15 @@ def test_what_was_read_of_a_text_and_what_not_is_one_sentence() -> None:
     assert text_read(text) == "1 file of /data, 5.0 kB of text"
     skipped = text | {"num_files": 2, "num_skipped": 3, "skipped": ("/data/a.png is binary, not text",)}
     assert text_read(skipped) == "2 files of /data, 5.0 kB of text; not read: /data/a.png is binary, not text; and 2 more"
+
+
+@pytest.mark.parametrize(("columns", "text"), [("80", "peer    met\nNTZ6ai  8"), ("10", "peer   met\nNTZ6ai 8")])
+def test_columns_stand_close_where_a_terminal_is_narrow(columns: str, text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    monkeypatch.setattr(out, "isatty", lambda: True)
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setenv("COLUMNS", columns)
+    assert table_text([("peer", "met"), ("NTZ6ai", "8")], str.ljust) == text
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])

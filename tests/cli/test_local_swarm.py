@@ -36,6 +36,13 @@ def test_a_child_that_ends_with_success_has_stopped(tmp_path: Path) -> None:
     assert peer.status == {}
 
 
+def test_the_last_status_of_a_child_is_what_it_has_written(tmp_path: Path) -> None:
+    Home(tmp_path).status.write_text('{"state": "done"}')
+    peer = LocalPeer("peer-1", tmp_path, ["id"])
+    wait_ended(peer)
+    assert not peer.refresh() and peer.status == {"state": "done"}
+
+
 def test_a_childs_home_is_its_owners_alone(tmp_path: Path) -> None:
     peer = LocalPeer("peer-1", tmp_path / "home", ["id"])
     wait_ended(peer)

@@ -27,7 +27,8 @@ def view() -> RunView:
 
 
 def test_the_run_is_shown_in_words(view: RunView) -> None:
-    text = description(picture(view.to_json(NOW_S), Manifest(), runs=True))
+    shown = picture(view.to_json(NOW_S), Manifest(), runs=True)
+    text = description(shown)
     first, *lines = text.splitlines()
     assert first == "demo: trains a llama model from random weights on the built-in text"
     rows = {line[:9].strip(): line[9:] for line in lines}
@@ -36,6 +37,7 @@ def test_the_run_is_shown_in_words(view: RunView) -> None:
     assert rows["members"].endswith("live, 14 ever seen")
     assert rows["seen"].startswith("by this member, for 2 h")
     assert "joined" in text and "left" in text and "training" in text and "paused" in text
+    assert "ask a member for an invite" in text and "the run is over" in description(shown | {"step": shown["total_steps"]})
 
 
 def test_equal_points_of_the_curve_are_one_row() -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from gossamer.protocol import errors
-from gossamer.protocol.errors import ExitCode, GossamerError, RefusalCode, Refused
+from gossamer.protocol.errors import ExitCode, GossamerError, RefusalCode, Refused, short_reason
 from gossamer.protocol.wire import peer_pb2
 
 LEAVES = sorted(
@@ -49,3 +49,11 @@ def test_refused_carries_its_code_message_and_hint(code: RefusalCode) -> None:
     assert "(detail)" in str(refused)
     assert refused.hint == code.hint
     assert str(Refused(code)) == code.message
+
+
+def test_the_reason_is_extracted_from_the_message_of_p2pd() -> None:
+    output = (
+        "p2pd: failed to dial 12D3: all dials failed * [/ip4/203.0.113.5/tcp/4001] dial tcp4 203.0.113.5:4001: connect: no route to host"
+    )
+    assert short_reason(output) == "no route to host"
+    assert short_reason("something new") == "something new"

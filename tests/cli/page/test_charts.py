@@ -32,6 +32,14 @@ def test_places_without_a_value_are_left_out_and_a_long_absence_breaks_the_line(
     assert drawn(ChartLine("loss", values), places, breaks=False).count('class="line"') == 1
 
 
+@pytest.mark.parametrize("told_s", [0.2, 360.0])
+def test_a_curve_that_others_told_is_one_line_with_ours_however_dense_it_is(told_s: float) -> None:
+    told, ours = [told_s * number for number in range(100)], [100 * told_s + 20.0 * number for number in range(17)]
+    places = [*told, *ours, *(ours[-1] + 3600 + 20.0 * number for number in range(5))]
+    lines = re.findall(r'class="line" d="M([^"]*)"', drawn(ChartLine("loss", [float(place) for place in places]), places))
+    assert [len(line.split("L")) for line in lines] == [117, 5], "only where this member was away"
+
+
 def test_the_values_of_the_line_decide_what_is_drawn_and_not_those_around_it() -> None:
     low, high = [1.0, 0.0, 1.0], [2.0, 1000.0, 2.0]
     html = drawn(ChartLine("loss", [1.5, 2.0, 1.5], low, high), [0, 1, 2])
@@ -53,3 +61,4 @@ def test_a_line_without_change_has_an_axis_too(value: float) -> None:
 def test_counts_are_drawn_from_zero_on_with_whole_numbers() -> None:
     html = drawn(ChartLine("members", [1, 2, 2], is_count=True), [0, 1, 2])
     assert re.findall(r"<span>([\d.]+)</span>", html) == ["2", "1", "0"]
+    assert "<span>-" not in drawn(ChartLine("tokens", [0, 0], is_count=True), [0, 1])

@@ -20,6 +20,10 @@ GONE = Call(ADDRESS, "connection refused")
 PLAN = ModelPlan(16, (FragmentTerms(1000, 8_000_000, 10),) * 10, 300_000_000)
 
 
+def test_without_a_run_there_is_nobody_to_call_and_nothing_to_warn_of() -> None:
+    assert bootstraps(CallRound()).level is Level.SKIP
+
+
 @pytest.mark.parametrize(
     ("ahead_s", "level", "words"),
     [

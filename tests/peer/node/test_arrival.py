@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -18,7 +19,7 @@ from gossamer.peer.swarm.peer_exchange import PeerExchange
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.peer.sync.client import FetchClient
 from gossamer.peer.sync.server import FetchServer
-from gossamer.protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, WrongVersion
+from gossamer.protocol.errors import PeerGone, RefusalCode, RunRefusesUs, SwarmUnreachable, Unreachable, WrongVersion
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.memory import virtual_time
 from gossamer.protocol.memory.network import MemoryNetwork
@@ -173,6 +174,23 @@ def test_an_address_without_a_peer_is_the_networks_fault() -> None:
         with pytest.raises(SwarmUnreachable, match="none of the invite's addresses") as caught:
             await find_run(asker(network), [at(SEED)], SwarmTime(), lambda _: None)
         assert caught.value.hint
+
+    play(story)
+
+
+def test_the_error_names_why_an_address_did_not_answer_and_not_that_it_was_tried_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = itertools.chain(
+        ["p2pd: failed to dial X: all dials failed * connect: connection refused"], itertools.repeat("p2pd: dial backoff")
+    )
+
+    def source(*_: object) -> object:
+        raise Unreachable(next(words))
+
+    async def story(network: MemoryNetwork) -> None:
+        client = asker(network)
+        monkeypatch.setattr(FetchClient, "source", source)
+        with pytest.raises(SwarmUnreachable, match=r"in 60 s \(last: .*: connection refused\)"):
+            await find_run(client, [at(SEED)], SwarmTime(), lambda _: None)
 
     play(story)
 

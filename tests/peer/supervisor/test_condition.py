@@ -4,7 +4,7 @@ import pytest
 
 from gossamer.peer.machine.config import NODE, TRAINER
 from gossamer.peer.machine.events import PeersSeen, ProcessReported
-from gossamer.peer.machine.states import CARRYING, IDLE, NO_HOLDER, REFUSED, STARVED, WITHOUT_WORK, changed
+from gossamer.peer.machine.states import BUILDING, CARRYING, IDLE, NO_HOLDER, REFUSED, STARVED, WITHOUT_WORK, changed
 from gossamer.peer.supervisor.condition import HUNG_S, SILENT_S, Condition
 
 BOTH = (TRAINER, NODE)
@@ -17,6 +17,12 @@ def report(condition: Condition, name: str, state: str, reason: str, now_s: floa
 def read_of(condition: Condition, peers_seen: int, now_s: float) -> tuple[str, str]:
     event = condition.describe(peers_seen, now_s)
     return event.state, event.reason
+
+
+def test_a_host_that_builds_its_model_waits_for_no_member() -> None:
+    condition = Condition(BOTH)
+    report(condition, NODE, "joining", BUILDING)
+    assert "member" not in condition.describe(0, 101.0).way_out
 
 
 def test_states_of_a_joining_peer() -> None:
