@@ -38,7 +38,7 @@ class SentText:
 
 
 CraftGradient = Callable[[HopSight], Tensor]
-CraftSending = Callable[[Tensor, torch.Generator], SentText]
+CraftSending = Callable[[Tensor, torch.Generator], SentText | None]
 
 
 def honest(sight: HopSight) -> Tensor:
@@ -89,6 +89,10 @@ def backdoor(sight: HopSight) -> Tensor:
 def honest_text(text: Tensor, _draws: torch.Generator) -> SentText:
     """Send own text: what the others are compared with."""
     return SentText(text, text)
+
+
+def nothing(_text: Tensor, _draws: torch.Generator) -> None:
+    """Send nothing: what the absence of one driver costs."""
 
 
 def one_label(text: Tensor, _draws: torch.Generator) -> SentText:
@@ -156,6 +160,7 @@ HOP_ATTACKS: Final[Mapping[str, CraftGradient]] = {
     HONEST: honest,
 }
 DRIVER_ATTACKS: Final[Mapping[str, CraftSending]] = {
+    "no-hops": nothing,
     "one-label": one_label,
     "random-labels": random_labels,
     "shifted-labels": shifted_labels,

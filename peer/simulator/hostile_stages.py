@@ -96,7 +96,9 @@ class HostileStages(Stages):
     def _is_hostile_now(self, holder: int) -> bool:
         return holder in self._hostile and self._step >= self._turns_at
 
-    def _sent_by_hostile(self, sending: SentText, path: tuple[int, ...]) -> Tensor:
+    def _sent_by_hostile(self, sending: SentText | None, path: tuple[int, ...]) -> Tensor:
+        if sending is None:
+            return self._sender(path[0], 0).loss
         with torch.no_grad():
             output = self._received(sending.factor * stage_output(self._stages[path[0]][0], sending.text, None, self._dtype))
         loss, _ = self._ask(sending.tokens, path, 0, output)

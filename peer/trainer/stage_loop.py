@@ -120,6 +120,7 @@ class StageLoop:
         self._added: dict[str, None] = {}  # names of micro-batches, newest last
         self._activations, self._gradients, self._lengths = Magnitudes(MOST_ACTIVATION), Magnitudes(MOST_GRADIENT), GradientLengths()
         self._sample, self._opposition = GradientSample(stage.parameters()), Opposition()
+        self._sampled = self._sample.read()  # of the gradient so far
         self._own_steps = 0
         self._lower_step = 0  # typical global step of the lower stage
         self._next_window: int | None = None  # micro-batches of the own text begun so far; None: those of the next step
@@ -319,10 +320,13 @@ class StageLoop:
         """Add a gradient; return why the source of the hop is to send no more. After an error the whole gradient so far is dropped."""
         if not self._losses:
             self.devices.clear()
+            self._sampled.zero_()
         try:
-            before = self._sample.read() if source else None
             backward()
-            return "" if before is None else self._opposition.note(source, self._sample.read() - before)
+            if self._cut.is_first:
+                return ""
+            before, self._sampled = self._sampled, self._sample.read()
+            return self._opposition.note(source, self._sampled - before) if source else ""
         except BaseException:
             self._drop_gradient()
             raise
