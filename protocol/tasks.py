@@ -30,11 +30,14 @@ def spawn(work: Coroutine[Any, Any, None], tasks: set[asyncio.Task[None]], name:
 
 
 async def work_until(work: Coroutine[Any, Any, T], stop: Coroutine[Any, Any, object]) -> T | None:
-    """Return the result of `work`, or cancel it and return None if `stop` ends first. Raises what `work` raises, not what `stop` raises."""
+    """Return the result of `work`, or cancel it and return None if `stop` ends first. Raises what the one that ends first raises."""
     working, waiting = asyncio.create_task(work), asyncio.create_task(stop)
     try:
         await asyncio.wait((working, waiting), return_when=asyncio.FIRST_COMPLETED)
-        return working.result() if working.done() else None
+        if working.done():
+            return working.result()
+        waiting.result()  # an error in the watch is no decision to stop
+        return None
     finally:
         await cancel(working, waiting)
 

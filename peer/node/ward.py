@@ -39,7 +39,7 @@ from gossamer.protocol.errors import BadContents, GossamerError, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.messages.messages import Contents, ContentsKind
 from gossamer.protocol.messages.terms import stage_name
-from gossamer.protocol.tasks import loop_s
+from gossamer.protocol.tasks import loop_s, work_until
 
 LOOK_S = 2.0  # between two looks at who holds the higher stage
 SIGN_S = 20.0  # after the last sign of a holder of it, until we ask
@@ -113,10 +113,7 @@ class Ward:
         with contextlib.suppress(FileNotFoundError):
             files.rename(self._spare_of(self.stage), self.file)
             self._back_s = loop_s()
-        async with asyncio.TaskGroup() as tasks:  # an error of either ends the node: it must not pass for a decision to move
-            copying = tasks.create_task(self._copy_again_and_again())
-            await self._until_it_is_our_turn()
-            copying.cancel()
+        await work_until(self._copy_again_and_again(), self._until_it_is_our_turn())
         if self._narrow_stage:
             self._spare_copy(self._narrow_stage)
             self._move_to(self._narrow_stage, self.rebalancing.reason(self._narrow_stage))

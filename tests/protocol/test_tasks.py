@@ -46,11 +46,17 @@ def test_work_returns_its_result_unless_it_is_stopped() -> None:
     virtual_time.run(test())
 
 
-def test_an_exception_of_the_work_is_raised_and_one_of_the_stop_is_not() -> None:
+def test_an_exception_of_the_work_or_of_the_stop_is_raised() -> None:
+    """A stop that fails has not decided to stop: the caller must not take its end for a decision."""
+
     async def test() -> None:
+        ended: list[float] = []
         with pytest.raises(ValueError, match="it failed"):
-            await work_until(fail(5), asyncio.sleep(60))
-        assert await work_until(asyncio.sleep(60), fail(5)) is None
+            await work_until(fail(5), sleep(60, ended))
+        with pytest.raises(ValueError, match="it failed"):
+            await work_until(sleep(60, ended), fail(5))
+        assert ended == [60, 60], "the other one was cancelled, and waited for"
+        assert await work_until(sleep(5, ended), fail(60)) == 5
 
     virtual_time.run(test())
 
