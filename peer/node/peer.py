@@ -61,8 +61,9 @@ from gossamer.protocol.tasks import loop_s, work_until
 if TYPE_CHECKING:
     from gossamer.peer.node.staging import StageChoice  # only staged runs load it
 
-LOOK_S = 1.0  # between two looks at the directory's records, without a trainer
+LOOK_S = 1.0  # between two looks at the records that members have stored here
 LEAVE_S = 3.0  # for meetings in progress to end when the peer stops
+FAREWELL_S = 1.0  # for the last announcement
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +203,7 @@ class NodePeer:
         return {peer for peer, record in known if record is not None and gossip.is_in_force(record)}
 
     def stop(self) -> None:
-        """Have `run` end in order: no new meeting, LEAVE_S for those in progress, and a farewell to the directory."""
+        """Have `run` end in order: no new meeting, LEAVE_S for those in progress, and farewells to the directory."""
         self._stopping.set()
 
     async def run(self, network: PeerNetwork) -> None:
@@ -213,14 +214,17 @@ class NodePeer:
         limited = replace(network, transport=self.throttle.limited_transport(network.transport))
         (failure,) = await asyncio.gather(work_until(self._live(limited), self._until_stopped()), return_exceptions=True)
         if self.member is not None and self.member.presence is not None:
-            await self.member.presence.leave()
+            await self.member.presence.leave(FAREWELL_S)
         if failure is not None:
             raise failure
 
     async def _until_stopped(self) -> None:
         await self._stopping.wait()
-        if self.node is not None:
-            await self.node.leave(LEAVE_S)
+        async with asyncio.TaskGroup() as tasks:
+            if self.member is not None and self.member.presence is not None:
+                tasks.create_task(self.member.presence.leave(LEAVE_S))
+            if self.node is not None:
+                tasks.create_task(self.node.leave(LEAVE_S))
 
     async def _live(self, network: PeerNetwork) -> None:
         signed, named = (self._run.manifest, []) if self._run.manifest else await self._arrive(network)
@@ -231,7 +235,7 @@ class NodePeer:
         self._emit(RunKnown.of(manifest))
         self._emit(ProcessReported("joining", BUILDING))
         async with asyncio.TaskGroup() as tasks:
-            work = [member.anti_entropy.run(), member.renewal.run(), member.curve.run()]
+            work = [member.anti_entropy.run(), member.renewal.run(), member.curve.run(), self._take_stored(member.gossip)]
             work += [member.presence.run()] if member.presence else []
             loops = [tasks.create_task(loop) for loop in work]
             if self._trainer is not None and member.presence is not None:
@@ -271,16 +275,21 @@ class NodePeer:
             for task in beside:
                 task.cancel()
 
+    async def _take_stored(self, gossip: PeerExchange) -> None:
+        """Remember members that store their records here, for the next start, and note farewells: they are over before the next look-up."""
+        while True:
+            for record in self.record_store.records():
+                gossip.take(record)
+            await asyncio.sleep(LOOK_S)
+
     async def _show_the_way(self, member: Member, network: PeerNetwork) -> None:
-        """Be part of the directory, and remember members that announce themselves: the next start dials them."""
+        """Be part of the directory."""
         num_connected = 0
         while True:
             with suppress(TransportError):  # the network below is restarting
                 num_connected = len(await network.connected())
             member.reporter.report(num_connected, network.addresses())
             self._emit(ProcessReported("serving", f"{num_connected} connected"))
-            for record in self.record_store.records():
-                member.gossip.take(record)
             await asyncio.sleep(LOOK_S)
 
     def _make_member(self, signed: SignedManifest, manifest: AnyManifest, network: PeerNetwork) -> Member:

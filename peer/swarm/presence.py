@@ -30,7 +30,9 @@ ANNOUNCE_S = 20.0
 RECORD_S = RECORD_LIFETIME_S  # long enough that a record is still valid after three hops of peer exchange
 LOOK_S = (2.0, 20.0, 120.0)  # between two lookups: the first if too few peers are known or the end is near; else doubling up to the second
 MANY = 32  # with so many known peers, doubling up to the third: peer exchange brings the rest
-FAREWELL_S = 1  # lifetime of the record of a peer that leaves
+FAREWELL_S = (
+    3  # lifetime of the record of a peer that leaves: it outlives slow calls and clocks that differ, and says that it ends (LAST_WORD_S)
+)
 REPORT_S = 0.5  # between two reports to the supervisor
 TWIN = "another peer runs with this identity: stop one of them"
 NEWS = 0.01  # a smaller relative change of the reported tokens is not emitted
@@ -52,6 +54,8 @@ class Presence:
     _moved: RunRefusesUs | None = None
     _began_s: float = 0.0  # loop time
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
+    _is_leaving: bool = False
+    _has_left: bool = False  # and the directory knows
 
     async def run(self) -> None:
         """Run until cancelled. Raises RunRefusesUs, in a group, once this identity runs elsewhere, from a restored backup."""
@@ -79,7 +83,7 @@ class Presence:
         A stage is announced before its trainer is ready, as that of a peer that starts: others that choose one meanwhile count it.
         """
         await self.lifecycle.until(lambda: not self.lifecycle.is_starting or self.lifecycle.stage > 0)
-        while True:
+        while not self._is_leaving:
             announced = self._announced_state()
             await self._announce(RECORD_S, ANNOUNCE_S)
             known = self.peer_exchange.book.everybody(loop_s())
@@ -115,15 +119,20 @@ class Presence:
             self.reporter.report(len(self.peer_exchange.book.announced(loop_s())), self.addresses())
             await asyncio.sleep(REPORT_S)
 
-    async def leave(self) -> None:
-        """Announce that this peer leaves; takes a second at most."""
-        await self._announce(FAREWELL_S, 1.0)
+    async def leave(self, within_s: float) -> None:
+        """Announce that this peer leaves, and nothing else from now on; takes `within_s` at most. Call it again if it may have failed."""
+        self._is_leaving = True
+        if not self._has_left:
+            self._has_left = await self._announce(FAREWELL_S, within_s)
 
-    async def _announce(self, lifetime_s: int, within_s: float) -> None:
+    async def _announce(self, lifetime_s: int, within_s: float) -> bool:
+        """Announce this peer; return whether that worked."""
         with _logging_errors("an announcement"):
             async with asyncio.timeout(within_s):
                 self.peer_exchange.own = self._record(lifetime_s)
                 await self.directory.announce(self.peer_exchange.own)
+                return True
+        return False
 
     def _record(self, lifetime_s: int) -> MemberRecord:
         membership, now_s = self.membership, int(self.peer_exchange.time.now_s())

@@ -84,6 +84,7 @@ class Resident:
         self._address = address or own
         self._now_s = now_s or network.now_s
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_over = asyncio.Event()
 
     def start(self) -> Resident:
         """Bring it up."""
@@ -108,10 +109,15 @@ class Resident:
             if directory is not None:
                 await directory.open()
                 tasks.create_task(stay_in_directory(directory, p2p, self.peer.record_store, self._bootstraps))
-            tasks.create_task(self.peer.run(network))
+            await self.peer.run(network)
+            self._is_over.set()
 
     async def _connected(self) -> Collection[PeerId]:
         return self._network.connected(self.peer_id) if self._is_listed else ()
+
+    async def until_over(self) -> None:
+        """Wait until its node has ended, after `peer.stop`."""
+        await self._is_over.wait()
 
     @property
     def book(self) -> AddressBook:

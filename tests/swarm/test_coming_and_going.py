@@ -298,7 +298,7 @@ def test_a_peer_that_left_is_not_asked_again(tmp_path: Path) -> None:
         a, b, c = swarm.start(3)
         await swarm.until(lambda: all(peer.num_completed >= 2 for peer in swarm.peers))
         await a.node.meetings.leave(3.0)
-        await a.presence.leave()
+        await a.presence.leave(1.0)
         await asyncio.sleep(25.0)
         for peer in (b, c):
             assert a.peer_id not in [entry.peer_id for entry in peer.book.live(loop_s())]

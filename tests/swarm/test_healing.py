@@ -9,6 +9,8 @@ import pytest
 
 from gossamer.peer.swarm.address_book import FORGET_S
 from gossamer.protocol.limits import RECORD_LIFETIME_S
+from gossamer.protocol.memory import virtual_time
+from gossamer.protocol.memory.conversation import Link
 from gossamer.protocol.memory.network import MemoryNetwork
 from gossamer.protocol.tasks import loop_s
 from tests.swarm.healing import Resident, cut_and_heal, play, until_all_see_all
@@ -110,3 +112,26 @@ def test_peers_with_clocks_an_hour_wrong_meet_and_are_warned() -> None:
         return [*right, fast, slow]
 
     play(story)
+
+
+@pytest.mark.parametrize("latency_s", [0.05, 0.6])
+def test_a_peer_that_leaves_is_gone_for_all_within_seconds(latency_s: float) -> None:
+    async def main() -> None:
+        network = MemoryNetwork(0, Link(latency_s=latency_s, silence_s=10.0))
+        first = Resident(network, 1, directory=True).start()
+        residents = [first, *(Resident(network, number, [first.bootstrap], directory=True).start() for number in range(2, 7))]
+        await until_all_see_all(residents, 120.0)
+        await asyncio.sleep(60.0)  # they look seldom by now
+        leaver, *others = residents
+        leaver.peer.stop()
+        began_s = loop_s()
+        await leaver.until_over()
+        assert loop_s() - began_s <= 4.0, "the supervisor kills it soon after"
+        leaver.stop()
+        await asyncio.sleep(5.0)
+        assert not [other for other in others if leaver.peer_id in other.members_in_force()]
+        for other in others:
+            other.stop()
+        await network.close()
+
+    virtual_time.run(main())

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from gossamer.peer.meeting.interface import MeetingState
-from gossamer.peer.node.peer import LEAVE_S
+from gossamer.peer.node.peer import FAREWELL_S, LEAVE_S
+from gossamer.peer.swarm.peer_exchange import LAST_WORD_S
 from gossamer.protocol.errors import GossamerError
 from gossamer.protocol.messages.messages import ContentsKind, FetchRequest
 from gossamer.protocol.streams.transport import Purpose, Stream
@@ -23,7 +24,6 @@ from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, play
 
 QUIET = tiny_manifest(run={"total_steps": 100_000})
-FAREWELL_S = 1.0  # for the farewell
 
 Attack = Callable[[Swarm, Peer], Awaitable[None]]
 
@@ -108,7 +108,7 @@ def test_no_partner_keeps_a_peer_from_leaving(tmp_path: Path, attack: Attack) ->
         victim.peer.stop()
         await victim.until_over()
         assert loop_s() - began_s <= LEAVE_S + FAREWELL_S
-        assert victim.is_done and swarm.network.records[victim.peer_id].expires_s <= swarm.network.now_s() + 1, "no farewell"
+        assert victim.is_done and swarm.network.records[victim.peer_id].expires_s < swarm.network.now_s() + LAST_WORD_S, "no farewell"
         victim.kill()
         await cancel(attacking)
 

@@ -26,7 +26,7 @@ from gossamer.peer.machine.status import Status, apply
 from gossamer.peer.meeting.driver import OwnSide
 from gossamer.peer.meeting.journal import Journal
 from gossamer.peer.node.node import Node
-from gossamer.peer.node.peer import HeldRun, Member, NodePeer, PeerNetwork
+from gossamer.peer.node.peer import FAREWELL_S, HeldRun, Member, NodePeer, PeerNetwork
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.presence import Presence
@@ -270,7 +270,7 @@ class Peer:
 
     async def leave(self, grace_s: float = 3.0) -> None:
         await self.node.meetings.leave(grace_s)
-        await self.presence.leave()
+        await self.presence.leave(FAREWELL_S)
         self.kill()
 
     def _new_trainer(self) -> Trainer:

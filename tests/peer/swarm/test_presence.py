@@ -13,7 +13,7 @@ from gossamer.peer.machine.events import AddressesChanged, Event, PeersSeen, War
 from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.swarm.peer_exchange import PeerExchange
-from gossamer.peer.swarm.presence import ANNOUNCE_S, LOOK_S, RECORD_S, TWIN, Presence, SwarmReporter
+from gossamer.peer.swarm.presence import ANNOUNCE_S, FAREWELL_S, LOOK_S, RECORD_S, TWIN, Presence, SwarmReporter
 from gossamer.peer.swarm.swarm_time import SwarmTime
 from gossamer.protocol.errors import RunRefusesUs
 from gossamer.protocol.identity import Identity
@@ -146,8 +146,8 @@ def test_a_peer_that_leaves_is_removed_at_once_and_one_that_dies_expires() -> No
     async def story(network: KnowingNetwork, a: Peer, b: Peer) -> None:
         await asyncio.sleep(5.0)
         b.stop()
-        await b.presence.leave()
-        await asyncio.sleep(2.0)
+        await b.presence.leave(1.0)
+        await asyncio.sleep(FAREWELL_S)
         assert [record.peer_id for record in await network.peers[A.peer_id].members()] == [A.peer_id]
         a.stop()
         network.kill(A.peer_id)
