@@ -36,6 +36,7 @@ class NodeReports:
         self._reported = 0, 0
         self._routes: dict[str, str] = {}
         self._start_s = self._time.used_s()
+        self._daemon_pid = 0
 
     async def run(self) -> None:
         """Report and save until cancelled."""
@@ -47,6 +48,7 @@ class NodeReports:
         while True:
             self._report_traffic()
             await self._report_connections()
+            self._forgive_failures()
             self._report_members()
             if self._trainer is not None:
                 self._report_cost(self._trainer)
@@ -68,6 +70,13 @@ class NodeReports:
             self._members = MemberReporter(self._emit, self._peer.member.gossip)
         if self._members is not None:
             self._members.report()
+
+    def _forgive_failures(self) -> None:
+        """Call everybody again once p2pd was replaced: what failed while there was none was no failure of theirs."""
+        if (pid := self._network.daemon_pid) not in (0, self._daemon_pid):
+            if self._daemon_pid:
+                self._peer.book.forget_failures(loop_s())
+            self._daemon_pid = pid
 
     async def _report_connections(self) -> None:
         """Report the open connections and their routes, if they have changed."""

@@ -182,6 +182,14 @@ class AddressBook:
             if entry.refusals:
                 entry.refusals, entry.backs_off_until_s = 0, max(entry.rests_until_s, now_s)
 
+    def forget_failures(self, now_s: float) -> None:
+        """End every back-off after a failure, and all turns, but no rest: our own network failed."""
+        self._turns = Turns()
+        for entry in self._entries.values():
+            if entry.failures:
+                entry.is_back(now_s)
+                entry.breaks_off = False
+
     def note_no_answer(self, peer_id: PeerId, now_s: float) -> None:
         """Back off from a peer that did not answer a request other than a meeting; adds no entry."""
         if peer_id in self._entries:

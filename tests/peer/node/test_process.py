@@ -25,6 +25,7 @@ from gossamer.peer.node import peer as root
 from gossamer.peer.node import process as module
 from gossamer.peer.node import reports
 from gossamer.peer.node.process import NodeProcess
+from gossamer.peer.swarm.address_book import AddressBook
 from gossamer.protocol.errors import BadSettings, Unreachable
 from gossamer.protocol.identity import Identity
 from gossamer.protocol.libp2p.p2pd import DaemonSettings
@@ -66,7 +67,7 @@ class Quiet:
         self.carried = CarriedBytes()
         self.settings, self.record_store, self.answer, self.entry_addresses = settings, record_store, answer, entry_addresses
         self.announced: list[MemberRecord] = []
-        self.num_looks = 0
+        self.num_looks = self.num_routes = 0
 
     async def __aenter__(self) -> Self:
         return self
@@ -78,6 +79,7 @@ class Quiet:
         return {}
 
     async def routes(self) -> dict[object, str]:
+        self.num_routes += 1
         return {}
 
     async def connect(self, *_: object) -> object:
@@ -210,6 +212,24 @@ def test_a_bootstrap_node_serves_the_manifest_and_keeps_announced_members(home: 
 
     asyncio.run(first())
     asyncio.run(again())
+
+
+def test_failures_are_forgotten_once_p2pd_was_replaced(home: Home, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    home.manifest.write_bytes(SIGNED.to_bytes())
+    forgotten: list[float] = []
+    monkeypatch.setattr(AddressBook, "forget_failures", lambda book, now_s: forgotten.append(now_s))
+    monkeypatch.setattr(reports, "REPORT_S", 0.01)
+
+    async def test() -> None:
+        running = start(trains=False)
+        network = await running.until("serving")
+        for daemon_pid, times in ((7, 0), (0, 0), (8, 1), (8, 1), (0, 1), (9, 2)):
+            network.daemon_pid, num_looks = daemon_pid, network.num_routes
+            await running.true(lambda: network.num_routes >= num_looks + 3, "two whole looks")  # noqa: B023 (awaited here)
+            assert len(forgotten) == times, daemon_pid
+        await running.stop()
+
+    asyncio.run(test())
 
 
 @pytest.mark.parametrize("trains", [True, False])

@@ -110,6 +110,23 @@ def test_the_back_off_doubles_up_to_its_bound_and_ends_with_a_meeting() -> None:
         assert book.soonest_s(0.0) == 0.0
 
 
+def test_failures_of_our_own_network_end_every_back_off_but_no_rest() -> None:
+    book = book_of(A, B, C, D)
+    for peer in (A, B, C, D):
+        book.note_meeting(peer.peer_id, 0.0, 1)
+    for _ in range(5):
+        book.note_failure(A.peer_id, 1.0)
+    book.note_broken_meeting(B.peer_id, 1.0, 30.0)
+    book.note_held(B.peer_id, 1.0, 30.0, breaks_off=True)
+    book.rest(C.peer_id, 1.0, 600.0)
+    book.note_failure(C.peer_id, 1.0)
+    book.forget_failures(2.0)
+    for peer in (A, B, D):
+        assert book.is_welcome(peer.peer_id, 2.0) and book.get(peer.peer_id).is_familiar
+        assert book.soonest_s(2.0, {A.peer_id, B.peer_id, C.peer_id, D.peer_id} - {peer.peer_id}) == 2.0
+    assert book.soonest_s(2.0, {A.peer_id, B.peer_id, D.peer_id}) == 601.0 and not book.is_welcome(C.peer_id, 2.0)
+
+
 def test_the_back_off_is_at_least_twice_our_wait_up_to_the_bound() -> None:
     for waited_s, back_off_s in ((0.1, BACK_OFF_S), (10.0, 20.0), (1000.0, BACK_OFF_FAILED_S)):
         for fail in (AddressBook.note_failure, AddressBook.note_broken_meeting):
