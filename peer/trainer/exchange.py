@@ -40,6 +40,7 @@ from gossamer.peer.trainer.open_meeting import OpenMeeting, acquire
 from gossamer.peer.trainer.probe import Judgement, ProbeCost
 from gossamer.peer.trainer.replica import Replica
 from gossamer.peer.trainer.shared_state import adopt, write_result, write_state
+from gossamer.peer.trainer.weights import uninterrupted
 from gossamer.protocol.messages.messages import RunPhase
 
 WAIT_S = 0.1  # the thread looks so often whether it must end
@@ -114,16 +115,19 @@ class TrainerExchange:
         self.has_news.clear()
         is_used = False  # the device
         for _ in range(len(self._waiting)):
-            request = self._waiting.popleft()
+            request = self._waiting[0]  # until it is answered: Ctrl-C leaves it to the next boundary
             if isinstance(request, int):
+                self._waiting.popleft()
                 self._serve_new_node(request)
                 continue
             is_used = True
             reply = self.carry_out(request)
             if messages.is_about_result(request):
                 yield request  # the loop saves before the node may vote for this result: no restart takes the vote back
-            if reply is not None:
-                self._link.send(reply, self._session)
+            with uninterrupted():
+                self._waiting.popleft()
+                if reply is not None:
+                    self._link.send(reply, self._session)
             if messages.is_about_result(request):
                 self.send_progress()
             elif isinstance(request, messages.Start | messages.FinishDone):
@@ -407,11 +411,12 @@ class TrainerExchange:
         """Take the outer step of a meeting that counts, once for each meeting id."""
         if request.meeting_id not in self._replica.applied:
             meeting, step = self._outer_step(request)
-            meeting.side.merge(step)
-            self._replica.journal(request.meeting_id)
-            followed = meeting.partner_global_step if meeting.side.part == 1.0 else 0
-            self._replica.count_outer_step(meeting.fragment, followed, is_met=meeting.side.part > 0.0)
-            self._solo_later.discard(meeting.fragment)
+            with uninterrupted():  # merged and counted once, though the request may be carried out again
+                meeting.side.merge(step)
+                self._replica.journal(request.meeting_id)
+                followed = meeting.partner_global_step if meeting.side.part == 1.0 else 0
+                self._replica.count_outer_step(meeting.fragment, followed, is_met=meeting.side.part > 0.0)
+                self._solo_later.discard(meeting.fragment)
         self._drop(request.meeting)
         return messages.Applied(request.meeting)
 

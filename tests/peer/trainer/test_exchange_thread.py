@@ -304,6 +304,30 @@ def test_a_merge_that_is_to_be_measured_waits_for_the_boundary(trainer: Trainer,
     assert trainer.reply() == messages.Applied(1) and not trainer.exchange.measures_next
 
 
+@pytest.mark.parametrize("call", [0, 1], ids=["before the merge", "after it"])
+def test_a_request_that_ctrl_c_breaks_off_is_answered_at_the_next_boundary(
+    trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: int
+) -> None:
+    judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
+    judged(twin := small_replica(tmp_path / "twin", trainer.replica.manifest), tmp_path / "twin", tmp_path / "other")
+    twin.handle(messages.Apply(1, NAME, ""))
+    calls = iter(range(9))
+
+    def outputs() -> Tensor:
+        if next(calls) == call:
+            raise KeyboardInterrupt
+        return torch.zeros(1, 1)
+
+    monkeypatch.setattr(trainer.replica.program, "outputs", outputs)
+    trainer.exchange.measures_next = True
+    trainer.ask(messages.Apply(1, NAME, ""), messages.Drop(5))
+    with pytest.raises(KeyboardInterrupt):
+        trainer.boundary()
+    trainer.boundary()
+    assert trainer.reply() == messages.Applied(1)
+    assert torch.equal(trainer.replica.fragments[0].slow, twin.fragments[0].slow), "merged once"
+
+
 def test_a_program_without_outputs_merges_beside_the_step_again(trainer: Trainer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     judged(trainer.replica, trainer.runtime / "payloads", tmp_path)
     monkeypatch.setattr(trainer.replica.program, "outputs", lambda: None)
