@@ -228,18 +228,20 @@ def load_corpus(
     cache: Path,
     show: ShowProgress = lambda done, total: None,
     report: Report = lambda reading: None,
+    is_stopping: Callable[[], bool] = lambda: False,
 ) -> Corpus:
     """Load the corpus of the manifest's data section and the operator's `--data` path; tokens may be kept in `cache`.
 
-    `report` is called with what was read of the operator's files. Raises BadSettings if a path is missing or not allowed, if no file is
-    text, or if the text is less than one batch. Raises BadManifest for a data set that is neither of the hub nor a folder.
+    `report` is called with what was read of the operator's files. No batch waits for the network once `is_stopping`. Raises BadSettings if
+    a path is missing or not allowed, if no file is text, or if the text is less than one batch. Raises BadManifest for a data set that is
+    neither of the hub nor a folder.
     """
     need_allowed(section, path)
     own = None if path is None else _OwnText(path, cache, show, report)
     if not section.mixture:
-        return _load(section, tokenizer, draw, own)
+        return _load(section, tokenizer, draw, own, is_stopping)
     one_window = replace(draw, batch_size=1)
-    parts = [_load(source, tokenizer, one_window, own) for source in section.mixture]
+    parts = [_load(source, tokenizer, one_window, own, is_stopping) for source in section.mixture]
     return MixedCorpus(parts, [source.weight for source in section.mixture], draw)
 
 
@@ -303,13 +305,13 @@ def _need_consent(folder: Path, path: Path | None) -> None:
         )
 
 
-def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, own: _OwnText | None) -> Corpus:
+def _load(source: DataSource, tokenizer: Tokenizer, draw: Draw, own: _OwnText | None, is_stopping: Callable[[], bool]) -> Corpus:
     if source.source == "huggingface":
         need_extra("text")
         from gossamer.peer.text.document_stream import open_stream  # `datasets` takes long to import
         from gossamer.peer.text.streaming import StreamedCorpus
 
-        return StreamedCorpus(open_stream(source, draw), tokenizer, draw)
+        return StreamedCorpus(open_stream(source, draw), tokenizer, draw, is_stopping)
     if source.source == "builtin":
         return ResidentCorpus(
             with_held_out_part(in_memory(standard_library(), tokenizer), draw, "the standard library of this interpreter"), draw

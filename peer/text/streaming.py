@@ -13,8 +13,9 @@ from __future__ import annotations
 import itertools
 import logging
 import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
@@ -39,6 +40,7 @@ MIN_BUFFER_BATCHES = 256
 MAX_HELD_OUT_TOKENS = 1 << 17
 DOCUMENTS = 64  # tokenized at once
 WAIT_S = 30.0  # for a late buffer, before the current one is read again
+LOOK_S = 0.2  # between two looks for a stop meanwhile
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +54,13 @@ class Buffer:
 
 
 class StreamedCorpus:
-    """Batches from successive buffers; see peer.text.corpus.Corpus."""
+    """Batches from successive buffers; see peer.text.corpus.Corpus. It waits for no buffer once `is_stopping`."""
 
-    def __init__(self, stream: DocumentStream, tokenizer: Tokenizer, draw: Draw) -> None:
+    def __init__(self, stream: DocumentStream, tokenizer: Tokenizer, draw: Draw, is_stopping: Callable[[], bool] = lambda: False) -> None:
         self._stream = stream
         self._tokenizer = tokenizer
         self._draw = draw
+        self._is_stopping = is_stopping
         self._num_buffer_tokens = max(MIN_BUFFER_TOKENS, MIN_BUFFER_BATCHES * draw.num_batch_tokens)
         with _readable():
             self._held_out, self.bytes_per_token = self._read_held_out()
@@ -109,8 +112,13 @@ class StreamedCorpus:
     def _switch_buffer(self, step: int, buffer: Buffer) -> Buffer:
         """Switch to the next buffer, or read the current one again if the next is late."""
         assert self._steps is not None
+        until_s = time.monotonic() + WAIT_S
+        while not self._following.done() and (left_s := until_s - time.monotonic()) > 0.0:
+            if self._is_stopping():
+                return buffer  # for the last step; the next start goes on with the next buffer
+            wait([self._following], min(LOOK_S, left_s))
         try:
-            following = self._following.result(timeout=WAIT_S)
+            following = self._following.result(timeout=0.0)
         except Exception as error:  # any error of the network, the data set's host or a decoder
             logger.warning("the next part of the data set is late (%s); reading the current one again", error or "no answer")
             if self._following.done():

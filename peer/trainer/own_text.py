@@ -24,7 +24,7 @@ def load_text(child: Child, home: Home, manifest: Manifest, tokenizer: Tokenizer
     settings, inner = child.settings, manifest.inner
     draw = Draw(manifest.run.seed, PeerId.from_text(settings.peer_id).raw, inner.batch_size, inner.sequence_length)
     progress, data = WorkProgress(child.emit, "tokenizing the text"), settings.config.data
-    return load_corpus(manifest.data, tokenizer, draw, data, home.cache, progress, partial(_emit_read, child, data))
+    return load_corpus(manifest.data, tokenizer, draw, data, home.cache, progress, partial(_emit_read, child, data), child.stop_requested)
 
 
 def _emit_read(child: Child, data: Path | None, read: TextReading) -> None:

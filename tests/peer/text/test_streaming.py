@@ -188,6 +188,25 @@ def test_a_slow_network_is_waited_for_only_so_long(
     assert corpus.cursor()["steps"][0] == 2 * num_steps
 
 
+def test_a_stop_ends_the_wait_and_the_next_start_goes_on_with_the_next_buffer(
+    section: DataSection, closing: list[StreamedCorpus], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streaming, "WAIT_S", 20.0)
+    looks = iter([False, True])
+    line = Line(section, FIRST_BUFFER_DOCUMENTS)
+    corpus, whole = StreamedCorpus(line, BYTES, DRAW, lambda: next(looks)), corpus_of(section, closing)
+    closing.append(corpus)
+    corpus.batch(0)
+    num_steps = corpus.cursor()["steps"][1]
+    corpus.batch(num_steps)
+    assert not line.is_open.is_set() and next(looks, None) is None, "it waited for the buffer"
+    line.is_open.set()
+    resumed = corpus_of(section, closing)
+    resumed.restore(corpus.cursor())
+    whole.batch(0)
+    assert torch.equal(resumed.batch(num_steps), whole.batch(num_steps))
+
+
 def test_too_small_a_data_set_is_refused_with_the_numbers(tmp_path: Path, closing: list[StreamedCorpus]) -> None:
     (tmp_path / "train.jsonl").write_text('{"text": "short"}\n')
     section = DataSection(source="huggingface", name=str(tmp_path), revision=REVISION)
