@@ -164,7 +164,7 @@ class StateSync:
                 if is_restored and self.groups.book.stage:
                     await self._compare_with_mates()
                 await self._carry_out()
-            elif self._restored is not None and lifecycle.phase is RunPhase.FINISH:
+            elif lifecycle.phase is RunPhase.FINISH:
                 self._restored, lifecycle.stale = None, set()  # the last averaging is for all
             await self._wait()
 

@@ -145,3 +145,17 @@ def test_joiners_whose_only_source_has_left_meet_each_other(tmp_path: Path) -> N
         await swarm.until(lambda: all(joiner.num_completed > num for joiner, num in zip(joiners, met, strict=True)), 2 * UNSYNCED_S)
 
     play(Swarm(tmp_path, manifest=manifest()), story)  # type: ignore[arg-type]
+
+
+def test_a_joiner_takes_part_in_the_last_averaging_whatever_has_not_come_yet(tmp_path: Path) -> None:
+    async def story(swarm: Swarm) -> None:
+        source, joiner = swarm.start(2)
+        await swarm.until(lambda: joiner.lifecycle.finished or source.lifecycle.finished)
+        joiner.lifecycle.stale = {0, 1, 2}
+        await swarm.until(lambda: joiner.lifecycle.finished and source.lifecycle.finished)
+        num = len(joiner.meetings)
+        await swarm.until(
+            lambda: {done.fragment for done in joiner.meetings[num:] if done.outcome == "completed"} == {0, 1, 2}, within_s=30.0
+        )
+
+    play(Swarm(tmp_path, manifest=tiny_manifest(run={"total_steps": 40}, outer=OUTER)), story)  # type: ignore[arg-type]
