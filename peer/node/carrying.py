@@ -384,7 +384,7 @@ class Carrying:
             raise Refused(code)
         if is_from_below and not carrier.is_complete:
             raise Refused(RefusalCode.NOT_READY, f"nobody holds {self.stage.name_of(self._next_stage)}")
-        if not self.peer_exchange.book.is_welcome(partner, loop_s()):
+        if self.peer_exchange.book.get(partner).unwelcome_until_s > loop_s():  # turns are those of meetings, with mates
             raise Refused(RefusalCode.BUSY, "backing off after a lane with you that fell silent")
         own = [open_lane for open_lane in self.pipeline.lanes.values() if open_lane.lane.partner == partner]
         if (

@@ -23,7 +23,7 @@ from gossamer.protocol.messages.messages import Chunk, HopAnswer, HopForward, Ho
 from gossamer.protocol.messages.terms import FragmentTerms, ModelPlan, StageTerms
 from gossamer.protocol.streams.admission import StreamCaps
 from gossamer.protocol.streams.transport import Purpose, Stream
-from gossamer.protocol.tasks import cancel
+from gossamer.protocol.tasks import cancel, loop_s
 from tests.swarm.claims import STRANGERS
 from tests.swarm.holders import IN_BATCH, TOKEN_BYTES, VALUE_BYTES, Holder, StagedRun, play
 
@@ -208,6 +208,28 @@ def test_an_idle_lane_of_the_largest_group_makes_room_first(tmp_path: Path, monk
 
     run = StagedRun(tmp_path, 2, 3)
     for holder, stage in zip(run.holders, (0, 1, 0), strict=True):
+        holder.fits = (stage,)
+    play(run, story)
+
+
+def test_a_slow_mate_keeps_no_holder_of_another_stage_in_its_network_out(tmp_path: Path) -> None:
+    """Turns are those of meetings: only mates have them."""
+
+    async def story(run: StagedRun) -> None:
+        holder, *mates = run.of(1)
+        run.network.places[MALLORY.peer_id] = place = "/ip4/198.51.100.9/tcp/1"
+        (await greeted(run, 1, 0)).close()
+        await asyncio.sleep(2 * carrying.YOUNG_S)
+        book = holder.peer.book
+        for mate, took_s in zip(mates, (60.0, 1.0), strict=True):
+            book.note_meeting(mate.peer_id, loop_s(), 0, took_s=took_s)
+        book.connected(mates[0].peer_id, place)
+        book.note_held(mates[0].peer_id, loop_s(), 60.0)
+        assert not book.is_welcome(MALLORY.peer_id, loop_s())
+        assert not await is_refused(run, 1, 0, MALLORY)
+
+    run = StagedRun(tmp_path, 2, 4)
+    for holder, stage in zip(run.holders, (0, 1, 1, 1), strict=True):
         holder.fits = (stage,)
     play(run, story)
 
