@@ -146,11 +146,11 @@ class Ward:
     async def _copy(self, holder: KnownPeer) -> None:
         """Fetch what is missing, piece by piece. Raises GossamerError, and OSError for a full disk."""
         coming, num_bytes = self.file.with_name(f"{self.file.name}.coming"), self.membership.terms.next_state_bytes
+        if shutil.disk_usage(self.home.path).free < 2 * num_bytes:
+            return  # checkpoints go first
         async with self.sources.open(holder) as source:
             await source.header(ContentsKind.STATE, self._check)
             self._answered_s[holder.peer_id] = loop_s()
-            if shutil.disk_usage(self.home.path).free < 2 * num_bytes:
-                return  # checkpoints go first
             with contextlib.closing(Pieces.open(coming, self.membership.terms.run_id, num_bytes)) as pieces:
                 for piece in list(pieces.missing()):
                     began_s = loop_s()

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import shutil
 import time
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
@@ -13,7 +15,11 @@ import pytest
 from gossamer.peer.machine.states import NO_LINE
 from gossamer.peer.node import ward
 from gossamer.peer.node.mates import ASKED, RANK_S
-from gossamer.peer.node.ward import ASK_S, FRESH_S, LOST_S, SIGN_S, Ward
+from gossamer.peer.node.ward import ASK_S, FRESH_S, LOOK_S, LOST_S, SIGN_S, Ward
+from gossamer.peer.swarm.known_peer import KnownPeer
+from gossamer.peer.sync.client import Source
+from gossamer.peer.sync.sources import Sources
+from gossamer.protocol.identity import PeerId
 from tests.swarm.claims import STRANGER, STRANGERS, claim, claim_of, claiming, forge, staged, stay_silent
 from tests.swarm.holders import Holder, StagedRun, play
 
@@ -434,3 +440,22 @@ def test_a_holder_that_cannot_tell_whether_it_has_moved_once_stays(tmp_path: Pat
     for holder in run.holders:
         holder.home.filled.mkdir()  # nothing can be read there
     play(run, story)
+
+
+def test_a_holder_without_room_for_a_copy_asks_nobody_for_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked, opened = list[PeerId](), Sources.open
+
+    def counted(self: Sources, peer: KnownPeer) -> AbstractAsyncContextManager[Source]:
+        asked.append(peer.peer_id)
+        return opened(self, peer)
+
+    async def story(run: StagedRun) -> None:
+        with monkeypatch.context() as patch:
+            patch.setattr(ward.shutil, "disk_usage", lambda path: usage(total=1, used=1, free=0))
+            patch.setattr(Sources, "open", counted)
+            await asyncio.sleep(10 * LOOK_S)
+        assert not asked and not moved(run)
+        await have_copies(run, run.holders[:1], 1)
+
+    usage = type(shutil.disk_usage(tmp_path))
+    play(staged(tmp_path, 0, 1), story)
