@@ -39,6 +39,7 @@ def backup(
     folder = Home(home)
     if not folder.identity.exists():
         raise BadSettings(f"{folder.path} holds no peer", hint="--home DIR names another folder")
+    backups.need_new_file(file)
     me = Identity.load_or_create(folder.identity).peer_id
     num_bytes = backups.write(folder, me, file, _passphrase(passphrase_file, is_new=True))
     if as_json:
@@ -59,6 +60,7 @@ def restore(
     """
     need_extra("backup")
     folder = Home(home)
+    backups.need_new_home(folder)
     restored = backups.read(file, folder, _passphrase(passphrase_file, is_new=False))
     if restored.dropped:
         lines = ", ".join(f"{key} = {json.dumps(value)}" for key, value in restored.dropped.items())

@@ -81,6 +81,21 @@ class About:
         return about
 
 
+def need_new_file(file: Path) -> None:
+    """Raise BadSettings if `write` cannot make this file."""
+    if file.exists():
+        raise BadSettings(f"{file} exists", hint="name a new file: a backup is not written over another file")
+    descriptor, name = _begun(file)
+    os.close(descriptor)
+    os.unlink(name)
+
+
+def need_new_home(home: Home) -> None:
+    """Raise BadSettings if `read` cannot restore into this home."""
+    if home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
+        raise BadSettings(f"the home {home.path} is not empty", hint="restore into a new folder with --home DIR")
+
+
 def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
     """Write a backup of a home, which a peer may be running from; return its size in bytes.
 
@@ -90,10 +105,7 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
 
     about = About(FORMAT, VERSION, str(me), home.read_generation(), int(time.time()))
     key = pyrage.x25519.Identity.generate()
-    try:
-        descriptor, name = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # readable by its owner alone
-    except OSError as error:
-        raise BadSettings(f"{file.parent} cannot be written to: {error.strerror}", hint="name a file in another folder") from error
+    descriptor, name = _begun(file)
     beside = Path(name)
     try:
         with open(descriptor, "wb") as target, zipfile.ZipFile(target, "w") as archive:
@@ -108,6 +120,14 @@ def write(home: Home, me: PeerId, file: Path, passphrase: str) -> int:
         raise BadSettings(f"the backup {file} cannot be written: {error.strerror}", hint="name a file on a disk with more room") from error
     finally:
         beside.unlink(missing_ok=True)
+
+
+def _begun(file: Path) -> tuple[int, str]:
+    """Make a file beside another one, readable by its owner alone; return its descriptor and path. Raises BadSettings."""
+    try:
+        return tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
+    except OSError as error:
+        raise BadSettings(f"{file.parent} cannot be written to: {error.strerror}", hint="name a file in another folder") from error
 
 
 def _name(beside: Path, file: Path) -> None:
@@ -150,14 +170,15 @@ def read(file: Path, home: Home, passphrase: str) -> Restored:
     """
     import pyrage
 
-    if home.path.exists() and (not home.path.is_dir() or any(home.path.iterdir())):
-        raise BadSettings(f"the home {home.path} is not empty", hint="restore into a new folder with --home DIR")
+    need_new_home(home)
     try:
         home.path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{home.path.name}.", dir=home.path.parent) as made:
             restored = Home(Path(made) / "home")
             restored.create()
-            with zipfile.ZipFile(file) as archive, archive.open(_stored(archive, CONTENTS)) as encrypted:
+            with zipfile.ZipFile(file) as archive, archive.open(contents := _stored(archive, CONTENTS)) as encrypted:
+                if contents.file_size > shutil.disk_usage(made).free:
+                    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(home.path.parent))
                 key = pyrage.x25519.Identity.from_str(_secret_key(archive.read(_stored(archive, KEY, MOST_KEY_BYTES)), passphrase))
                 about = _decrypt(encrypted, key, restored)
             generation = next_generation(about.generation, time.time())
@@ -278,7 +299,7 @@ def _decrypt(encrypted: IO[bytes], key: Any, restored: Home) -> About:
 
 
 def _unpack(packed: IO[bytes], restored: Home) -> About:
-    """Write the files of a tar into a new home. Raises ValueError for one that no backup holds."""
+    """Write the files of a tar into a new home, no more bytes than the tar has. Raises ValueError for one that no backup holds."""
     with tarfile.open(fileobj=packed, mode="r|") as tar:
         first = tar.next()
         if first is None or first.name != ABOUT or first.size > MOST_ABOUT_BYTES or (content := tar.extractfile(first)) is None:
@@ -287,7 +308,7 @@ def _unpack(packed: IO[bytes], restored: Home) -> About:
         for entry in iter(tar.next, None):
             path = PurePosixPath(entry.name)
             is_known = path.parts[0] in FOLDERS if len(path.parts) > 1 else entry.name in FILES
-            if not (entry.isreg() and is_known) or ".." in path.parts or (file := tar.extractfile(entry)) is None:
+            if not (entry.isreg() and is_known) or entry.issparse() or ".." in path.parts or (file := tar.extractfile(entry)) is None:
                 raise ValueError(f"it holds {entry.name!r}, which is no part of a home")
             target = restored.path / path
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -39,6 +39,17 @@ def test_a_peer_is_backed_up_and_restored_without_settings_that_run_commands(
     assert json.loads(again("restore", file, "--passphrase-file", secret, "--json").out)["dropped"] == commands
 
 
+def test_a_target_that_does_not_do_is_refused_before_the_passphrase_is_asked_for(shell: Shell, host: Identity, tmp_path: Path) -> None:
+    (tmp_path / "there").touch()
+    for command, target, words in (
+        ("backup", "there", "exists"),
+        ("backup", "no/file", "cannot be written to"),
+        ("restore", "there", "is not empty"),
+    ):
+        assert words in shell(command, tmp_path / target).complaint[0]
+    assert sorted(path.name for path in tmp_path.iterdir() if path.name != shell.home.name) == ["there"]
+
+
 def test_an_empty_home_is_not_backed_up(shell: Shell, secret: Path, tmp_path: Path) -> None:
     result = shell("backup", tmp_path / "file", "--passphrase-file", secret)
     assert result.code == 2 and "holds no peer" in result.complaint[0]

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import re
+import shutil
 import stat
 import tarfile
 import time
@@ -65,8 +66,8 @@ def instant(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backup, "_secret_key", lambda key, _: key.decode())
 
 
-def packed(path: Path, files: dict[str, bytes], link: str = "") -> Path:
-    """Write a backup of any contents."""
+def packed(path: Path, files: dict[str, bytes], link: str = "", hole_bytes: int = 0) -> Path:
+    """Write a backup of any contents. `hole_bytes`: with a file of so many bytes that takes a few in the archive."""
     key, tar_file, encrypted = pyrage.x25519.Identity.generate(), io.BytesIO(), io.BytesIO()
     with tarfile.open(fileobj=tar_file, mode="w") as tar:
         for name, content in files.items():
@@ -76,6 +77,10 @@ def packed(path: Path, files: dict[str, bytes], link: str = "") -> Path:
         if link:
             entry = tarfile.TarInfo("identity.key")
             entry.type, entry.linkname = tarfile.SYMTYPE, link
+            tar.addfile(entry)
+        if hole_bytes:
+            entry = tarfile.TarInfo("events.jsonl")
+            entry.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": str(hole_bytes)}
             tar.addfile(entry)
     pyrage.encrypt_io(io.BytesIO(tar_file.getvalue()), encrypted, [key.to_public()])
     with zipfile.ZipFile(path, "w") as archive:
@@ -196,6 +201,27 @@ def test_a_bad_backup_leaves_no_home(tmp_path: Path, files: dict[str, bytes], li
     with pytest.raises(BadSettings, match=words):
         backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
     assert [path.name for path in tmp_path.iterdir()] == ["bad.backup"]
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_small_backup_of_a_huge_file_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[object] = []
+    monkeypatch.setattr(backup.shutil, "copyfileobj", lambda *files: written.append(files))
+    file = packed(tmp_path / "file", {"backup.json": about()}, hole_bytes=1 << 50)
+    with pytest.raises(BadSettings, match="no part of a home"):
+        backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
+    assert not written and [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.usefixtures("instant")
+def test_a_backup_for_which_the_disk_has_no_room_fills_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = packed(tmp_path / "file", {"backup.json": about(), "events.jsonl": bytes(300_000)})
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(backup.shutil, "disk_usage", lambda path: usage._replace(free=300_000))
+    monkeypatch.setattr(backup, "_unpack", None)
+    with pytest.raises(BadSettings, match="No space left"):
+        backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
 @pytest.mark.usefixtures("instant")
