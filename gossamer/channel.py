@@ -44,7 +44,7 @@ class Called:
     """The call that one rank makes."""
 
     call: Call
-    tokens: int  # of its step
+    tokens: int  # of its step; -1 where the program gave no count
     is_leaving: bool
 
 

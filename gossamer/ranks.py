@@ -23,6 +23,7 @@ from gossamer.module_program import Evaluate, Model, Stateful
 from gossamer.peer.machine.control_socket import ask
 from gossamer.peer.machine.own_supervisor import OwnSupervisor
 from gossamer.peer.trainer.boundary import Boundary
+from gossamer.peer.trainer.stopwatch import count_of
 from gossamer.protocol.errors import BadSettings, GossamerError, description, from_description
 from gossamer.rank_program import RankProgram
 from gossamer.swarm import Clock, Swarm
@@ -80,7 +81,7 @@ class LeadingSwarm(Swarm):
 
     def step(self, *, tokens: int, loss: float | Tensor | None = None) -> None:
         """As Swarm.step."""
-        with self._together(Call.STEP, tokens) as total:
+        with self._together(Call.STEP, count_of(tokens)) as total:
             super().step(tokens=total, loss=loss)
 
     def save(self) -> None:
@@ -200,7 +201,7 @@ class FollowingSwarm(Swarm):
 
     def step(self, *, tokens: int, loss: float | Tensor | None = None) -> None:
         """As Swarm.step; the status shows the loss of rank 0."""
-        self._together(Call.STEP, tokens)
+        self._together(Call.STEP, count_of(tokens))
 
     @property
     def status(self) -> dict[str, Any]:
@@ -320,7 +321,8 @@ def _need_alike(called: Sequence[Called]) -> None:
             )
         if one.tokens < 0:
             raise BadSettings(
-                f"step(tokens={one.tokens}) on rank {number}", hint="pass the number of examples or tokens of this rank's batch"
+                f"step(tokens=...) on rank {number}: it takes a count, an int",
+                hint="pass the number of examples or tokens of this rank's batch",
             )
 
 

@@ -9,7 +9,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, SupportsIndex
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from gossamer.protocol.errors import BadSettings
 REPORT_S: Final = 1.0  # between two reports to the supervisor
 RATE_S: Final = 10.0  # of training, at least, behind the reported rate: micro-batches of a stage come in bursts
 RATE_REPORTS: Final = 4  # at least, behind the rate: both passes of a micro-batch that takes minutes
+MOST_COUNT: Final = (1 << 63) - 1  # that ranks can tell each other
 
 Blocker = Literal["meetings", "checkpoints"]
 """What blocks a trainer between inner steps."""
@@ -37,10 +38,7 @@ class InnerStep:
     @classmethod
     def of(cls, tokens: int, loss: float | Tensor | None, learning_rate: float) -> InnerStep:
         """Check what a program reports of its step. Raises BadSettings for what is no count, and no single loss."""
-        try:
-            num_tokens = operator.index(tokens)
-        except TypeError:
-            num_tokens = -1
+        num_tokens = count_of(tokens)
         if num_tokens < 0:
             raise BadSettings(
                 f"step(tokens={tokens!r}): it takes a count, an int", hint="pass the number of examples or tokens of this step"
@@ -50,6 +48,15 @@ class InnerStep:
         if loss.numel() != 1:
             raise BadSettings(f"step(loss=...): it takes one number, not {loss.numel()}", hint="pass the mean: loss.mean()")
         return cls(float(loss.detach()) if loss.device.type == "cpu" else loss.detach(), learning_rate, num_tokens)
+
+
+def count_of(tokens: SupportsIndex) -> int:
+    """Return the count that a program gives; -1 for anything that is none."""
+    try:
+        count = operator.index(tokens)
+    except TypeError:
+        return -1
+    return count if 0 <= count <= MOST_COUNT else -1
 
 
 class Stopwatch:

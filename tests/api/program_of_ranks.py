@@ -36,6 +36,7 @@ parser.add_argument("--pause-s", type=float, default=0.0)
 parser.add_argument("--wider", type=int, default=-1, help="the rank with another model")
 parser.add_argument("--unsteady", action="store_true")
 parser.add_argument("--raises", type=int, default=-1, help="the rank whose evaluate raises")
+parser.add_argument("--miscounts", type=int, default=-1, help="the rank whose step has no whole number of tokens")
 parser.add_argument("--frozen", action="store_true", help="train the last layer alone, as of an adapter")
 parser.add_argument("--unjudged", action="store_true")
 parser.add_argument("--sharded", choices=("rows", "columns", "mesh"), help="FSDP2 in place of DDP, and how")
@@ -118,7 +119,7 @@ try:
             optimizer.zero_grad()
             if rank == given.stops_early and own_steps == 20:
                 swarm.finish()
-            swarm.step(loss=loss, tokens=32)
+            swarm.step(loss=loss, tokens=31.5 if rank == given.miscounts else 32)
             own_steps += 1
             if given.goes_back and own_steps == 20:
                 kept = swarm.state_dict()

@@ -119,6 +119,8 @@ def test_all_ranks_go_back_to_the_state_of_rank_0(programs: Ranks, kind: tuple[s
     [
         (("--unsteady",), "for the same weights"),
         (("--go-on",), "holds no run"),
+        (("--miscounts", "0"), "step(tokens=...) on rank 0: it takes a count"),
+        (("--miscounts", "1"), "step(tokens=...) on rank 1: it takes a count"),
         ((*SHARDED, "--raises", "0"), "evaluate() raised ValueError: no data here (rank 0)"),
         ((*SHARDED, "--raises", "1"), "evaluate() raised ValueError: no data here (rank 1)"),
     ],
