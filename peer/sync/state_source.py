@@ -20,6 +20,7 @@ from gossamer.peer.link.socket import LinkLost, NodeEnd
 from gossamer.peer.swarm.lifecycle import Lifecycle
 from gossamer.peer.sync.client import part_bytes, sync_seed, take_chunks
 from gossamer.peer.sync.pieces import RunResult
+from gossamer.protocol.addresses import network_seen
 from gossamer.protocol.errors import RefusalCode, Refused
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.limits import SLOWEST_BYTES_PER_S
@@ -34,6 +35,7 @@ LATE_SHARE = 4  # of the allowed gap: a copy that is a fourth of it behind is re
 COPY_SHARE = 0.02  # of the time, at most, goes into copies; the trainer's second thread makes them
 IDLE_S = 60.0  # without a request: then the memory of the copy is freed
 MOST_GIVEN = 4  # states, in bytes, to one peer: it may have to try again
+MOST_GIVEN_ALIKE = 32  # to the peers of one invite, or of one network: identities are free, and a group of guests may join at once
 REST_S = 600.0  # after which it may have as many more, or once our global step has gone on by the allowed gap
 TAKING_S = 30.0  # after a request for a part of our state, more are expected, or the trainer there judges it
 GIVING_S = 2.0  # after a request for a part of the result, more are expected
@@ -69,7 +71,7 @@ class IdleCopy:
 
 @dataclass(slots=True)
 class Given:
-    """How much one peer was served in its current period."""
+    """How much one peer, or the peers of one invite or network, were served in their current period."""
 
     since_s: float  # loop time
     global_step: int  # our global step then
@@ -103,7 +105,7 @@ class StateSource:
     _given_of_result: dict[PeerId, Given] = field(default_factory=dict)
     _coding: asyncio.Lock = field(default_factory=asyncio.Lock)
     _streams: dict[PeerId, Stream] = field(default_factory=dict)  # on which each peer asks
-    _given: dict[PeerId, Given] = field(default_factory=dict)
+    _given: dict[object, Given] = field(default_factory=dict)  # by peer, and by origin
     _copy: IdleCopy | None = None
     _copying: asyncio.Task[IdleCopy] | None = None
     _idle: asyncio.TimerHandle | None = None
@@ -128,7 +130,7 @@ class StateSource:
             return self._part_of_result(stream.partner, request)
         if request.kind is ContentsKind.SLOW:
             return await self._code_fragment(stream, request)
-        answer = await self._piece(stream.partner, request)
+        answer = await self._piece(stream, request)
         with contextlib.suppress(TimeoutError):  # meetings go first
             async with asyncio.timeout(min(YIELD_S, last_s)):
                 await self.until_quiet()
@@ -149,7 +151,7 @@ class StateSource:
         """Return the peers that take our result, at the slowest rate that peers wait for at least: others could hold us here for hours."""
         return {partner for partner, given in self._given_of_result.items() if given.is_taken(within_s=GIVING_S)}
 
-    async def _piece(self, partner: PeerId, request: FetchRequest) -> ServedPart:
+    async def _piece(self, stream: Stream, request: FetchRequest) -> ServedPart:
         if not self.lifecycle.has_begun:
             raise Refused(RefusalCode.NOT_READY, "not training yet")
         if self.lifecycle.stage not in (0, self.terms.own_stage):
@@ -157,7 +159,7 @@ class StateSource:
         num_bytes = part_bytes(request, self.terms.state_bytes)
         if not num_bytes:
             return ServedPart(self.terms.state_bytes, memoryview(b""), self.lifecycle.global_step)
-        self._charge(partner, num_bytes)
+        self._charge(stream, request, num_bytes)
         try:
             copy = await self._recent_copy()
         except LinkLost:
@@ -196,7 +198,7 @@ class StateSource:
         if request.fragment >= len(self.terms.fragments):
             raise Refused(RefusalCode.WRONG_TERMS, f"fragment {request.fragment} of {len(self.terms.fragments)}")
         sizes = self.terms.fragments[request.fragment]
-        self._charge(stream.partner, sizes.slow_bytes)
+        self._charge(stream, request, sizes.slow_bytes)
         name, global_step = f"give-{next(self._names)}", self.lifecycle.global_step
         sketch, coded = payload_name(name, File.PARTNER_SKETCH), payload_name(name, File.OWN_PAYLOAD)
         try:
@@ -214,17 +216,23 @@ class StateSource:
             for file in (sketch, coded):
                 self.payloads.remove(file)
 
-    def _charge(self, partner: PeerId, num_bytes: int) -> None:
+    def _charge(self, stream: Stream, request: FetchRequest, num_bytes: int) -> None:
+        """Count bytes that a peer is to be given. Raises Refused where it, or the peers of its invite or network, had too many."""
         now_s, global_step = loop_s(), self.lifecycle.global_step
         self._given = {
-            peer: had
-            for peer, had in self._given.items()
+            who: had
+            for who, had in self._given.items()
             if now_s - had.since_s < REST_S and global_step - had.global_step <= self.terms.max_clock_gap_steps
         }
-        given = self._given.setdefault(partner, Given(now_s, global_step))
-        if given.num_bytes + num_bytes > MOST_GIVEN * self.terms.state_bytes:
-            raise Refused(RefusalCode.BUSY, f"you have had my state {MOST_GIVEN} times lately")
-        given.add(num_bytes)
+        most = {stream.partner: MOST_GIVEN} | dict.fromkeys(_origins(stream, request), MOST_GIVEN_ALIKE)
+        given = {who: self._given.get(who) or Given(now_s, global_step) for who in most}
+        for who, times in most.items():
+            if given[who].num_bytes + num_bytes > times * self.terms.state_bytes:
+                whose = "you have" if who == stream.partner else "peers of your invite or network have"
+                raise Refused(RefusalCode.BUSY, f"{whose} had my state {times} times lately")
+        for one in given.values():
+            one.add(num_bytes)
+        self._given |= given
 
     async def _recent_copy(self) -> IdleCopy:
         """Return the copy, and have it renewed if it is old; wait for the first one, and for one in place of a late one."""
@@ -270,3 +278,9 @@ class StateSource:
 
     def _free_copy(self) -> None:
         self._copy = None
+
+
+def _origins(stream: Stream, request: FetchRequest) -> list[tuple[str, object]]:
+    """Return the invite of a peer, and the network in which its connection shows it, where they are known."""
+    network, bearer = network_seen(stream.observed), request.credential.bearer if request.credential else None
+    return [(kind, origin) for kind, origin in (("network", network), ("invite", bearer)) if origin]

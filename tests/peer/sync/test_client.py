@@ -13,7 +13,7 @@ import torch
 
 from gossamer.peer.link import messages
 from gossamer.peer.swarm.membership import OwnCredential
-from gossamer.peer.sync import client, server
+from gossamer.peer.sync import client, server, state_source
 from gossamer.peer.sync.client import FRAME_S, FetchClient
 from gossamer.peer.sync.state_source import COPY_S, IDLE_S, MOST_GIVEN, REST_S
 from gossamer.protocol.errors import BadContents, BadMessage, BadSignature, DeadlineExceeded, PeerGone, PeerMisbehaved, RefusalCode, Refused
@@ -24,6 +24,7 @@ from gossamer.protocol.streams.transport import Purpose, Stream
 from gossamer.protocol.tasks import cancel
 from tests.peer.asking import header_of
 from tests.swarm.mallory import MALLORY, nobody
+from tests.swarm.sybils import HOST, credential_of
 from tests.swarm.tiny import tiny_manifest
 from tests.swarm.world import Peer, Swarm, frozen_source, play
 
@@ -212,6 +213,32 @@ def test_a_peer_that_had_many_states_gets_another_later(tmp_path: Path) -> None:
         await fetch()
 
     play(Swarm(tmp_path, manifest=QUIET), story)
+
+
+@pytest.mark.parametrize("alike", ["network", "invite"])
+def test_peers_of_one_invite_or_network_have_a_limit_in_common(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alike: str) -> None:
+    monkeypatch.setattr(state_source, "MOST_GIVEN_ALIKE", 3)
+
+    async def story(swarm: Swarm) -> None:
+        source_peer = await still(swarm)
+
+        async def fetch(number: int, group: int) -> None:
+            newcomer = asker(swarm, number)
+            network, invite = (group, number) if alike == "network" else (number, group)
+            swarm.network.places[newcomer.identity.peer_id] = f"/ip4/20.{network}.0.{number + 1}/tcp/4001"
+            newcomer.credential.current = credential_of(swarm, newcomer.identity, invite)
+            await whole(newcomer, source_peer, swarm.terms.state_bytes)
+
+        for number in range(3):
+            await fetch(number, group=7)
+        with pytest.raises(Refused, match="of your invite or network have had my state 3 times lately"):
+            await fetch(3, group=7)
+        await fetch(4, group=8)
+        await asyncio.sleep(REST_S)
+        await fetch(3, group=7)
+
+    run = {"total_steps": 100_000, "access": "invite", "issuers": [str(HOST.peer_id)]}
+    play(Swarm(tmp_path, manifest=tiny_manifest(run=run)), story)
 
 
 async def another_hash(stream: Stream, request: FetchRequest, header: Contents) -> None:
