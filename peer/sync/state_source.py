@@ -224,7 +224,7 @@ class StateSource:
             for who, had in self._given.items()
             if now_s - had.since_s < REST_S and global_step - had.global_step <= self.terms.max_clock_gap_steps
         }
-        most = {stream.partner: MOST_GIVEN} | dict.fromkeys(_origins(stream, request), MOST_GIVEN_ALIKE)
+        most: dict[object, int] = {stream.partner: MOST_GIVEN} | dict.fromkeys(_origins(stream, request), MOST_GIVEN_ALIKE)
         given = {who: self._given.get(who) or Given(now_s, global_step) for who in most}
         for who, times in most.items():
             if given[who].num_bytes + num_bytes > times * self.terms.state_bytes:

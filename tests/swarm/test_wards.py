@@ -451,7 +451,7 @@ def test_a_holder_without_room_for_a_copy_asks_nobody_for_one(tmp_path: Path, mo
 
     async def story(run: StagedRun) -> None:
         with monkeypatch.context() as patch:
-            patch.setattr(ward.shutil, "disk_usage", lambda path: usage(total=1, used=1, free=0))
+            patch.setattr(shutil, "disk_usage", lambda path: usage(total=1, used=1, free=0))
             patch.setattr(Sources, "open", counted)
             await asyncio.sleep(10 * LOOK_S)
         assert not asked and not moved(run)

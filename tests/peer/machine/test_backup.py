@@ -206,7 +206,7 @@ def test_a_bad_backup_leaves_no_home(tmp_path: Path, files: dict[str, bytes], li
 @pytest.mark.usefixtures("instant")
 def test_a_small_backup_of_a_huge_file_writes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[object] = []
-    monkeypatch.setattr(backup.shutil, "copyfileobj", lambda *files: written.append(files))
+    monkeypatch.setattr(shutil, "copyfileobj", lambda *files: written.append(files))
     file = packed(tmp_path / "file", {"backup.json": about()}, hole_bytes=1 << 50)
     with pytest.raises(BadSettings, match="no part of a home"):
         backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
@@ -217,7 +217,7 @@ def test_a_small_backup_of_a_huge_file_writes_nothing(tmp_path: Path, monkeypatc
 def test_a_backup_for_which_the_disk_has_no_room_fills_it_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = packed(tmp_path / "file", {"backup.json": about(), "events.jsonl": bytes(300_000)})
     usage = shutil.disk_usage(tmp_path)
-    monkeypatch.setattr(backup.shutil, "disk_usage", lambda path: usage._replace(free=300_000))
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=300_000))
     monkeypatch.setattr(backup, "_unpack", None)
     with pytest.raises(BadSettings, match="No space left"):
         backup.read(file, Home(tmp_path / "home"), PASSPHRASE)
