@@ -60,6 +60,11 @@ class Node:
             for loop in running:
                 loop.cancel()
 
+    @property
+    def is_quiet(self) -> bool:
+        """Whether no meeting is in progress, and no lane is open."""
+        return not self.meetings.active and (self.carrying is None or not self.carrying.pipeline.lanes)
+
     async def leave(self, grace_s: float) -> None:
         """Start nothing any more, and finish or drop meetings and hops, all within `grace_s`."""
         hops = self.carrying.leave(grace_s) if self.carrying is not None else asyncio.sleep(0)

@@ -147,6 +147,7 @@ class NodePeer:
         dispatcher = Dispatcher(self.book, "still joining" if trainer else "bootstrap node: it does not train", self._handler_of)
         self.answer = self.throttle.limited_handler(dispatcher.answer)
         self._stopping = asyncio.Event()
+        self._gone_by_s = 0.0  # once it is to stop; loop time
         self.member: Member | None = None
         self.node: Node | None = None
         self._choice: StageChoice | None = None  # in a staged run
@@ -214,17 +215,19 @@ class NodePeer:
         limited = replace(network, transport=self.throttle.limited_transport(network.transport))
         (failure,) = await asyncio.gather(work_until(self._live(limited), self._until_stopped()), return_exceptions=True)
         if self.member is not None and self.member.presence is not None:
-            await self.member.presence.leave(FAREWELL_S)
+            await self.member.presence.leave(self._gone_by_s - loop_s() if self._gone_by_s else LEAVE_S + FAREWELL_S)
         if failure is not None:
             raise failure
 
     async def _until_stopped(self) -> None:
         await self._stopping.wait()
+        self._gone_by_s = loop_s() + LEAVE_S + FAREWELL_S
+        if self.node is None or self.member is None or self.member.presence is None:
+            return
         async with asyncio.TaskGroup() as tasks:
-            if self.member is not None and self.member.presence is not None:
+            if not self.node.is_quiet:  # its end may take LEAVE_S, and show this peer to its partners once more
                 tasks.create_task(self.member.presence.leave(LEAVE_S))
-            if self.node is not None:
-                tasks.create_task(self.node.leave(LEAVE_S))
+            tasks.create_task(self.node.leave(LEAVE_S))
 
     async def _live(self, network: PeerNetwork) -> None:
         signed, named = (self._run.manifest, []) if self._run.manifest else await self._arrive(network)

@@ -122,8 +122,7 @@ class AddressBook:
         entry.meetings += 1
         entry.typical_s = max(took_s, entry.typical_s + 0.2 * (took_s - entry.typical_s))
         entry.global_step, entry.global_step_at_s = global_step, now_s
-        if entry.record is None or now_s - entry.seen_s < FORGET_S:  # one that has said farewell meanwhile stays away
-            entry.seen_s = now_s
+        entry.seen_s = now_s
         entry.failures = entry.refusals = 0
         entry.breaks_off = False
         entry.backs_off_until_s = entry.unwelcome_until_s = now_s

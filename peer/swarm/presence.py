@@ -30,9 +30,7 @@ ANNOUNCE_S = 20.0
 RECORD_S = RECORD_LIFETIME_S  # long enough that a record is still valid after three hops of peer exchange
 LOOK_S = (2.0, 20.0, 120.0)  # between two lookups: the first if too few peers are known or the end is near; else doubling up to the second
 MANY = 32  # with so many known peers, doubling up to the third: peer exchange brings the rest
-FAREWELL_S = (
-    3  # lifetime of the record of a peer that leaves: it outlives slow calls and clocks that differ, and says that it ends (LAST_WORD_S)
-)
+FAREWELL_S = 3  # lifetime of the record of a peer that leaves: longer than slow calls take and clocks differ, below LAST_WORD_S
 REPORT_S = 0.5  # between two reports to the supervisor
 TWIN = "another peer runs with this identity: stop one of them"
 NEWS = 0.01  # a smaller relative change of the reported tokens is not emitted
@@ -55,7 +53,6 @@ class Presence:
     _began_s: float = 0.0  # loop time
     _has_looked: asyncio.Event = field(default_factory=asyncio.Event)
     _is_leaving: bool = False
-    _has_left: bool = False  # and the directory knows
 
     async def run(self) -> None:
         """Run until cancelled. Raises RunRefusesUs, in a group, once this identity runs elsewhere, from a restored backup."""
@@ -120,19 +117,15 @@ class Presence:
             await asyncio.sleep(REPORT_S)
 
     async def leave(self, within_s: float) -> None:
-        """Announce that this peer leaves, and nothing else from now on; takes `within_s` at most. Call it again if it may have failed."""
+        """Announce that this peer leaves, and nothing else from now on; takes `within_s` at most."""
         self._is_leaving = True
-        if not self._has_left:
-            self._has_left = await self._announce(FAREWELL_S, within_s)
+        await self._announce(FAREWELL_S, within_s)
 
-    async def _announce(self, lifetime_s: int, within_s: float) -> bool:
-        """Announce this peer; return whether that worked."""
+    async def _announce(self, lifetime_s: int, within_s: float) -> None:
         with _logging_errors("an announcement"):
             async with asyncio.timeout(within_s):
                 self.peer_exchange.own = self._record(lifetime_s)
                 await self.directory.announce(self.peer_exchange.own)
-                return True
-        return False
 
     def _record(self, lifetime_s: int) -> MemberRecord:
         membership, now_s = self.membership, int(self.peer_exchange.time.now_s())

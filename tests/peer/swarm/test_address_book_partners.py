@@ -208,7 +208,6 @@ def test_a_peer_that_left_is_live_again_with_a_newer_record() -> None:
     book = book_of(A)
     book.note_leaving(A.peer_id, 1.0)
     book.learn(record(A), 2.0)
-    book.note_meeting(A.peer_id, 2.0, 5)  # it was in progress at the farewell
     assert not book.live(2.0)
     book.learn(record(A, 2), 2.0)
     assert book.live(2.0)
