@@ -90,7 +90,7 @@ class Reachability:
     async def _ask_some(self, control: Control, connected: Mapping[PeerId, str], port: int, is_member: Callable[[PeerId], bool]) -> None:
         now_s = loop_s()
         again_s = AGAIN_S[self._is_reachable]
-        direct = [peer for peer, end in connected.items() if route(end) == "direct"]
+        direct = [peer for peer, end in connected.items() if end and route(end) == "direct"]
         if members := list(filter(is_member, direct)):
             direct = members
             self._answers, self._seen_at = _of_members(self._answers, is_member), _of_members(self._seen_at, is_member)

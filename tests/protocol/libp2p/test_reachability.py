@@ -106,6 +106,7 @@ def test_without_partners_the_reachability_stays_unknown(world: World) -> None:
         world.set_answer(2, Reached.NOT_TRIED, relays=True)
         world.set_answer(3, Reached.NO)
         world.partners[PARTNERS[3]] = None
+        world.set_answer(4, Reached.NO, relays=True, end="")
         known = Reachability()
         assert await within(60, known.until_role_changes(world, 4001)) == ""
         assert known.is_open is None
