@@ -65,8 +65,8 @@ async def ask(control: Control, partner: PeerId, port: int) -> Answer:
                 answer = Answer(Reached(reached), await _read_text(reader), await _read_text(reader))
             finally:
                 drop(writer)
-        if answer.seen_at:
-            read_address(answer.seen_at)
+        if answer.seen_at and not _is_at_port(answer.seen_at, port):
+            raise ValueError("an observed address that is not the requested port of an IP address")
         if answer.relay and read_address(answer.relay) != partner:
             raise ValueError("a relay address of another peer")
     except (OSError, EOFError) as error:  # TimeoutError is an OSError
@@ -148,6 +148,12 @@ def _at_port(address: str, port: int) -> str:
         return ""
     _, kind, host, *_ = address.split("/")
     return f"/{kind}/{host}/tcp/{port}"
+
+
+def _is_at_port(address: str, port: int) -> bool:
+    """Return whether a partner's text is an IP address and this port alone: we announce it as our own. Raises ValueError for no address."""
+    read_address(address)
+    return address.startswith(("/ip4/", "/ip6/")) and _at_port(address, port) == address
 
 
 def _text(text: str) -> bytes:

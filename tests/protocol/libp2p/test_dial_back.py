@@ -137,6 +137,10 @@ def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch
     play(test)
 
 
+def _reply(seen_at: str) -> bytes:
+    return b"\x01" + bytes([len(seen_at)]) + seen_at.encode() + b"\x00"
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -144,6 +148,9 @@ def test_local_network_addresses_are_not_dialled(monkeypatch: pytest.MonkeyPatch
         b"\x01\x04/ip4\x00",
         b"\x01\x00" + bytes([len(RELAY)]) + RELAY.replace(str(HELPER), str(OTHER)).encode(),
         b"\x01\x01\xff\x00",
+        _reply(f"/ip4/8.8.8.8/tcp/4096/p2p/{OTHER}"),
+        _reply("/dns4/elsewhere.example.org/tcp/4096"),
+        _reply("/ip4/8.8.8.8/tcp/22"),
     ],
 )
 def test_an_invalid_reply_is_rejected(data: bytes) -> None:
