@@ -12,7 +12,7 @@ import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
-from gossamer.protocol.addresses import NEAR, host_of, is_loopback, route
+from gossamer.protocol.addresses import NEAR, host_of, is_loopback, machine_of, route
 from gossamer.protocol.errors import Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p.dial_back import Reached, try_to_reach
@@ -66,7 +66,7 @@ class Dialer:
         first = self._first(dialable_addresses)
         if first and await self._connects(partner, first):
             return
-        hosts = {host_of(address) for address in dialable_addresses if route(address) != "relayed" and not is_loopback(address)}
+        hosts = {machine_of(address) for address in dialable_addresses if route(address) != "relayed" and not is_loopback(address)}
         try:
             await self._control.connect(partner, dialable_addresses)
         except Unreachable:
@@ -94,7 +94,7 @@ class Dialer:
             return False
         self._ipv6_failures = 0
         for address in first:
-            self._failures.pop(host_of(address), None)
+            self._failures.pop(machine_of(address), None)
         return True
 
     def dialable_addresses(self, partner: PeerId, addresses: Sequence[str]) -> list[str]:
@@ -106,12 +106,12 @@ class Dialer:
     def _is_plausible(self, address: str) -> bool:
         match route(address):
             case "direct":
-                return not self._is_backing_off(host_of(address))
+                return not self._is_backing_off(machine_of(address))
             case "local":
-                if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_backing_off(host_of(address)):
+                if is_loopback(address) != all(map(is_loopback, self._own())) or self._is_backing_off(machine_of(address)):
                     return False  # loopback addresses are plausible only for a peer that listens on loopback alone
-                blocks = {_private_block(host_of(own)) for own in self._own() if route(own) == "local"}
-                return not blocks or _private_block(host_of(address)) in blocks  # no blocks: the operator announces public addresses only
+                blocks = {_private_block(machine_of(own)) for own in self._own() if route(own) == "local"}
+                return not blocks or _private_block(machine_of(address)) in blocks  # no blocks: only public ones are announced
         return True
 
     def _is_backing_off(self, host: str) -> bool:

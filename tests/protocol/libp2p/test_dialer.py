@@ -70,6 +70,16 @@ def test_a_host_backs_off_after_failures_of_many_peers() -> None:
     play(test)
 
 
+def test_a_host_that_is_written_in_other_ways_backs_off_as_one() -> None:
+    async def test(network: Network, dialer: Dialer) -> None:
+        forms = ["2001:db9::1", "2001:0db9::1", "2001:DB9::1", "2001:db9:0::1", "2001:db9::0:1", "2001:db9:0:0::1", "2001:db9::0001"]
+        for number in range(100):
+            assert not await look_for(dialer, number, f"/ip6/{forms[number % len(forms)]}/tcp/80")
+        assert len(network.dialled) == MAX_FAILURES
+
+    play(test)
+
+
 def test_repeated_failures_of_one_peer_do_not_block_its_host() -> None:
     async def test(network: Network, dialer: Dialer) -> None:
         for _ in range(3 * MAX_FAILURES):
@@ -117,6 +127,9 @@ def test_loopback_is_dialled_only_by_a_peer_that_listens_on_loopback_alone() -> 
     async def test(network: Network, dialer: Dialer) -> None:
         network.there = {"/ip4/127.0.0.1/tcp/22"}
         assert not await look_for(dialer, 1, "/ip4/127.0.0.1/tcp/22"), "a record must not make us dial our own services"
+        announcing = Dialer(cast(Control, network), lambda: ("/ip4/8.8.8.8/tcp/4001",))
+        for host in ("ip4/0.0.0.0", "ip6/::", "ip6/::ffff:127.0.0.1", "ip6/::ffff:0.0.0.0"):
+            assert not announcing.dialable_addresses(seeded(1).peer_id, [f"/{host}/tcp/22"])
         here = Dialer(cast(Control, network), lambda: ("/ip4/127.0.0.1/tcp/1",))
         assert await look_for(here, 1, "/ip4/127.0.0.1/tcp/22")
 
