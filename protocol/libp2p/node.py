@@ -170,7 +170,9 @@ class Libp2pNode:
                 p2p = await AttachedP2P.attach(daemon.socket_path)
                 stack.push_async_callback(p2p.close)
                 dialer = Dialer(daemon.control, lambda: self._addresses, lambda: self._reachability.public_host)
-                directory = DhtDirectory(RecordProtocol(p2p, self.record_store, dialer, lambda: self.bare_record(self.addresses)))
+                calls = RecordProtocol(p2p, self.record_store, dialer, lambda: self.bare_record(self.addresses))
+                calls.own = self._record  # a bare record would be newer, and show a peer that trains as paused
+                directory = DhtDirectory(calls)
                 await directory.open()
                 admission = Admission(None, self.is_banned, self.has_met)
                 opening = tunnel_transport(daemon.control, self.settings.folder, self._serve, admission, self.carried, dialer)

@@ -111,6 +111,19 @@ def test_a_killed_p2pd_is_replaced_as_if_nothing_had_been() -> None:
     play(test)
 
 
+def test_a_replaced_p2pd_presents_the_announced_record_again() -> None:
+    async def test(host: Libp2pNode, peer: Libp2pNode) -> None:
+        folder, pid = host.settings.identity_file.parent, host.daemon_pid
+        host.bare_record = lambda addresses: record_at(addresses, folder, 9)  # as of now, so newer than the announced one
+        os.kill(pid, signal.SIGKILL)
+        await eventually(lambda: host.daemon_pid not in (0, pid) and host.num_neighbours == 1, "other p2pd")
+        await talks_to(host, peer)
+        known = peer.record_store.latest(host.peer_id)
+        assert known is not None and known.sequence == 1
+
+    play(test)
+
+
 def test_idle_connections_above_the_limit_are_closed_and_used_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "LEAST_RATE_S", 600.0)  # a call that carries little is used for so long, however slow this machine is
 
