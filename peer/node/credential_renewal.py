@@ -87,7 +87,7 @@ class CredentialRenewal:
 
     def _pass_over_revoked(self) -> None:
         for entry in self.gossip.book.everybody(loop_s()):
-            if entry.record is not None and self.terms.revocations.cover(entry.peer_id, entry.record.credential):
+            if self.terms.revocations.cover(entry.peer_id, entry.credential):
                 self.gossip.book.note_leaving(entry.peer_id, loop_s())  # not banned: it must be able to fetch the revocation
 
     async def _close_used_up(self) -> None:
@@ -95,7 +95,7 @@ class CredentialRenewal:
         me = self.membership.identity
         if me.peer_id not in self.terms.issuers:
             return
-        shown = [(entry.peer_id, entry.record.credential) for entry in self.gossip.book.announced(loop_s()) if entry.record]
+        shown = [(entry.peer_id, entry.credential) for entry in self.gossip.book.announced(loop_s())]
         seen = [(peer, credential.bearer) for peer, credential in shown if credential and credential.bearer]
         closed = [
             Revocation(self.client.run_id, me.peer_id, closing_of(bearer), int(self.gossip.time.now_s())).signed(me)
