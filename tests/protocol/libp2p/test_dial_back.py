@@ -14,7 +14,7 @@ import pytest
 from gossamer.protocol.errors import BadMessage, Unreachable
 from gossamer.protocol.identity import PeerId
 from gossamer.protocol.libp2p import dial_back
-from gossamer.protocol.libp2p.dial_back import GREETING, TRIES, Answer, DialBack, Reached, ask
+from gossamer.protocol.libp2p.dial_back import GREETING, TRIES, TRIES_AT_ONCE, Answer, DialBack, Reached, ask
 from gossamer.protocol.libp2p.hivemind_imports import p2pd_pb2
 from gossamer.protocol.libp2p.p2pd import Control
 from gossamer.protocol.libp2p.splice import Pair
@@ -114,6 +114,20 @@ def test_the_total_number_of_tests_is_limited(monkeypatch: pytest.MonkeyPatch) -
         async with listening() as port:
             answers = [(await ask(p2pd, HELPER, port)).reached for _ in range(TRIES + 1)]
             assert answers == [*([Reached.YES] * TRIES), Reached.NOT_TRIED]
+
+    play(test)
+
+
+def test_requests_without_a_port_keep_no_other_network_out() -> None:
+    async def test(p2pd: P2pd) -> None:
+        silent = [(await p2pd.open_stream(HELPER, ""))[0] for _ in range(2 * TRIES_AT_ONCE)]
+        with contextlib.suppress(ConnectionError):
+            await silent[-1][0].read()  # until it is refused: those before it have been taken in by then
+        p2pd.seen_at = b"\x04\x7f\x00\x07\x01\x06\x12\x34"
+        async with listening() as port:
+            assert (await ask(p2pd, HELPER, port)).seen_at == f"/ip4/127.0.7.1/tcp/{port}"
+        for _, writer in silent:
+            writer.transport.abort()
 
     play(test)
 
