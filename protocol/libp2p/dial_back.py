@@ -67,8 +67,8 @@ async def ask(control: Control, partner: PeerId, port: int) -> Answer:
                 drop(writer)
         if answer.seen_at and not _is_at_port(answer.seen_at, port):
             raise ValueError("an observed address that is not the requested port of an IP address")
-        if answer.relay and read_address(answer.relay) != partner:
-            raise ValueError("a relay address of another peer")
+        if answer.relay and (read_address(answer.relay) != partner or route(answer.relay) != "direct"):
+            raise ValueError("a relay address of another peer, or none that is public")
     except (OSError, EOFError) as error:  # TimeoutError is an OSError
         raise Unreachable(f"no reply to the dial-back request: {error!r}") from error
     except ValueError as error:

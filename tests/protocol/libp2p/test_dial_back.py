@@ -22,6 +22,7 @@ from tests.protocol.peers import seeded
 
 HELPER, ASKER, OTHER = (seeded(number).peer_id for number in (1, 2, 3))
 RELAY = f"/ip4/127.0.0.1/tcp/4001/p2p/{HELPER}"
+BEHIND = f"/ip4/127.0.0.1/tcp/4001/p2p/{OTHER}/p2p-circuit/p2p/{HELPER}"
 LOOPBACK = b"\x04\x7f\x00\x00\x01\x06\x12\x34"
 IN_A_RELAY = LOOPBACK + b"\xa5\x03\x26" + HELPER.raw + b"\xa2\x02"
 
@@ -161,6 +162,7 @@ def _reply(seen_at: str) -> bytes:
         b"\x07\x00\x00",
         b"\x01\x04/ip4\x00",
         b"\x01\x00" + bytes([len(RELAY)]) + RELAY.replace(str(HELPER), str(OTHER)).encode(),
+        b"\x01\x00" + bytes([len(BEHIND)]) + BEHIND.encode(),
         b"\x01\x01\xff\x00",
         _reply(f"/ip4/8.8.8.8/tcp/4096/p2p/{OTHER}"),
         _reply("/dns4/elsewhere.example.org/tcp/4096"),
