@@ -77,10 +77,11 @@ class CredentialRenewal:
 
     def take(self, data: bytes) -> bool:
         """Add another peer's revocations; return whether any was new. Raises BadMessage or BadSignature; those before the bad one stay."""
-        is_new = False
+        is_new, known = False, set(self.terms.revocations)
         for revocation in read_revocations(data):
-            check_revocation(revocation, self.terms)
-            is_new |= self.terms.revocations.add(revocation)
+            if revocation not in known:  # a whole set comes with each new one, and a signature takes 0.3 ms
+                check_revocation(revocation, self.terms)
+                is_new |= self.terms.revocations.add(revocation)
         if is_new:
             self._pass_over_revoked()
         return is_new
